@@ -1,0 +1,34 @@
+"""Clocks, passed in wherever time decides something, so that tests do not sleep."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Monotonic time in seconds; only differences mean anything."""
+
+    def now(self) -> float: ...
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    now = staticmethod(time.monotonic)
+
+
+class ManualClock:
+    """A clock that stands still until told otherwise."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move on by ``seconds`` (>= 0)."""
+        if seconds < 0:
+            raise ValueError("time does not run backwards")
+        self._now += seconds

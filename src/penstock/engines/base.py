@@ -1,0 +1,99 @@
+"""The engine seam: ``Engine`` judges and loads artifacts, ``LoadedModel`` runs.
+
+A ``LoadedModel`` exists only loaded, so there is no state in which ``forward`` cannot be called but after ``unload``.
+``tests/conformance/engines.py`` states this contract as tests; every engine runs it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from penstock.artifact import Artifact, Format
+from penstock.errors import InvalidConfig
+from penstock.resources import Resources
+from penstock.tensor import Array, Signature
+
+Options = Mapping[str, Any]
+"""Engine options by name: what a manifest stores and a user writes. Each engine turns them into its own typed struct."""
+
+_Typed = TypeVar("_Typed", bound=msgspec.Struct)
+
+
+class Severity(enum.Enum):
+    """WARNING: will load, but read this. ERROR: will not load."""
+
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that ``validate`` noticed."""
+
+    severity: Severity
+    message: str
+
+
+class LoadedModel(Protocol):
+    """A model in memory, ready to run."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether several threads may be in ``forward`` at once."""
+        ...
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. ``inputs`` are borrowed and not written to; the outputs are the caller's, in signature order.
+
+        Inputs must already satisfy ``signature.check``. Raises PenstockError (INTERNAL) if the engine fails.
+        """
+        ...
+
+    def unload(self) -> None:
+        """Give the memory back. Idempotent; ``forward`` must not be running, and raises Unavailable afterwards."""
+        ...
+
+
+class Engine(Protocol):
+    """Runs artifacts of some formats. Stateless: all methods may be called from any thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def formats(self) -> frozenset[Format]: ...
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        """What stands against loading ``artifact``, without loading it. Raises InvalidConfig on unknown options."""
+        ...
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        """An upper bound of what one loaded copy takes, without loading it."""
+        ...
+
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel:
+        """Load. Raises InvalidModel if the engine refuses the artifact, InvalidConfig on unknown options."""
+        ...
+
+
+def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:
+    """``options`` as the engine's own struct; an unknown name or a wrong type is an InvalidConfig that lists what is known."""
+    known = [field.name for field in msgspec.structs.fields(into)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidConfig(
+            f"unknown option(s) for engine '{engine}': {', '.join(unknown)}", f"known: {', '.join(known)}"
+        )
+    try:
+        return msgspec.convert(dict(options), into)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"bad option for engine '{engine}': {error}") from None

@@ -1,0 +1,195 @@
+"""ONNX Runtime: the default engine."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import Finding, LoadedModel, Options, Severity, typed_options
+from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.resources import Resources
+from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
+
+_BY_ORT_TYPE = {
+    "tensor(bool)": DataType.BOOL,
+    "tensor(uint8)": DataType.UINT8,
+    "tensor(uint16)": DataType.UINT16,
+    "tensor(uint32)": DataType.UINT32,
+    "tensor(uint64)": DataType.UINT64,
+    "tensor(int8)": DataType.INT8,
+    "tensor(int16)": DataType.INT16,
+    "tensor(int32)": DataType.INT32,
+    "tensor(int64)": DataType.INT64,
+    "tensor(float16)": DataType.FP16,
+    "tensor(bfloat16)": DataType.BF16,
+    "tensor(float)": DataType.FP32,
+    "tensor(double)": DataType.FP64,
+    "tensor(string)": DataType.BYTES,
+}
+
+_GRAPH_LEVELS = {
+    "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+_FIXED_COST_BYTES = 32 << 20
+_ERRORS_ONLY = 3
+
+
+class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
+    """What one may change about a session; the defaults are ONNX Runtime's own."""
+
+    threads: int = 0
+    """Threads within an operator; 0 lets ONNX Runtime take one per core."""
+    inter_op_threads: int = 0
+    """Threads across operators, used only by models with parallel branches; 0 keeps execution sequential."""
+    graph_level: Literal["disabled", "basic", "extended", "all"] = "all"
+    """ONNX Runtime's own graph rewrites. Anything below ``all`` loses its blocked layouts and their speed."""
+    arena: bool = True
+    """Keep a memory arena: faster, but memory that a large batch took is kept."""
+    spinning: bool = True
+    """Let idle threads spin: lower latency, at the price of CPU time taken from neighbours."""
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    """Execution providers in order of preference."""
+
+
+class OnnxRuntimeEngine:
+    """Loads ONNX models into ONNX Runtime sessions."""
+
+    name = "onnxruntime"
+    version: str = ort.__version__
+    formats = frozenset({Format.ONNX})
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        typed = typed_options(self.name, options, OnnxRuntimeOptions)
+        findings = [
+            Finding(Severity.ERROR, f"execution provider '{provider}' is not in this build of ONNX Runtime")
+            for provider in typed.providers
+            if provider not in ort.get_available_providers()
+        ]
+        if artifact.format not in self.formats:
+            findings.append(Finding(Severity.ERROR, f"format '{artifact.format.value}' is not ONNX"))
+        return findings
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        # Weights once as stored, once as initialisers, once as the kernels pack them.
+        typed = typed_options(self.name, options, OnnxRuntimeOptions)
+        return Resources(memory_bytes=3 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel:
+        typed = typed_options(self.name, options, OnnxRuntimeOptions)
+        for finding in self.validate(artifact, options):
+            if finding.severity is Severity.ERROR:
+                raise InvalidConfig(finding.message, f"available: {', '.join(ort.get_available_providers())}")
+        session_options = _session_options(typed)
+        if artifact.path is not None:
+            folder = str(artifact.path.parent.resolve())
+            session_options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        try:
+            session = ort.InferenceSession(artifact.data, session_options, providers=list(typed.providers))
+        except Exception as error:
+            raise InvalidModel(
+                f"ONNX Runtime refuses the model: {_first_line(error)}",
+                "check it with onnx.checker, or export it again",
+            ) from error
+        return OnnxRuntimeModel(session)
+
+
+class OnnxRuntimeModel:
+    """One session. ONNX Runtime allows concurrent runs of it."""
+
+    reentrant = True
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.signature = Signature(
+            tuple(_spec(value) for value in session.get_inputs()),
+            tuple(_spec(value) for value in session.get_outputs()),
+        )
+        self._names = self.signature.output_names
+        self._session: ort.InferenceSession | None = session
+        specs = self.signature.inputs + self.signature.outputs
+        self._run: Callable[[Mapping[str, Array]], list[Array]] = self._run_arrays
+        if any(spec.datatype is DataType.BF16 for spec in specs):
+            self._run = self._run_values
+        self._strings = [spec.name for spec in self.signature.inputs if spec.datatype is DataType.BYTES]
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._strings:
+            inputs = {name: _as_text(name, array) if name in self._strings else array for name, array in inputs.items()}
+        try:
+            outputs = self._run(inputs)
+        except Exception as error:
+            if self._session is None:
+                raise Unavailable("the model has been unloaded") from None
+            raise PenstockError(f"the model failed: {_first_line(error)}") from error
+        return dict(zip(self._names, outputs, strict=True))
+
+    def unload(self) -> None:
+        self._session = None
+
+    def _run_arrays(self, inputs: Mapping[str, Array]) -> list[Array]:
+        return self._session.run(self._names, inputs)  # type: ignore[union-attr, no-any-return]
+
+    def _run_values(self, inputs: Mapping[str, Array]) -> list[Array]:
+        # ONNX Runtime's numpy bridge does not know bfloat16, so such tensors pass as their 16 bits.
+        feeds = {name: _to_value(array) for name, array in inputs.items()}
+        values = self._session.run_with_ort_values(self._names, feeds)  # type: ignore[union-attr]
+        return [_from_value(value) for value in values]
+
+
+def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
+    session_options = ort.SessionOptions()
+    session_options.intra_op_num_threads = options.threads
+    session_options.log_severity_level = _ERRORS_ONLY
+    if options.inter_op_threads:
+        session_options.inter_op_num_threads = options.inter_op_threads
+        session_options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    session_options.graph_optimization_level = _GRAPH_LEVELS[options.graph_level]
+    session_options.enable_cpu_mem_arena = options.arena
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
+    return session_options
+
+
+def _spec(value: Any) -> TensorSpec:
+    datatype = _BY_ORT_TYPE.get(value.type)
+    if datatype is None:
+        raise Unsupported(f"'{value.name}' is a {value.type}, which has no tensor datatype in the protocol")
+    return TensorSpec(
+        value.name, datatype, tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in value.shape)
+    )
+
+
+def _as_text(name: str, array: Array) -> Array:
+    """ONNX strings are UTF-8 text; ONNX Runtime would take ``str(element)`` of bytes."""
+    try:
+        text = [as_bytes(element).decode() for element in array.reshape(-1).tolist()]
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"input '{name}' holds bytes that are not UTF-8, which ONNX strings must be") from None
+    return np.array(text, dtype=np.object_).reshape(array.shape)
+
+
+def _to_value(array: Array) -> ort.OrtValue:
+    if array.dtype == DataType.BF16.dtype:
+        bits = np.ascontiguousarray(array).view(np.uint16)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, DataType.BF16.onnx)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _from_value(value: ort.OrtValue) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        return np.asarray(value.numpy())
+    array = np.empty(value.shape(), DataType.BF16.dtype)
+    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:400]

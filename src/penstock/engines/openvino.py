@@ -1,0 +1,176 @@
+"""OpenVINO: Intel's engine, fast on x86 CPUs; runs ONNX and quantised (QDQ) ONNX models. Extra ``penstock[openvino]``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import openvino as ov
+
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import Finding, LoadedModel, Options, Severity, typed_options
+from penstock.errors import InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.resources import Resources
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+_BY_OPENVINO_TYPE = {
+    "boolean": DataType.BOOL,
+    "u8": DataType.UINT8,
+    "u16": DataType.UINT16,
+    "u32": DataType.UINT32,
+    "u64": DataType.UINT64,
+    "i8": DataType.INT8,
+    "i16": DataType.INT16,
+    "i32": DataType.INT32,
+    "i64": DataType.INT64,
+    "f16": DataType.FP16,
+    "bf16": DataType.BF16,
+    "f32": DataType.FP32,
+    "f64": DataType.FP64,
+    "string": DataType.BYTES,
+}
+
+_FIXED_COST_BYTES = 128 << 20
+
+# Reading the plug-ins takes 50 ms and their memory; compiling is safe from several threads.
+_core_lock = threading.Lock()
+_cores: list[ov.Core] = []
+
+
+class OpenVinoOptions(msgspec.Struct, frozen=True):
+    """What one may change about a compiled model."""
+
+    threads: int = 0
+    """Threads; 0 lets OpenVINO take all cores."""
+    precision: Literal["f32", "bf16", "f16"] = "f32"
+    """Arithmetic of float operators. OpenVINO itself would silently take BF16 where the CPU has it; we ask for what is meant."""
+    hint: Literal["latency", "throughput"] = "latency"
+    """How OpenVINO divides the threads: all for one request, or several streams."""
+
+
+class OpenVinoEngine:
+    """Compiles ONNX models for the CPU plug-in."""
+
+    name = "openvino"
+    version: str = ov.__version__.partition("-")[0]
+    formats = frozenset({Format.ONNX})
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        typed = typed_options(self.name, options, OpenVinoOptions)
+        findings = []
+        if artifact.format not in self.formats:
+            findings.append(Finding(Severity.ERROR, f"format '{artifact.format.value}' is not ONNX"))
+        if typed.precision.upper() not in capabilities() and typed.precision != "f32":
+            findings.append(
+                Finding(
+                    Severity.WARNING,
+                    f"this CPU has no {typed.precision} arithmetic; OpenVINO will emulate it or run f32",
+                )
+            )
+        return findings
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        # The ONNX bytes, OpenVINO's own copy of the weights and the packed one.
+        typed = typed_options(self.name, options, OpenVinoOptions)
+        return Resources(memory_bytes=4 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel:
+        typed = typed_options(self.name, options, OpenVinoOptions)
+        config = {
+            "INFERENCE_PRECISION_HINT": typed.precision,
+            "PERFORMANCE_HINT": typed.hint.upper(),
+            "NUM_STREAMS": "1" if typed.hint == "latency" else "AUTO",
+            # OpenVINO would pin threads to cores of its choice, on which neighbours' threads then pile up.
+            "ENABLE_CPU_PINNING": "NO",
+        }
+        if typed.threads:
+            config["INFERENCE_NUM_THREADS"] = str(typed.threads)
+        try:
+            model = _core().read_model(artifact.data)
+            signature = _signature(model)
+            return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
+        except Unsupported:
+            raise
+        except Exception as error:
+            raise InvalidModel(
+                f"OpenVINO refuses the model: {_reason(error)}", "use another engine, or export the model again"
+            ) from error
+
+
+class OpenVinoModel:
+    """One compiled model with one inference request: one thread at a time."""
+
+    reentrant = False
+
+    def __init__(self, compiled: ov.CompiledModel, signature: Signature) -> None:
+        self.signature = signature
+        self._names = signature.output_names
+        self._bits = [spec.datatype is DataType.BF16 for spec in signature.outputs]
+        self._request: ov.InferRequest | None = compiled.create_infer_request()
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        request = self._request
+        if request is None:
+            raise Unavailable("the model has been unloaded")
+        try:
+            # share_inputs spares a copy of each input; outputs are copied out, since the next run writes over them.
+            results = request.infer(
+                {name: _feed(array) for name, array in inputs.items()}, share_inputs=True, share_outputs=False
+            )
+        except Exception as error:
+            raise PenstockError(f"the model failed: {_reason(error)}") from error
+        arrays = results.to_tuple()
+        return {
+            name: array.view(DataType.BF16.dtype) if bits and array.dtype.itemsize == 2 else array
+            for name, array, bits in zip(self._names, arrays, self._bits, strict=True)
+        }
+
+    def unload(self) -> None:
+        self._request = None
+
+
+def capabilities() -> set[str]:
+    """OpenVINO's names of the arithmetics that this CPU has, e.g. ``FP32 INT8 BF16``."""
+    return set(_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+
+
+def _core() -> ov.Core:
+    with _core_lock:
+        if not _cores:
+            _cores.append(ov.Core())
+        return _cores[0]
+
+
+def _feed(array: Array) -> Any:
+    if array.dtype == DataType.BF16.dtype:
+        bits = np.ascontiguousarray(array).view(np.uint16)
+        return ov.Tensor(bits, bits.shape, ov.Type.bf16)
+    return array
+
+
+def _signature(model: ov.Model) -> Signature:
+    return Signature(tuple(_spec(port) for port in model.inputs), tuple(_spec(port) for port in model.outputs))
+
+
+def _spec(port: Any) -> TensorSpec:
+    # OpenVINO merges equal tensors and then lists several names; ONNX's own name of an output is the shortest but not always first.
+    name = port.get_any_name()
+    datatype = _BY_OPENVINO_TYPE.get(port.get_element_type().get_type_name())
+    if datatype is None:
+        raise Unsupported(
+            f"'{name}' is of type {port.get_element_type()}, which has no tensor datatype in the protocol"
+        )
+    if datatype is DataType.BYTES:
+        raise Unsupported(
+            f"'{name}' is a string tensor, which the OpenVINO engine does not take", "use the onnxruntime engine"
+        )
+    shape = tuple(dim.get_length() if dim.is_static else -1 for dim in port.get_partial_shape())
+    return TensorSpec(name, datatype, shape)
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
+    return (lines[0] if lines else type(error).__name__)[:400]

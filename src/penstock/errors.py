@@ -1,0 +1,132 @@
+"""Every error that Penstock raises on purpose.
+
+The tree (one canonical code per class; transports map codes to statuses, the CLI to exit codes)::
+
+    PenstockError                 INTERNAL             a bug of ours, or an engine that failed
+    ├── InvalidArgument           INVALID_ARGUMENT     the caller must change the request
+    │   ├── InvalidModel          INVALID_ARGUMENT     a model file is corrupt or holds what we cannot take
+    │   ├── InvalidData           INVALID_ARGUMENT     a data set is empty, misnamed, misshapen or not finite
+    │   └── InvalidConfig         INVALID_ARGUMENT     a configuration key or value is wrong
+    ├── NotFound                  NOT_FOUND            no such model, version or file
+    ├── AlreadyExists             ALREADY_EXISTS       the target is there and may not be overwritten
+    ├── Unauthenticated           UNAUTHENTICATED      no key, or a wrong one
+    ├── PermissionDenied          PERMISSION_DENIED    the key does not open this
+    ├── ResourceExhausted         RESOURCE_EXHAUSTED   a queue, a limit or a disk is full
+    ├── DeadlineExceeded          DEADLINE_EXCEEDED    too late to be of use
+    ├── Cancelled                 CANCELLED            the caller went away
+    ├── Unavailable               UNAVAILABLE          not now: starting, draining, port in use
+    │   └── EngineUnavailable     UNAVAILABLE          an optional engine is not installed
+    ├── Unsupported               UNIMPLEMENTED        valid, but not something Penstock does
+    ├── ContractUnmet             FAILED_PRECONDITION  no candidate meets the accuracy and latency contract
+    └── IntegrityError            DATA_LOSS            a bundle is not what was packed
+
+Messages name the cause and are safe to show to a client: no paths of the server's, no secrets, no stack.
+``hint`` names the fix.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Code(enum.Enum):
+    """Canonical, transport-free error codes (the names are gRPC's)."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    DATA_LOSS = "DATA_LOSS"
+    INTERNAL = "INTERNAL"
+
+
+class PenstockError(Exception):
+    """Base of the tree. ``message`` says what is wrong, ``hint`` what to do about it."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class InvalidArgument(PenstockError):
+    code = Code.INVALID_ARGUMENT
+
+
+class InvalidModel(InvalidArgument):
+    pass
+
+
+class InvalidData(InvalidArgument):
+    pass
+
+
+class InvalidConfig(InvalidArgument):
+    pass
+
+
+class NotFound(PenstockError):
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(PenstockError):
+    code = Code.ALREADY_EXISTS
+
+
+class Unauthenticated(PenstockError):
+    code = Code.UNAUTHENTICATED
+
+
+class PermissionDenied(PenstockError):
+    code = Code.PERMISSION_DENIED
+
+
+class ResourceExhausted(PenstockError):
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class DeadlineExceeded(PenstockError):
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Cancelled(PenstockError):
+    code = Code.CANCELLED
+
+
+class Unavailable(PenstockError):
+    code = Code.UNAVAILABLE
+
+
+class EngineUnavailable(Unavailable):
+    """An engine whose package is not installed; ``install`` is what to give to pip."""
+
+    def __init__(self, engine: str, install: str, reason: str = "") -> None:
+        because = f": {reason}" if reason else ""
+        super().__init__(f"engine '{engine}' is not available{because}", hint=f"pip install '{install}'")
+        self.engine = engine
+        self.install = install
+
+
+class Unsupported(PenstockError):
+    code = Code.UNIMPLEMENTED
+
+
+class ContractUnmet(PenstockError):
+    code = Code.FAILED_PRECONDITION
+
+
+class IntegrityError(PenstockError):
+    code = Code.DATA_LOSS

@@ -1,0 +1,139 @@
+"""What a machine offers and what a model takes: devices, resources, and the facts that decide speed.
+
+Core counts are those that this process may really use: the smallest of the host's cores, its CPU affinity and the
+cgroup quota (v1 and v2), because a container on a large host sees the host's count everywhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+import platform
+import re
+from pathlib import Path
+
+import msgspec
+
+
+class Device(enum.Enum):
+    """Where a model runs."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What a model takes; as an estimate, an upper bound."""
+
+    memory_bytes: int
+    cores: int = 1
+
+
+class MachineFacts(msgspec.Struct, frozen=True):
+    """The machine as far as it decides speed; written into every bundle beside what was measured."""
+
+    cpu: str
+    architecture: str
+    isa: tuple[str, ...]
+    """Instruction sets that matter to kernels, sorted, by the kernel's flag names (``avx2``, ``avx512_vnni``, ``asimddp`` …)."""
+    cores: int
+    memory_bytes: int
+    numa_nodes: int
+    system: str
+    python: str
+
+    @property
+    def has_integer_dot_product(self) -> bool:
+        """Whether INT8 products are accumulated in 32 bits by one instruction (VNNI, AMX, dotprod), so that they cannot saturate."""
+        return bool(_DOT_PRODUCT.intersection(self.isa))
+
+
+_DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
+_RELEVANT_ISA = _DOT_PRODUCT | {
+    "sse4_1",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512_bf16",
+    "amx_bf16",
+    "avx512_fp16",
+    "bf16",
+    "sve",
+}
+
+
+def machine_facts(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> MachineFacts:
+    """Read the facts of this machine; ``proc`` and ``sys`` may be other folders in tests."""
+    cpuinfo = _read(proc / "cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    nodes = list((sys / "devices/system/node").glob("node[0-9]*"))
+    return MachineFacts(
+        cpu=model[1].strip() if model else platform.processor() or "unknown",
+        architecture=platform.machine(),
+        isa=tuple(sorted(_RELEVANT_ISA.intersection(flags[1].split()))) if flags else (),
+        cores=usable_cores(proc, sys),
+        memory_bytes=usable_memory(proc, sys),
+        numa_nodes=max(1, len(nodes)),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+    )
+
+
+def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
+    """Cores that this process may use, at least 1; a quota of 1.5 cores counts as 2."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(proc, sys)
+    return max(1, min(cores, math.ceil(quota))) if quota else cores
+
+
+def cpu_quota(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> float | None:
+    """The smallest CPU quota of this process's cgroup and its ancestors, in cores; None if there is none."""
+    quotas: list[float] = []
+    for folder in _cgroup_folders("cpu", proc, sys):
+        limit, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if not period:
+            limit, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+        if limit.isdigit() and period.isdigit() and int(period) > 0:
+            quotas.append(int(limit) / int(period))
+    return min(quotas, default=None)
+
+
+def usable_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
+    """Bytes of memory that this process may use: the host's, or a smaller cgroup limit; 0 if unknown."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(proc / "meminfo"), re.MULTILINE)
+    limits = [int(total[1]) * 1024] if total else []
+    for folder in _cgroup_folders("memory", proc, sys):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name).strip()
+            if text.isdigit():
+                limits.append(int(text))
+    return min(limits, default=0)
+
+
+def _cgroup_folders(controller: str, proc: Path, sys: Path) -> list[Path]:
+    """This process's cgroup folders for ``controller``, from its own up to the root, v1 and v2.
+
+    Inside a container the path in /proc may not exist below the mount; then its existing ancestors still hold the limit.
+    """
+    folders: list[Path] = []
+    for line in _read(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        roots = [sys / "fs/cgroup" / controller] if controllers else [sys / "fs/cgroup", sys / "fs/cgroup/unified"]
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for root in roots:
+            folders += [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,240 @@
+"""Tensors as the Open Inference Protocol names them: datatypes, specs, signatures, and their wire form.
+
+A tensor in memory is a C-ordered ``numpy.ndarray``; a BYTES tensor is one of dtype ``object`` holding ``bytes``.
+On the wire it is its elements in little-endian row-major order; a BYTES element is a 4-byte length and that many bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from penstock.errors import InvalidArgument, Unsupported
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Buffer = bytes | bytearray | memoryview
+
+_LENGTH = struct.Struct("<I")
+
+
+class DataType(enum.Enum):
+    """An element type by its protocol name, e.g. ``DataType("FP32")``."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+    dtype: np.dtype[Any]
+    """The numpy dtype of an array in memory (``object`` for BYTES)."""
+    itemsize: int
+    """Bytes per element on the wire; 0 for BYTES, whose elements vary."""
+    onnx: int
+    """The ``TensorProto.DataType`` number."""
+    is_float: bool
+
+    @classmethod
+    def from_numpy(cls, dtype: np.dtype[Any]) -> DataType:
+        """The datatype of arrays of ``dtype``; numpy strings count as BYTES. Raises Unsupported."""
+        if dtype.kind in "OSU":
+            return cls.BYTES
+        try:
+            return _BY_DTYPE[dtype.newbyteorder("=")]
+        except KeyError:
+            raise Unsupported(f"no tensor datatype for numpy dtype '{dtype}'", "convert it, e.g. to float32") from None
+
+    @classmethod
+    def from_onnx(cls, number: int) -> DataType:
+        """The datatype of ``TensorProto.DataType`` ``number``. Raises Unsupported."""
+        try:
+            return _BY_ONNX[number]
+        except KeyError:
+            raise Unsupported(f"ONNX element type {number} has no tensor datatype in the protocol") from None
+
+
+def _describe(datatype: DataType, dtype: Any, onnx: int) -> None:
+    datatype.dtype = np.dtype(dtype)
+    datatype.itemsize = 0 if datatype is DataType.BYTES else datatype.dtype.itemsize
+    datatype.onnx = onnx
+    datatype.is_float = datatype.value.startswith(("FP", "BF"))
+
+
+for _datatype, _dtype, _onnx in (
+    (DataType.BOOL, np.bool_, 9),
+    (DataType.UINT8, np.uint8, 2),
+    (DataType.UINT16, np.uint16, 4),
+    (DataType.UINT32, np.uint32, 12),
+    (DataType.UINT64, np.uint64, 13),
+    (DataType.INT8, np.int8, 3),
+    (DataType.INT16, np.int16, 5),
+    (DataType.INT32, np.int32, 6),
+    (DataType.INT64, np.int64, 7),
+    (DataType.FP16, np.float16, 10),
+    (DataType.BF16, ml_dtypes.bfloat16, 16),
+    (DataType.FP32, np.float32, 1),
+    (DataType.FP64, np.float64, 11),
+    (DataType.BYTES, np.object_, 8),
+):
+    _describe(_datatype, _dtype, _onnx)
+
+_BY_DTYPE = {datatype.dtype: datatype for datatype in DataType}
+_BY_ONNX = {datatype.onnx: datatype for datatype in DataType}
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Name, datatype and shape of one input or output; a dimension of -1 may have any size."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of ``shape`` fits: same rank, and every fixed dimension equal."""
+        if len(shape) != len(self.shape):
+            return False
+        return all(want in (-1, got) for want, got in zip(self.shape, shape, strict=True))
+
+    def check(self, array: Array) -> None:
+        """Raise InvalidArgument unless ``array`` has this datatype and an admitted shape."""
+        if array.dtype != self.datatype.dtype:
+            got = DataType.from_numpy(array.dtype).value
+            raise InvalidArgument(
+                f"inference input '{self.name}' data-type is '{got}', but model expects '{self.datatype.value}'"
+            )
+        if not self.admits(array.shape):
+            raise InvalidArgument(
+                f"unexpected shape for input '{self.name}'. Expected {list(self.shape)}, got {list(array.shape)}",
+                "-1 stands for any size",
+            )
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What goes into a model and what comes out, in the model's own order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the first axis of every input and output is a free batch axis, so that requests can be merged along it."""
+        specs = self.inputs + self.outputs
+        return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in specs)
+
+    def check(self, inputs: Mapping[str, Array]) -> None:
+        """Raise InvalidArgument unless ``inputs`` are exactly these inputs, and agree in batch size if batchable."""
+        for name in inputs:
+            if all(name != spec.name for spec in self.inputs):
+                raise InvalidArgument(
+                    f"unexpected inference input '{name}'", f"the model's inputs are {self.input_names}"
+                )
+        missing = [spec.name for spec in self.inputs if spec.name not in inputs]
+        if missing:
+            raise InvalidArgument(
+                f"expected {len(self.inputs)} inputs but got {len(inputs)} inputs. "
+                f"Got input(s) {list(inputs)}, but missing required input(s) {missing}. Please provide all required input(s)."
+            )
+        for spec in self.inputs:
+            spec.check(inputs[spec.name])
+        if self.batchable and len({inputs[spec.name].shape[0] for spec in self.inputs}) > 1:
+            sizes = {spec.name: inputs[spec.name].shape[0] for spec in self.inputs}
+            raise InvalidArgument(f"inputs differ in batch size: {sizes}", "give all inputs the same first dimension")
+
+    @property
+    def input_names(self) -> list[str]:
+        return [spec.name for spec in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        return [spec.name for spec in self.outputs]
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Number of elements of ``shape``, computed without overflow. Raises InvalidArgument on a negative dimension."""
+    if any(dim < 0 for dim in shape):
+        raise InvalidArgument(f"shape {list(shape)} has a negative dimension", "every dimension must be >= 0")
+    return math.prod(shape)
+
+
+def to_wire(array: Array) -> bytes | memoryview:
+    """The wire form of ``array``; a view of its memory where that is already contiguous and little-endian."""
+    if array.dtype.kind in "OSU":
+        return _bytes_to_wire(array)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    # bfloat16 has no buffer format of its own, so the view is taken over bytes.
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def from_wire(buffer: Buffer, datatype: DataType, shape: Sequence[int]) -> Array:
+    """An array of ``datatype`` and ``shape`` over ``buffer``: a read-only view, no copy, except for BYTES.
+
+    Nothing is allocated for ``shape`` before the size of ``buffer`` has been found to match.
+    Raises InvalidArgument if it does not.
+    """
+    count = element_count(shape)
+    if datatype is DataType.BYTES:
+        return _bytes_from_wire(buffer, count).reshape(shape)
+    expected = count * datatype.itemsize
+    if expected != len(buffer):
+        raise InvalidArgument(
+            f"shape {list(shape)} of {datatype.value} takes {expected} bytes, but {len(buffer)} bytes were given"
+        )
+    if count == 0:
+        return np.empty(shape, datatype.dtype)
+    return np.frombuffer(buffer, datatype.dtype).reshape(shape)
+
+
+def as_bytes(element: Any) -> bytes:
+    """One element of a BYTES tensor as bytes; text becomes UTF-8."""
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise InvalidArgument(f"an element of a BYTES tensor must be bytes or text, not {type(element).__name__}")
+
+
+def _bytes_to_wire(array: Array) -> bytes:
+    parts: list[bytes] = []
+    for element in array.reshape(-1).tolist():
+        data = as_bytes(element)
+        parts += (_LENGTH.pack(len(data)), data)
+    return b"".join(parts)
+
+
+def _bytes_from_wire(buffer: Buffer, count: int) -> Array:
+    # Each element takes at least its length field, so a count that lies is found before allocation.
+    if count * _LENGTH.size > len(buffer):
+        raise InvalidArgument(f"{count} BYTES elements do not fit in {len(buffer)} bytes")
+    array = np.empty(count, np.object_)
+    view, offset = memoryview(buffer), 0
+    for index in range(count):
+        if offset + _LENGTH.size > len(view):
+            raise InvalidArgument(f"BYTES element {index} of {count} is cut off")
+        (length,) = _LENGTH.unpack_from(view, offset)
+        offset += _LENGTH.size
+        if offset + length > len(view):
+            raise InvalidArgument(
+                f"BYTES element {index} says it has {length} bytes, but {len(view) - offset} are left"
+            )
+        array[index] = bytes(view[offset : offset + length])
+        offset += length
+    if offset != len(view):
+        raise InvalidArgument(f"{len(view) - offset} bytes are left over after {count} BYTES elements")
+    return array

@@ -1,0 +1,82 @@
+"""Fakes and assertions for our tests and for users': no patching needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.artifact import Artifact, Format
+from penstock.errors import Unavailable
+from penstock.resources import Resources
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+DOUBLER = Signature(
+    inputs=(TensorSpec("x", DataType.FP32, (-1, 2)),),
+    outputs=(TensorSpec("y", DataType.FP32, (-1, 2)),),
+)
+"""The signature of the default fake: ``y = 2 x``."""
+
+
+def double(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {"y": inputs["x"] * 2}
+
+
+class FakeModel:
+    """A loaded model that runs ``forward``; ``calls`` holds the inputs of every call, in order."""
+
+    def __init__(self, signature: Signature = DOUBLER, forward: Forward = double, reentrant: bool = False) -> None:
+        self.signature = signature
+        self.reentrant = reentrant
+        self.calls: list[dict[str, Array]] = []
+        self.loaded = True
+        self._forward = forward
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if not self.loaded:
+            raise Unavailable("the model has been unloaded")
+        self.calls.append(dict(inputs))
+        return self._forward(inputs)
+
+    def unload(self) -> None:
+        self.loaded = False
+
+
+class FakeEngine:
+    """An engine whose models are ``FakeModel``; ``models`` holds all that it loaded."""
+
+    name = "fake"
+    version = "1"
+    formats = frozenset(Format)
+
+    def __init__(self, signature: Signature = DOUBLER, forward: Forward = double) -> None:
+        self.models: list[FakeModel] = []
+        self._signature, self._forward = signature, forward
+
+    def validate(self, artifact: Artifact, options: Mapping[str, Any]) -> list[Any]:
+        return []
+
+    def estimate(self, artifact: Artifact, options: Mapping[str, Any]) -> Resources:
+        return Resources(memory_bytes=artifact.size_bytes)
+
+    def load(self, artifact: Artifact, options: Mapping[str, Any]) -> FakeModel:
+        self.models.append(FakeModel(self._signature, self._forward))
+        return self.models[-1]
+
+
+def assert_tensors_close(
+    actual: Mapping[str, Array], expected: Mapping[str, Array], rtol: float = 1e-5, atol: float = 1e-6
+) -> None:
+    """Same names, datatypes and shapes; floats within tolerance, everything else equal."""
+    assert sorted(actual) == sorted(expected), f"names differ: {sorted(actual)} and {sorted(expected)}"
+    for name, want in expected.items():
+        got = actual[name]
+        assert got.dtype == want.dtype, f"'{name}' is {got.dtype}, expected {want.dtype}"
+        assert got.shape == want.shape, f"'{name}' has shape {got.shape}, expected {want.shape}"
+        if DataType.from_numpy(want.dtype).is_float:
+            np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol, atol, err_msg=f"'{name}'")
+        else:
+            np.testing.assert_array_equal(got, want, err_msg=f"'{name}'")
