@@ -1,0 +1,111 @@
+"""The manifest of a bundle: what is inside, how to serve it, what was measured, and where it came from.
+
+Written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests are equal bytes and one digest
+names the whole bundle: the manifest holds the digest of every file, and ``Bundle.digest`` is the manifest's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.artifact import Step
+from penstock.errors import IntegrityError, InvalidArgument, Unsupported
+from penstock.resources import MachineFacts
+from penstock.tensor import Signature
+
+SCHEMA_VERSION = 1
+"""Raised when a reader of the old schema would misread the new one."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of the bundle; ``path`` is relative, with forward slashes."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One way to run the model: a file, the engine that it was measured on, and that engine's options."""
+
+    name: str
+    file: str
+    engine: str
+    precision: str
+    """``fp32``, ``bf16`` or ``int8``."""
+    options: dict[str, Any] = {}
+    requires: tuple[str, ...] = ()
+    """Instruction sets without which its answers or its speed are not what was measured."""
+
+
+class LatencyPoint(msgspec.Struct, frozen=True):
+    """Latency of one forward call at one batch size, in milliseconds."""
+
+    batch: int
+    p50_ms: float
+    p99_ms: float
+
+
+class ServingConfig(msgspec.Struct, frozen=True):
+    """How the tuner found the model best served on the machine where it was built."""
+
+    variant: str
+    """Name of the chosen variant."""
+    threads: int
+    instances: int
+    max_batch: int
+    """Largest batch to form; 1 if the model cannot be batched."""
+    latency: tuple[LatencyPoint, ...] = ()
+    """Measured profile of the chosen variant, by rising batch size."""
+    p99_ms: float | None = None
+    """The latency objective that was asked for."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """See the module. ``evidence`` is the build's record: contract, baseline, every candidate and its fate."""
+
+    name: str
+    signature: Signature
+    variants: tuple[Variant, ...]
+    """The chosen one first, then those to fall back to."""
+    serving: ServingConfig
+    machine: MachineFacts
+    files: tuple[FileEntry, ...]
+    provenance: tuple[Step, ...] = ()
+    evidence: dict[str, Any] = {}
+    tools: dict[str, str] = {}
+    """Versions of the tools that built it."""
+    schema_version: int = SCHEMA_VERSION
+
+    def variant(self, name: str) -> Variant:
+        """The variant called ``name``. Raises InvalidArgument."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise InvalidArgument(
+            f"bundle '{self.name}' has no variant '{name}'", f"it has: {[v.name for v in self.variants]}"
+        )
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The canonical bytes of ``manifest``."""
+    return msgspec.json.encode(manifest, order="sorted")
+
+
+def decode(data: bytes) -> Manifest:
+    """Read a manifest. Raises IntegrityError if it is not one, Unsupported if a newer Penstock wrote it."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).schema_version
+        if version > SCHEMA_VERSION:
+            raise Unsupported(
+                f"the bundle has schema version {version}, this Penstock reads up to {SCHEMA_VERSION}", "upgrade"
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise IntegrityError(f"the bundle's manifest cannot be read: {error}") from None
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
