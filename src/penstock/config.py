@@ -63,11 +63,13 @@ def resolve(
 def read_file(path: Path, sections: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The tables of a TOML file by section name. Raises NotFound, InvalidConfig on a syntax error or an unknown section."""
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotFound(f"no configuration file '{path}'") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"configuration file '{path}' is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InvalidConfig(f"cannot read configuration file '{path}': {error.strerror}") from None
     known = list(sections)
     for name, table in tables.items():
         if name not in known or not isinstance(table, dict):

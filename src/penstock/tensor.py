@@ -22,6 +22,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<I")
+_MAX_RANK = 64
+_MAX_ELEMENTS = 2**48
 
 
 class DataType(enum.Enum):
@@ -114,9 +116,10 @@ class TensorSpec(msgspec.Struct, frozen=True):
     def check(self, array: Array) -> None:
         """Raise InvalidArgument unless ``array`` has this datatype and an admitted shape."""
         if array.dtype != self.datatype.dtype:
-            got = DataType.from_numpy(array.dtype).value
+            got, want = DataType.from_numpy(array.dtype).value, self.datatype.value
             raise InvalidArgument(
-                f"inference input '{self.name}' data-type is '{got}', but model expects '{self.datatype.value}'"
+                f"inference input '{self.name}' data-type is '{got}', but model expects '{want}'",
+                f"its numpy dtype is '{array.dtype}', and must be '{self.datatype.dtype}'" if got == want else "",
             )
         if not self.admits(array.shape):
             raise InvalidArgument(
@@ -166,9 +169,14 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Number of elements of ``shape``, computed without overflow. Raises InvalidArgument on a negative dimension."""
+    """Number of elements of ``shape``. Raises InvalidArgument on a shape that no array can have."""
+    if len(shape) > _MAX_RANK:
+        raise InvalidArgument(f"a shape of {len(shape)} dimensions is more than the {_MAX_RANK} that a tensor may have")
     if any(dim < 0 for dim in shape):
         raise InvalidArgument(f"shape {list(shape)} has a negative dimension", "every dimension must be >= 0")
+    # An empty tensor takes no memory, but numpy refuses one whose other dimensions are beyond addressing.
+    if math.prod(dim for dim in shape if dim) > _MAX_ELEMENTS:
+        raise InvalidArgument(f"shape {list(shape)} is too large")
     return math.prod(shape)
 
 
@@ -198,6 +206,8 @@ def from_wire(buffer: Buffer, datatype: DataType, shape: Sequence[int]) -> Array
         )
     if count == 0:
         return np.empty(shape, datatype.dtype)
+    if datatype is DataType.BOOL and np.frombuffer(buffer, np.uint8).max() > 1:
+        raise InvalidArgument("an element of a BOOL tensor must be the byte 0 or 1")
     return np.frombuffer(buffer, datatype.dtype).reshape(shape)
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from penstock.artifact import Artifact, Format, sha256
 from penstock.bundle.manifest import Manifest, Variant, decode
-from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE
-from penstock.errors import IntegrityError, NotFound, PenstockError
+from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, check_path
+from penstock.errors import IntegrityError, NotFound, Unavailable
 from penstock.resources import MachineFacts
+
+# What zipfile raises on archives that someone made up.
+_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error)
 
 
 class Bundle:
@@ -39,16 +43,34 @@ class Bundle:
         """The model file of ``variant``."""
         return Artifact.from_bytes(self.read(variant.file), Format.ONNX, self.manifest.provenance)
 
-    def choose(self, machine: MachineFacts) -> Variant:
-        """The first variant whose required instruction sets ``machine`` has. Raises PenstockError if there is none."""
+    def choose(self, machine: MachineFacts, has_engine: Callable[[str], bool] = lambda _: True) -> Variant:
+        """The first variant whose instruction sets ``machine`` has and whose engine ``has_engine`` knows to be installed.
+
+        Raises Unavailable if none fits.
+        """
+        reasons = []
         for variant in self.manifest.variants:
-            if set(variant.requires) <= set(machine.isa):
+            lacking = sorted(set(variant.requires) - set(machine.isa))
+            if lacking:
+                reasons.append(f"'{variant.name}' needs a CPU with {', '.join(lacking)}")
+            elif not has_engine(variant.engine):
+                reasons.append(f"'{variant.name}' needs engine '{variant.engine}', which is not installed")
+            else:
                 return variant
-        wanted = [list(variant.requires) for variant in self.manifest.variants]
-        raise PenstockError(
-            f"no variant of bundle '{self.name}' fits this CPU: they require {wanted}",
+        raise Unavailable(
+            f"no variant of bundle '{self.name}' runs here: {'; '.join(reasons)}",
             "build the bundle on this kind of machine",
         )
+
+    def differences(self, machine: MachineFacts) -> list[str]:
+        """In what ``machine`` differs from the one measured on, so that the profile may not hold; empty if it should."""
+        built = self.manifest.machine
+        facts = (
+            ("CPU", built.cpu, machine.cpu),
+            ("cores", built.cores, machine.cores),
+            ("ISA", built.isa, machine.isa),
+        )
+        return [f"{what}: measured on {before}, here {now}" for what, before, now in facts if before != now]
 
 
 def open_bundle(path: str | Path) -> Bundle:
@@ -60,7 +82,10 @@ def open_bundle(path: str | Path) -> Bundle:
     path = Path(path)
     if not path.exists():
         raise NotFound(f"no bundle '{path}'", "check the path, or make one with `penstock build`")
-    entries = _read_folder(path) if path.is_dir() else _read_file(path)
+    try:
+        entries = _read_folder(path) if path.is_dir() else _read_file(path)
+    except OSError as error:
+        raise IntegrityError(f"cannot read bundle '{path}': {error.strerror or error}") from error
     if MANIFEST not in entries or MANIFEST_DIGEST not in entries:
         raise IntegrityError(f"'{path.name}' has no manifest: it is not a Penstock bundle")
     data = entries.pop(MANIFEST)
@@ -87,7 +112,7 @@ def _read_file(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
             for info in infos:
-                _check_path(info.filename)
+                check_path(info.filename)
                 # Stored entries cannot be larger than the file, so no archive expands beyond what was read.
                 if info.compress_type != zipfile.ZIP_STORED or info.file_size > len(data):
                     raise IntegrityError(
@@ -96,8 +121,8 @@ def _read_file(path: Path) -> dict[str, bytes]:
             if len({info.filename for info in infos}) != len(infos):
                 raise IntegrityError(f"'{path.name}' holds an entry twice")
             return {info.filename: archive.read(info) for info in infos}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise IntegrityError(f"'{path.name}' is not a readable bundle: {error}") from None
+    except _ZIP_ERRORS as error:
+        raise IntegrityError(f"'{path.name}' is not a readable bundle: {str(error) or type(error).__name__}") from None
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
@@ -114,7 +139,7 @@ def _read_folder(path: Path) -> dict[str, bytes]:
 def _verify(path: Path, manifest: Manifest, entries: Mapping[str, bytes]) -> None:
     listed = {entry.path: entry for entry in manifest.files}
     for name in listed:
-        _check_path(name)
+        check_path(name)
     if missing := sorted(set(listed) - set(entries)):
         raise IntegrityError(f"bundle '{path.name}' lacks {missing}", "copy it again")
     if unlisted := sorted(set(entries) - set(listed)):
@@ -127,12 +152,6 @@ def _verify(path: Path, manifest: Manifest, entries: Mapping[str, bytes]) -> Non
             raise IntegrityError(f"variant '{variant.name}' of bundle '{path.name}' names a file that is not in it")
     if all(manifest.serving.variant != variant.name for variant in manifest.variants):
         raise IntegrityError(f"bundle '{path.name}' serves a variant that is not in it")
-
-
-def _check_path(name: str) -> None:
-    pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or pure.as_posix() != name:
-        raise IntegrityError(f"path '{name}' leaves the bundle")
 
 
 def _changed(path: Path, what: str) -> IntegrityError:

@@ -8,16 +8,17 @@ The zip's comment is the SHA-256 of all bytes before it, which covers what per-f
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from penstock.artifact import sha256
 from penstock.bundle.manifest import FileEntry, Manifest, encode
-from penstock.errors import AlreadyExists, PenstockError, ResourceExhausted
+from penstock.errors import AlreadyExists, IntegrityError, PenstockError, ResourceExhausted
 
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
@@ -37,12 +38,17 @@ def pack(
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
-    Raises AlreadyExists if ``target`` is there and ``overwrite`` is False, ResourceExhausted if the disk is full.
+    ``overwrite`` replaces a file or a bundle; a folder that holds anything else is never touched.
+    Raises AlreadyExists if ``target`` is there and may not be replaced, ResourceExhausted if the disk is full.
     """
-    if manifest.files != file_entries(files):
+    for path in files:
+        check_path(path)
+    if manifest.files != file_entries(files) or MANIFEST in files or MANIFEST_DIGEST in files:
         raise PenstockError("the manifest does not list the files that are to be packed")
     if target.exists() and not overwrite:
         raise AlreadyExists(f"'{target}' exists", "remove it, choose another name, or allow overwriting")
+    if target.is_dir() and not (target / MANIFEST).is_file() and any(target.iterdir()):
+        raise AlreadyExists(f"'{target}' is a folder that holds no bundle", "choose another name")
     data = encode(manifest)
     entries = {MANIFEST: data, MANIFEST_DIGEST: sha256(data).encode(), **files}
     partial = target.with_name(target.name + ".partial")
@@ -55,7 +61,8 @@ def pack(
             _write_file(partial, zip_bytes(entries))
         _replace(partial, target)
     except OSError as error:
-        _remove(partial)
+        with contextlib.suppress(OSError):
+            _remove(partial)
         raise ResourceExhausted(
             f"cannot write '{target}': {error.strerror or error}", "free some space or choose another place"
         ) from error
@@ -74,6 +81,13 @@ def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
     return unsealed + sha256(unsealed).encode()
 
 
+def check_path(path: str) -> None:
+    """Raise IntegrityError unless ``path`` is relative and stays below the bundle's folder."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in path or pure.as_posix() != path or path == ".":
+        raise IntegrityError(f"path '{path}' leaves the bundle")
+
+
 def _write_folder(folder: Path, entries: Mapping[str, bytes]) -> None:
     for path, data in entries.items():
         _write_file(folder / path, data)
@@ -88,8 +102,8 @@ def _write_file(path: Path, data: bytes) -> None:
 
 
 def _replace(partial: Path, target: Path) -> None:
-    if target.is_dir():
-        # A folder cannot be renamed over one with content; the old one moves aside first, so a complete one is always there.
+    if target.exists() and (target.is_dir() or partial.is_dir()):
+        # A folder cannot be renamed over anything with content; the old one moves aside first, so a complete one is always there.
         aside = target.with_name(target.name + ".old.partial")
         _remove(aside)
         target.rename(aside)

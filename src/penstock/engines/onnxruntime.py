@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -41,15 +41,16 @@ _GRAPH_LEVELS = {
 }
 
 _FIXED_COST_BYTES = 32 << 20
-_ERRORS_ONLY = 3
+# What goes wrong reaches the caller as an exception; ONNX Runtime would also print it.
+_FATAL_ONLY = 4
 
 
 class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
     """What one may change about a session; the defaults are ONNX Runtime's own."""
 
-    threads: int = 0
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads within an operator; 0 lets ONNX Runtime take one per core."""
-    inter_op_threads: int = 0
+    inter_op_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads across operators, used only by models with parallel branches; 0 keeps execution sequential."""
     graph_level: Literal["disabled", "basic", "extended", "all"] = "all"
     """ONNX Runtime's own graph rewrites. Anything below ``all`` loses its blocked layouts and their speed."""
@@ -119,18 +120,22 @@ class OnnxRuntimeModel:
         self._run: Callable[[Mapping[str, Array]], list[Array]] = self._run_arrays
         if any(spec.datatype is DataType.BF16 for spec in specs):
             self._run = self._run_values
-        self._strings = [spec.name for spec in self.signature.inputs if spec.datatype is DataType.BYTES]
+        self._text_inputs = [spec.name for spec in self.signature.inputs if spec.datatype is DataType.BYTES]
+        self._text_outputs = [spec.name for spec in self.signature.outputs if spec.datatype is DataType.BYTES]
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self._strings:
-            inputs = {name: _as_text(name, array) if name in self._strings else array for name, array in inputs.items()}
+        if self._text_inputs:
+            inputs = {**inputs, **{name: _to_text(name, inputs[name]) for name in self._text_inputs}}
         try:
             outputs = self._run(inputs)
         except Exception as error:
             if self._session is None:
                 raise Unavailable("the model has been unloaded") from None
             raise PenstockError(f"the model failed: {_first_line(error)}") from error
-        return dict(zip(self._names, outputs, strict=True))
+        named = dict(zip(self._names, outputs, strict=True))
+        for name in self._text_outputs:
+            named[name] = _from_text(named[name])
+        return named
 
     def unload(self) -> None:
         self._session = None
@@ -148,7 +153,7 @@ class OnnxRuntimeModel:
 def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
     session_options = ort.SessionOptions()
     session_options.intra_op_num_threads = options.threads
-    session_options.log_severity_level = _ERRORS_ONLY
+    session_options.log_severity_level = _FATAL_ONLY
     if options.inter_op_threads:
         session_options.inter_op_num_threads = options.inter_op_threads
         session_options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
@@ -167,13 +172,19 @@ def _spec(value: Any) -> TensorSpec:
     )
 
 
-def _as_text(name: str, array: Array) -> Array:
+def _to_text(name: str, array: Array) -> Array:
     """ONNX strings are UTF-8 text; ONNX Runtime would take ``str(element)`` of bytes."""
     try:
         text = [as_bytes(element).decode() for element in array.reshape(-1).tolist()]
     except UnicodeDecodeError:
         raise InvalidArgument(f"input '{name}' holds bytes that are not UTF-8, which ONNX strings must be") from None
     return np.array(text, dtype=np.object_).reshape(array.shape)
+
+
+def _from_text(array: Array) -> Array:
+    encoded = np.empty(array.size, np.object_)
+    encoded[:] = [element.encode() for element in array.reshape(-1).tolist()]
+    return encoded.reshape(array.shape)
 
 
 def _to_value(array: Array) -> ort.OrtValue:

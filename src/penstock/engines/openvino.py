@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ import openvino as ov
 
 from penstock.artifact import Artifact, Format
 from penstock.engines.base import Finding, LoadedModel, Options, Severity, typed_options
-from penstock.errors import InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unavailable, Unsupported
 from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
@@ -35,6 +35,10 @@ _BY_OPENVINO_TYPE = {
 
 _FIXED_COST_BYTES = 128 << 20
 
+# The CPU plug-in computes these in 32 bits with a sign and says nothing when a value does not fit.
+_NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
+_INT32 = np.iinfo(np.int32)
+
 # Reading the plug-ins takes 50 ms and their memory; compiling is safe from several threads.
 _core_lock = threading.Lock()
 _cores: list[ov.Core] = []
@@ -43,7 +47,7 @@ _cores: list[ov.Core] = []
 class OpenVinoOptions(msgspec.Struct, frozen=True):
     """What one may change about a compiled model."""
 
-    threads: int = 0
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads; 0 lets OpenVINO take all cores."""
     precision: Literal["f32", "bf16", "f16"] = "f32"
     """Arithmetic of float operators. OpenVINO itself would silently take BF16 where the CPU has it; we ask for what is meant."""
@@ -101,13 +105,18 @@ class OpenVinoEngine:
 
 
 class OpenVinoModel:
-    """One compiled model with one inference request: one thread at a time."""
+    """One compiled model with one inference request: one thread at a time.
+
+    The CPU plug-in computes 64-bit floats in 32 bits, and 64-bit and unsigned integers in signed 32 bits; inputs beyond
+    that range are refused with InvalidArgument, since the answer would be silently wrong.
+    """
 
     reentrant = False
 
     def __init__(self, compiled: ov.CompiledModel, signature: Signature) -> None:
         self.signature = signature
         self._names = signature.output_names
+        self._narrowed = [spec.name for spec in signature.inputs if spec.datatype in _NARROWED]
         self._bits = [spec.datatype is DataType.BF16 for spec in signature.outputs]
         self._request: ov.InferRequest | None = compiled.create_infer_request()
 
@@ -115,6 +124,8 @@ class OpenVinoModel:
         request = self._request
         if request is None:
             raise Unavailable("the model has been unloaded")
+        for name in self._narrowed:
+            _check_range(name, inputs[name])
         try:
             # share_inputs spares a copy of each input; outputs are copied out, since the next run writes over them.
             results = request.infer(
@@ -151,6 +162,13 @@ def _feed(array: Array) -> Any:
     return array
 
 
+def _check_range(name: str, array: Array) -> None:
+    if array.size and (array.max() > _INT32.max or array.min() < _INT32.min):
+        raise InvalidArgument(
+            f"input '{name}' holds integers beyond 32 bits, which OpenVINO would cut off", "use the onnxruntime engine"
+        )
+
+
 def _signature(model: ov.Model) -> Signature:
     return Signature(tuple(_spec(port) for port in model.inputs), tuple(_spec(port) for port in model.outputs))
 
@@ -172,5 +190,7 @@ def _spec(port: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
-    return (lines[0] if lines else type(error).__name__)[:400]
+    # Where in OpenVINO it happened comes first, each line ending in a colon; then what happened.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.endswith(":") and not line.startswith("Model wasn't fully converted")]
+    return (told or lines or [type(error).__name__])[0].removeprefix("-- ")[:400]

@@ -33,10 +33,11 @@ def get_engine(name: str) -> Engine:
 
 def available_engines() -> list[str]:
     """Names of the engines that can be loaded here."""
-    return [name for name in _ENGINES if _importable(name)]
+    return [name for name in _ENGINES if is_available(name)]
 
 
-def _importable(name: str) -> bool:
+def is_available(name: str) -> bool:
+    """Whether engine ``name`` can be loaded here; imports it to find out."""
     try:
         get_engine(name)
     except EngineUnavailable:

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import contextlib
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundles import manifest_for
+from penstock.bundle.manifest import SCHEMA_VERSION, decode, encode
+from penstock.errors import IntegrityError, InvalidArgument, Unsupported
+
+_MANIFEST = manifest_for({"model.onnx": b"model"})
+
+
+def test_round_trip() -> None:
+    assert decode(encode(_MANIFEST)) == _MANIFEST
+
+
+def test_canonical_form_is_sorted_and_tight() -> None:
+    data = encode(_MANIFEST)
+    assert data == json.dumps(json.loads(data), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    shuffled = msgspec.structs.replace(_MANIFEST, tools={"b": "1", "a": "2"})
+    assert encode(shuffled) == encode(msgspec.structs.replace(_MANIFEST, tools={"a": "2", "b": "1"}))
+
+
+def test_newer_schema_is_refused_with_what_to_do() -> None:
+    newer = encode(msgspec.structs.replace(_MANIFEST, schema_version=SCHEMA_VERSION + 1))
+    with pytest.raises(Unsupported, match=rf"schema version {SCHEMA_VERSION + 1}.*up to {SCHEMA_VERSION}.*upgrade"):
+        decode(newer)
+    # Whatever else the newer schema changed.
+    with pytest.raises(Unsupported):
+        decode(b'{"schema_version": 99, "name": 5}')
+
+
+def test_unknown_fields_of_the_same_schema_are_passed_over() -> None:
+    data = json.dumps({**json.loads(encode(_MANIFEST)), "remark": "added by a later minor version"}).encode()
+    assert decode(data) == _MANIFEST
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"schema_version": 1}',
+        b'{"schema_version": "1"}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"schema_version": 1, "remark": ' + b"[" * 100_000,
+    ],
+    ids=lambda data: data[:24].decode("latin-1"),
+)
+def test_what_is_no_manifest(data: bytes) -> None:
+    with pytest.raises(IntegrityError, match="manifest cannot be read"):
+        decode(data)
+
+
+@given(st.data())
+def test_damaged_manifests_never_escape_the_error_tree(data: st.DataObject) -> None:
+    damaged = bytearray(encode(_MANIFEST))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(IntegrityError, Unsupported):
+        decode(bytes(damaged))
+
+
+def test_variant_by_name() -> None:
+    assert _MANIFEST.variant("fp32").file == "model.onnx"
+    with pytest.raises(InvalidArgument, match=r"bundle 'test' has no variant 'int4' \(it has: \['fp32'\]\)"):
+        _MANIFEST.variant("int4")

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bundles import FILES, MACHINE, manifest_for, packed
+from penstock.artifact import Format, sha256
+from penstock.bundle.manifest import FileEntry, Manifest, Variant, encode
+from penstock.bundle.open import is_bundle, open_bundle
+from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, file_entries, zip_bytes
+from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
+
+_FORMS = pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+
+
+def _entries(manifest: Manifest, files: dict[str, bytes]) -> dict[str, bytes]:
+    data = encode(manifest)
+    return {MANIFEST: data, MANIFEST_DIGEST: sha256(data).encode(), **files}
+
+
+def _forged(path: Path, manifest: Manifest, files: dict[str, bytes]) -> Path:
+    """A one-file bundle whose seal is right, whatever is in it: what an attacker, not an accident, makes."""
+    path.write_bytes(zip_bytes(_entries(manifest, files)))
+    return path
+
+
+# Round trip
+
+
+@_FORMS
+def test_round_trip(folder: bool, tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.bundle", folder=folder)
+    bundle = open_bundle(str(path))
+    manifest = manifest_for(FILES)
+    assert (bundle.name, bundle.path, bundle.manifest) == ("test", path, manifest)
+    assert bundle.digest == sha256(encode(manifest))
+    assert {name: bundle.read(name) for name in FILES} == FILES
+    assert is_bundle(path)
+
+
+def test_a_bundle_without_its_file_can_still_be_read(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.bundle")
+    bundle = open_bundle(path)
+    path.unlink()
+    assert bundle.read("model.onnx") == b"model"
+
+
+def test_artifact_carries_the_provenance(tmp_path: Path) -> None:
+    bundle = open_bundle(packed(tmp_path / "a.bundle"))
+    artifact = bundle.artifact(bundle.manifest.variants[0])
+    assert (artifact.data, artifact.format, artifact.digest) == (b"model", Format.ONNX, sha256(b"model"))
+    assert artifact.provenance == bundle.manifest.provenance
+
+
+def test_no_such_file_in_the_bundle_lists_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no file 'x' \(it has: \['model.onnx', 'report/index.html'\]\)"):
+        open_bundle(packed(tmp_path / "a.bundle")).read("x")
+
+
+def test_choose_takes_the_first_variant_that_fits_the_cpu(tmp_path: Path) -> None:
+    variants = tuple(
+        Variant(name, "model.onnx", "onnxruntime", name, requires=requires)
+        for name, requires in (("amx", ("amx_int8",)), ("int8", ("avx512_vnni",)), ("avx", ("avx2",)))
+    )
+    serving = msgspec.structs.replace(manifest_for(FILES).serving, variant="int8")
+    bundle = open_bundle(packed(tmp_path / "a.bundle", variants=variants, serving=serving))
+    assert bundle.choose(MACHINE).name == "int8"
+    assert bundle.choose(msgspec.structs.replace(MACHINE, isa=("avx2",))).name == "avx"
+    with pytest.raises(
+        Unavailable, match="no variant of bundle 'test' runs here: .*'int8' needs a CPU with avx512_vnni"
+    ):
+        bundle.choose(msgspec.structs.replace(MACHINE, isa=()))
+
+
+def test_choose_passes_over_engines_that_are_not_installed(tmp_path: Path) -> None:
+    variants = tuple(Variant(name, "model.onnx", name, "fp32") for name in ("openvino", "fp32"))
+    bundle = open_bundle(packed(tmp_path / "a.bundle", variants=variants))
+    assert bundle.choose(MACHINE).engine == "openvino"
+    assert bundle.choose(MACHINE, lambda engine: engine != "openvino").engine == "fp32"
+    with pytest.raises(Unavailable, match="needs engine 'openvino', which is not installed"):
+        bundle.choose(MACHINE, lambda _: False)
+
+
+def test_differences_from_the_machine_measured_on(tmp_path: Path) -> None:
+    bundle = open_bundle(packed(tmp_path / "a.bundle"))
+    assert bundle.differences(MACHINE) == []
+    assert bundle.differences(msgspec.structs.replace(MACHINE, cores=4)) == ["cores: measured on 2, here 4"]
+
+
+# Accidents: everything that is not exactly what was packed
+
+
+def test_every_flipped_byte_of_a_file_is_refused(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.bundle")
+    intact = path.read_bytes()
+    for position in range(len(intact)):
+        damaged = bytearray(intact)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError):
+            open_bundle(path)
+    path.write_bytes(intact)
+    open_bundle(path)
+
+
+def test_flipped_bytes_of_every_file_of_a_folder_are_refused(tmp_path: Path) -> None:
+    folder = packed(tmp_path / "a.bundle", folder=True)
+    for file in (file for file in folder.rglob("*") if file.is_file()):
+        intact = file.read_bytes()
+        for position in range(0, len(intact), 1 + len(intact) // 100):
+            damaged = bytearray(intact)
+            damaged[position] ^= 1 << position % 8
+            file.write_bytes(damaged)
+            with pytest.raises(IntegrityError):
+                open_bundle(folder)
+        file.write_bytes(intact)
+    open_bundle(folder)
+
+
+def test_truncations_and_tails_are_refused(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.bundle")
+    intact = path.read_bytes()
+    for length in [*range(0, len(intact), 7), len(intact) - 1]:
+        path.write_bytes(intact[:length])
+        with pytest.raises(IntegrityError):
+            open_bundle(path)
+    for tail in (b"\0", b"\n", intact):
+        path.write_bytes(intact + tail)
+        with pytest.raises(IntegrityError):
+            open_bundle(path)
+
+
+def test_every_flipped_byte_under_a_renewed_seal_is_refused_or_harmless(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.bundle")
+    unsealed = path.read_bytes()[:-SEAL_SIZE]
+    digest = open_bundle(path).digest
+    for position in range(len(unsealed)):
+        forged = bytearray(unsealed)
+        forged[position] ^= 1 << position % 8
+        path.write_bytes(bytes(forged) + sha256(bytes(forged)).encode())
+        try:
+            bundle = open_bundle(path)
+        except IntegrityError:
+            continue
+        assert (bundle.digest, bundle.read("model.onnx")) == (digest, b"model"), position  # e.g. a time stamp
+
+
+def _remove(folder: Path) -> None:
+    (folder / "model.onnx").unlink()
+
+
+def _add(folder: Path) -> None:
+    (folder / "report" / "extra").write_bytes(b"")
+
+
+def _rename(folder: Path) -> None:
+    (folder / "model.onnx").rename(folder / "model2.onnx")
+
+
+def _swap(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(FILES["report/index.html"])
+
+
+def _cut(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"mode")
+
+
+def _link(folder: Path) -> None:
+    # The content is right, and the link is refused all the same.
+    (folder / "model.onnx").rename(folder.parent / "outside.onnx")
+    (folder / "model.onnx").symlink_to(folder.parent / "outside.onnx")
+
+
+def _link_folder(folder: Path) -> None:
+    (folder / "report").rename(folder.parent / "outside")
+    (folder / "report").symlink_to(folder.parent / "outside")
+
+
+def _unsign(folder: Path) -> None:
+    (folder / MANIFEST_DIGEST).unlink()
+
+
+def _unlist(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_remove, r"lacks \['model.onnx'\] \(copy it again\)"),
+        (_add, r"does not list: \['report/extra'\]"),
+        (_rename, "lacks"),
+        (_swap, "model.onnx does not match its digest"),
+        (_cut, "model.onnx does not match its digest"),
+        (_link, "'model.onnx' .* is a link"),
+        (_link_folder, "'report' .* is a link"),
+        (_unsign, "has no manifest"),
+        (_unlist, "has no manifest"),
+    ],
+)
+def test_a_folder_that_is_not_what_was_packed(change: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    folder = packed(tmp_path / "a.bundle", folder=True)
+    change(folder)
+    with pytest.raises(IntegrityError, match=message):
+        open_bundle(folder)
+
+
+def test_what_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no bundle .*`penstock build`"):
+        open_bundle(tmp_path / "none")
+    (tmp_path / "text").write_text("not a bundle")
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    for name in ("text", "empty", "folder"):
+        assert not is_bundle(tmp_path / name)
+        with pytest.raises(IntegrityError, match=f"'{name}' .*not a Penstock bundle"):
+            open_bundle(tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "plain.zip", "w") as archive:
+        archive.writestr("readme", "a zip, but no bundle")
+    with pytest.raises(IntegrityError):
+        open_bundle(tmp_path / "plain.zip")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_bundle_that_may_not_be_read(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.bundle")
+    path.chmod(0)
+    with pytest.raises(IntegrityError, match="cannot read bundle"):
+        open_bundle(path)
+
+
+# Forgeries: the seal is right, what is under it is not
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..\\x", "C:\\x", "a//b", "./a"])
+def test_an_entry_that_leaves_the_bundle(name: str, tmp_path: Path) -> None:
+    files = {**FILES, name: b"x"}
+    with pytest.raises(IntegrityError, match="leaves the bundle"):
+        open_bundle(_forged(tmp_path / "a.bundle", manifest_for(files), files))
+
+
+def test_a_manifest_that_names_a_file_outside(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    folder = packed(tmp_path / "a.bundle", folder=True)
+    outside = FileEntry("../secret", 6, sha256(b"secret"))
+    forged = encode(msgspec.structs.replace(manifest_for(FILES), files=(*file_entries(FILES), outside)))
+    (folder / MANIFEST).write_bytes(forged)
+    (folder / MANIFEST_DIGEST).write_text(sha256(forged))
+    with pytest.raises(IntegrityError, match=r"'\.\./secret' leaves the bundle"):
+        open_bundle(folder)
+
+
+def test_a_newer_schema(tmp_path: Path) -> None:
+    path = _forged(tmp_path / "a.bundle", manifest_for(FILES, schema_version=2), FILES)
+    with pytest.raises(Unsupported, match="schema version 2.*upgrade"):
+        open_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "files", "message"),
+    [
+        ({}, {"model.onnx": b"model"}, r"lacks \['report/index.html'\]"),
+        ({}, {**FILES, "extra": b""}, "does not list"),
+        ({}, {**FILES, "model.onnx": b"MODEL"}, "model.onnx does not match its digest"),
+        ({"variants": ()}, FILES, "serves a variant that is not in it"),
+        ({"variants": (Variant("fp32", "gone.onnx", "e", "fp32"),)}, FILES, "'fp32' .* names a file that is not in it"),
+        ({"variants": (Variant("int8", "model.onnx", "e", "int8"),)}, FILES, "serves a variant that is not in it"),
+    ],
+)
+def test_a_manifest_that_contradicts_the_files(
+    changes: dict[str, object], files: dict[str, bytes], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(IntegrityError, match=message):
+        open_bundle(_forged(tmp_path / "a.bundle", manifest_for(FILES, **changes), files))
+
+
+def _seal(archive: io.BytesIO) -> bytes:
+    unsealed = archive.getvalue()[:-SEAL_SIZE]
+    return unsealed + sha256(unsealed).encode()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_entry_twice(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in [*_entries(manifest_for(FILES), FILES).items(), ("model.onnx", b"other")]:
+            archive.writestr(name, data)
+        archive.comment = b"0" * SEAL_SIZE
+    (tmp_path / "a.bundle").write_bytes(_seal(buffer))
+    with pytest.raises(IntegrityError, match="holds an entry twice"):
+        open_bundle(tmp_path / "a.bundle")
+
+
+def test_a_bomb_is_refused_unread(tmp_path: Path) -> None:
+    files = {**FILES, "bomb": bytes(10 << 20)}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in _entries(manifest_for(files), files).items():
+            archive.writestr(name, data)
+        archive.comment = b"0" * SEAL_SIZE
+    (tmp_path / "a.bundle").write_bytes(_seal(buffer))
+    with pytest.raises(IntegrityError, match="is compressed, which no bundle's is"):
+        open_bundle(tmp_path / "a.bundle")

@@ -1,0 +1,272 @@
+"""What every engine must do, as tests: a test file of an engine subclasses ``EngineConformance``.
+
+A case that an engine cannot pass stands in its ``excluded``, by the test's name (or ``name[parameter]``), with the reason.
+An excluded case must fail: one that has come to pass has to leave the list.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import models
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import Engine
+from penstock.errors import Code, InvalidConfig, InvalidModel, PenstockError, Unavailable
+from penstock.tensor import DataType
+from penstock.testing import assert_tensors_close
+
+
+def values(datatype: DataType, batch: int = 3) -> np.ndarray:
+    """An array (batch, 2) of values that tell every bit of ``datatype`` apart as far as each engine promises."""
+    if datatype is DataType.BYTES:
+        return np.array([[b"", "π".encode()], [b"nul \0 within", b"b"], [b"c" * 300, b"d"]], np.object_)[:batch]
+    if datatype is DataType.BOOL:
+        return np.array([[True, False], [False, False], [True, True]])[:batch]
+    if datatype.is_float:
+        return np.array([[1.5, -2.25], [0, np.inf], [0.15625, 1024]]).astype(datatype.dtype)[:batch]
+    limits = np.iinfo(datatype.dtype)
+    low, high = max(int(limits.min), -(2**31)), min(int(limits.max), 2**31 - 1)
+    return np.array([[low, high], [0, 1], [7, 100]], datatype.dtype)[:batch]
+
+
+_FP32_PAIRS = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+class EngineConformance:
+    """Subclass it as ``TestConformance`` with ``engine`` and ``excluded``."""
+
+    engine: ClassVar[Engine]
+    excluded: ClassVar[dict[str, str]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _exclude(self, request: pytest.FixtureRequest) -> None:
+        reason = self.excluded.get(request.node.name) or self.excluded.get(request.node.originalname)
+        if reason:
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+    def load(self, artifact: Artifact, **options: object):
+        return self.engine.load(artifact, options)
+
+    # Tensors in and out
+
+    @pytest.mark.parametrize("datatype", list(DataType), ids=lambda datatype: datatype.value)
+    def test_carries_every_datatype(self, datatype: DataType) -> None:
+        model = self.load(models.identity(datatype))
+        x = values(datatype)
+        assert [spec.datatype for spec in model.signature.inputs + model.signature.outputs] == [datatype, datatype]
+        assert_tensors_close(model.forward({"x": x}), {"y": x}, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("batch", [0, 1, 2, 17])
+    def test_any_batch_size(self, batch: int) -> None:
+        model = self.load(models.linear())
+        x = np.random.default_rng(1).standard_normal((batch, 3)).astype(np.float32)
+        assert model.signature.batchable
+        assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
+
+    def test_fixed_batch(self) -> None:
+        model = self.load(models.fixed_batch())
+        assert model.signature.inputs[0].shape == (1, 3)
+        assert not model.signature.batchable
+        x = np.ones((1, 3), np.float32)
+        assert_tensors_close(model.forward({"x": x}), {"y": -x})
+
+    def test_free_dimensions_may_change_from_call_to_call(self) -> None:
+        model = self.load(models.dynamic_image())
+        assert model.signature.inputs[0].shape == (-1, 2, -1, -1)
+        for shape in ((1, 2, 4, 4), (3, 2, 5, 7), (1, 2, 1, 1), (2, 2, 4, 4)):
+            x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+            expected = x.mean(axis=(2, 3), keepdims=True, dtype=np.float64).astype(np.float32)
+            assert_tensors_close(model.forward({"x": x}), {"y": expected}, rtol=1e-4)
+
+    def test_several_inputs_and_outputs_in_signature_order(self) -> None:
+        model = self.load(models.sum_and_difference())
+        assert (model.signature.input_names, model.signature.output_names) == (["a", "b"], ["sum", "difference"])
+        a, b = _FP32_PAIRS, _FP32_PAIRS[::-1].copy()
+        outputs = model.forward({"b": b, "a": a})
+        assert list(outputs) == ["sum", "difference"]
+        assert_tensors_close(outputs, {"sum": a + b, "difference": a - b})
+
+    def test_input_that_is_also_an_output(self) -> None:
+        model = self.load(models.input_as_output())
+        outputs = model.forward({"x": -_FP32_PAIRS})
+        assert_tensors_close(outputs, {"y": np.zeros_like(_FP32_PAIRS), "x": -_FP32_PAIRS})
+        assert not np.shares_memory(outputs["x"], _FP32_PAIRS)
+
+    def test_input_that_no_node_reads(self) -> None:
+        model = self.load(models.unread_input())
+        assert model.signature.input_names == ["x", "unread"]
+        assert_tensors_close(model.forward({"x": _FP32_PAIRS, "unread": _FP32_PAIRS}), {"y": _FP32_PAIRS})
+
+    @pytest.mark.parametrize("datatype", [DataType.INT64, DataType.UINT64], ids=lambda datatype: datatype.value)
+    def test_integers_beyond_32_bits(self, datatype: DataType) -> None:
+        x = np.array([2**40, 2**31, 2**32 - 1], datatype.dtype)
+        assert_tensors_close(self.load(models.increment(datatype)).forward({"x": x}), {"y": x + 1})
+
+    def test_64_bit_floats_keep_their_precision(self) -> None:
+        x = np.array([1e-12, 2e-12])
+        outputs = self.load(models.increment(DataType.FP64)).forward({"x": x})
+        assert_tensors_close(outputs, {"y": x + 1}, rtol=1e-15, atol=0)
+
+    # Who owns which memory
+
+    def test_outputs_are_the_callers(self) -> None:
+        model = self.load(models.linear(2, 2))
+        first = model.forward({"x": _FP32_PAIRS})["y"]
+        kept = first.copy()
+        model.forward({"x": _FP32_PAIRS + 1})
+        model.unload()
+        np.testing.assert_array_equal(first, kept)
+        first[:] = 0  # writable
+
+    def test_inputs_are_not_written_to_and_not_kept(self) -> None:
+        model = self.load(models.identity(DataType.FP32))
+        x = _FP32_PAIRS.copy()
+        y = model.forward({"x": x})["y"]
+        np.testing.assert_array_equal(x, _FP32_PAIRS)
+        x[:] = -1
+        np.testing.assert_array_equal(y, _FP32_PAIRS)
+
+    @pytest.mark.parametrize("datatype", [DataType.FP32, DataType.BF16, DataType.INT64], ids=lambda d: d.value)
+    @pytest.mark.parametrize("layout", ["read-only", "unaligned", "strided", "column-major"])
+    def test_input_layouts(self, layout: str, datatype: DataType) -> None:
+        expected = _FP32_PAIRS.astype(datatype.dtype)
+        x = {
+            "read-only": np.frombuffer(expected.tobytes(), datatype.dtype).reshape(4, 2),
+            "unaligned": np.frombuffer(b"." + expected.tobytes(), datatype.dtype, offset=1).reshape(4, 2),
+            "strided": np.repeat(expected, 2, axis=0)[::2],
+            "column-major": np.asfortranarray(expected),
+        }[layout]
+        assert_tensors_close(self.load(models.identity(datatype)).forward({"x": x}), {"y": expected})
+
+    # Options
+
+    def test_unknown_option(self) -> None:
+        for call in (self.engine.validate, self.engine.estimate, self.engine.load):
+            with pytest.raises(InvalidConfig, match="unknown option.*threadz.*known: .*threads"):
+                call(models.linear(), {"threadz": 1})
+
+    @pytest.mark.parametrize("threads", ["two", 1.5, -1, None])
+    def test_bad_option_value(self, threads: object) -> None:
+        with pytest.raises(InvalidConfig, match="threads"):
+            self.load(models.linear(), threads=threads)
+
+    @pytest.mark.parametrize("threads", [0, 1, 2])
+    def test_threads(self, threads: int) -> None:
+        model = self.load(models.linear(), threads=threads)
+        x = np.ones((1, 3), np.float32)
+        assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
+        assert self.engine.estimate(models.linear(), {"threads": threads}).cores == max(1, threads)
+
+    # Bad models
+
+    @pytest.mark.parametrize(
+        "data",
+        [b"", b"\0", b"this is not a model", models.linear().data[:-20], models.linear().data[: 1 << 6]],
+        ids=["empty", "nul", "text", "cut", "start"],
+    )
+    def test_corrupt_model(self, data: bytes) -> None:
+        with pytest.raises(InvalidModel):
+            self.load(Artifact.from_bytes(data, Format.ONNX))
+
+    def test_unknown_operator(self) -> None:
+        with pytest.raises(InvalidModel, match="Frobnicate"):
+            self.load(models.unknown_operator())
+
+    def test_failure_at_run_time_leaves_the_model_usable(self, capfd: pytest.CaptureFixture[str]) -> None:
+        model = self.load(models.fails_on_odd_batch())
+        with pytest.raises(PenstockError, match=r"the model failed: .*[Rr]eshape") as caught:
+            model.forward({"x": np.ones((3, 2), np.float32)})
+        assert caught.value.code is Code.INTERNAL
+        outputs = model.forward({"x": _FP32_PAIRS})
+        assert_tensors_close(outputs, {"y": _FP32_PAIRS.reshape(2, 4)})
+        assert capfd.readouterr() == ("", "")
+
+    # Life
+
+    def test_validate_finds_nothing_against_a_good_model(self) -> None:
+        assert self.engine.validate(models.linear(), {}) == []
+
+    def test_validate_and_estimate_do_not_load(self) -> None:
+        # A model that cannot be loaded shows it: neither call notices.
+        broken = models.unknown_operator()
+        assert self.engine.validate(broken, {}) == []
+        assert self.engine.estimate(broken, {}).memory_bytes > 0
+
+    def test_unload_is_idempotent_and_final(self) -> None:
+        model = self.load(models.linear())
+        model.unload()
+        model.unload()
+        with pytest.raises(Unavailable, match="unloaded"):
+            model.forward({"x": np.ones((1, 3), np.float32)})
+
+    def test_models_do_not_disturb_each_other(self) -> None:
+        one, other = self.load(models.linear(seed=1)), self.load(models.linear(seed=2))
+        x = np.ones((1, 3), np.float32)
+        one.unload()
+        assert_tensors_close(other.forward({"x": x}), {"y": x @ models.linear_weight(seed=2)}, rtol=1e-5)
+
+    def test_threads_run_at_once_and_answers_stay_apart(self) -> None:
+        # One model for all threads if it is reentrant, else one each, loaded at once.
+        shared = self.load(models.linear(64, 64), threads=1)
+        weight, failures = models.linear_weight(64, 64), []
+        start = threading.Barrier(4, timeout=30)
+
+        def ask(number: int) -> None:
+            start.wait()
+            model = shared if shared.reentrant else self.load(models.linear(64, 64), threads=1)
+            for batch in range(1, 30):
+                x = np.full((batch, 64), number * 100 + batch, np.float32)
+                y = model.forward({"x": x})["y"]
+                if not np.allclose(y, x @ weight, rtol=1e-3, atol=1e-1):
+                    failures.append((number, batch))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not failures
+        assert start.broken is False
+        assert not any(thread.is_alive() for thread in threads)
+
+    def test_estimate_bounds_what_a_model_of_20_mb_takes(self, tmp_path: Path) -> None:
+        artifact = models.linear(2240, 2240)
+        (tmp_path / "small.onnx").write_bytes(models.linear(1, 1).data)
+        (tmp_path / "large.onnx").write_bytes(artifact.data)
+        command = [sys.executable, "-c", _MEMORY_GROWTH, self.engine.name, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        grown = int(done.stdout)
+        assert artifact.size_bytes > 20e6
+        assert artifact.size_bytes / 2 < grown <= self.engine.estimate(artifact, {}).memory_bytes
+
+
+# In a fresh process, past what the engine takes once for all models: the peak of loading and running one more.
+_MEMORY_GROWTH = """
+import sys
+from pathlib import Path
+import numpy as np
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+
+def kib(field):
+    return int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
+
+def load_and_run(name):
+    model = engine.load(artifacts[name], {"threads": 1})
+    model.forward({"x": np.ones((1, model.signature.inputs[0].shape[1]), np.float32)})
+    return model
+
+engine = get_engine(sys.argv[1])
+artifacts = {name: Artifact.from_file(Path(sys.argv[2]) / (name + ".onnx")) for name in ("small", "large")}
+small = load_and_run("small")
+before = kib("VmRSS")
+large = load_and_run("large")
+print((kib("VmHWM") - before) * 1024)
+"""

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import models
+from conformance.engines import EngineConformance
+from penstock.artifact import Artifact
+from penstock.engines.base import Severity
+from penstock.engines.onnxruntime import OnnxRuntimeEngine
+from penstock.errors import InvalidArgument, InvalidConfig
+from penstock.tensor import DataType
+
+
+class TestConformance(EngineConformance):
+    engine = OnnxRuntimeEngine()
+
+
+def test_provider_that_this_build_lacks() -> None:
+    options = {"providers": ["CPUExecutionProvider", "NoSuchProvider"]}
+    (finding,) = OnnxRuntimeEngine().validate(models.linear(), options)
+    assert finding.severity is Severity.ERROR
+    with pytest.raises(InvalidConfig, match="NoSuchProvider.*available: .*CPUExecutionProvider"):
+        OnnxRuntimeEngine().load(models.linear(), options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"graph_level": "disabled"},
+        {"graph_level": "basic"},
+        {"graph_level": "extended"},
+        {"arena": False},
+        {"spinning": False},
+        {"inter_op_threads": 2},
+    ],
+    ids=str,
+)
+def test_options_leave_answers_alone(options: dict[str, object]) -> None:
+    model = OnnxRuntimeEngine().load(models.linear(), options)
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(model.forward({"x": x})["y"], x @ models.linear_weight(), rtol=1e-5)
+
+
+def test_graph_level_of_no_meaning() -> None:
+    with pytest.raises(InvalidConfig, match="graph_level"):
+        OnnxRuntimeEngine().load(models.linear(), {"graph_level": "most"})
+
+
+def test_text_input_must_be_utf8() -> None:
+    model = OnnxRuntimeEngine().load(models.identity(DataType.BYTES), {})
+    with pytest.raises(InvalidArgument, match="input 'x' holds bytes that are not UTF-8"):
+        model.forward({"x": np.array([[b"\xff", b""]], np.object_)})
+    with pytest.raises(InvalidArgument, match="must be bytes or text, not int"):
+        model.forward({"x": np.array([[1, b""]], np.object_)})
+
+
+def test_weights_beside_the_model_are_found(tmp_path: Path) -> None:
+    model = onnx.load_from_string(models.linear(64, 64).data)
+    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    loaded = OnnxRuntimeEngine().load(Artifact.from_file(tmp_path / "m.onnx"), {})
+    x = np.ones((1, 64), np.float32)
+    np.testing.assert_allclose(loaded.forward({"x": x})["y"], x @ models.linear_weight(64, 64), rtol=1e-3, atol=1e-4)

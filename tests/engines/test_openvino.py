@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino", reason="the extra penstock[openvino] is not installed")
+
+import models
+from conformance.engines import EngineConformance
+from penstock.engines.base import Severity
+from penstock.engines.openvino import OpenVinoEngine, capabilities
+from penstock.errors import InvalidArgument, Unsupported
+from penstock.tensor import DataType
+
+_32_BITS = "the CPU plug-in computes in 32 bits; the engine refuses such inputs"
+
+
+class TestConformance(EngineConformance):
+    engine = OpenVinoEngine()
+    excluded = {
+        "test_carries_every_datatype[BYTES]": "string tensors are left to ONNX Runtime",
+        "test_integers_beyond_32_bits": _32_BITS,
+        "test_64_bit_floats_keep_their_precision": "the CPU plug-in computes FP64 in FP32",
+        "test_input_that_no_node_reads": "OpenVINO drops such an input, from the signature too",
+    }
+
+
+@pytest.mark.parametrize("datatype", [DataType.INT64, DataType.UINT64, DataType.UINT32], ids=lambda d: d.value)
+def test_integers_that_would_be_cut_off_are_refused(datatype: DataType) -> None:
+    model = OpenVinoEngine().load(models.increment(datatype), {})
+    np.testing.assert_array_equal(model.forward({"x": np.array([5, 2**31 - 2], datatype.dtype)})["y"], [6, 2**31 - 1])
+    with pytest.raises(InvalidArgument, match="input 'x' holds integers beyond 32 bits"):
+        model.forward({"x": np.array([2**31], datatype.dtype)})
+
+
+def test_string_tensors_name_the_engine_that_takes_them() -> None:
+    with pytest.raises(Unsupported, match="'x' is a string tensor.*use the onnxruntime engine"):
+        OpenVinoEngine().load(models.identity(DataType.BYTES), {})
+
+
+def test_bfloat16_tensors_are_computed_on_not_only_passed_through() -> None:
+    x = np.array([1.5, -3.25, 1000]).astype(DataType.BF16.dtype)
+    y = OpenVinoEngine().load(models.increment(DataType.BF16), {}).forward({"x": x})["y"]
+    assert y.dtype == DataType.BF16.dtype
+    np.testing.assert_allclose(y.astype(np.float32), x.astype(np.float32) + 1, rtol=2**-8)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+def test_precision_that_this_cpu_lacks_is_a_warning(precision: str) -> None:
+    findings = OpenVinoEngine().validate(models.linear(), {"precision": precision})
+    if precision.upper() in capabilities():
+        assert findings == []
+    else:
+        assert [finding.severity for finding in findings] == [Severity.WARNING]
+        assert precision in findings[0].message
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "f16"}, {"hint": "throughput"}], ids=str)
+def test_options_change_answers_by_rounding_only(options: dict[str, object]) -> None:
+    model = OpenVinoEngine().load(models.linear(), options)
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(model.forward({"x": x})["y"], x @ models.linear_weight(), rtol=0.02, atol=0.02)

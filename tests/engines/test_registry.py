@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from penstock.engines.registry import available_engines, engine_names, get_engine, is_available
+from penstock.errors import EngineUnavailable, InvalidArgument
+
+
+def test_default_engine_is_first_and_always_there() -> None:
+    assert engine_names()[0] == "onnxruntime"
+    assert "onnxruntime" in available_engines()
+
+
+def test_available_engines_are_those_whose_package_is_installed() -> None:
+    assert ("openvino" in available_engines()) == (importlib.util.find_spec("openvino") is not None)
+
+
+@pytest.mark.parametrize("name", available_engines())
+def test_engine_has_the_name_it_is_found_by(name: str) -> None:
+    engine = get_engine(name)
+    assert engine.name == name
+    assert engine.version
+
+
+def test_unknown_engine_lists_the_known() -> None:
+    with pytest.raises(InvalidArgument, match="unknown engine 'onxruntime'.*known: onnxruntime, openvino"):
+        get_engine("onxruntime")
+
+
+def test_missing_package_is_one_error_with_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    monkeypatch.delitem(sys.modules, "penstock.engines.openvino", raising=False)
+    with pytest.raises(EngineUnavailable) as caught:
+        get_engine("openvino")
+    assert "engine 'openvino' is not available" in caught.value.message
+    assert caught.value.hint == "pip install 'penstock[openvino]'"
+    assert not is_available("openvino")
+    assert available_engines() == ["onnxruntime"]
+
+
+def test_an_engine_is_imported_only_when_asked_for() -> None:
+    script = "import sys; import penstock.engines.registry; print({'onnxruntime', 'openvino'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,113 @@
+"""Small ONNX models for tests, each with one trait that its name tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.artifact import Artifact, Format
+from penstock.tensor import DataType
+
+Value = tuple[str, int, Sequence[int | str]]
+"""Name, ONNX element type and shape of an input or output; a named dimension is free."""
+
+_FP32 = TensorProto.FLOAT
+
+
+def artifact(
+    nodes: Sequence[tuple[str, Sequence[str], Sequence[str]]],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    weights: dict[str, np.ndarray] | None = None,
+) -> Artifact:
+    """A model of ``nodes`` (operator, inputs, outputs)."""
+    graph = helper.make_graph(
+        [helper.make_node(operator, list(into), list(out)) for operator, into, out in nodes],
+        "test",
+        [helper.make_tensor_value_info(*value) for value in inputs],
+        [helper.make_tensor_value_info(*value) for value in outputs],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Artifact.from_bytes(model.SerializeToString(), Format.ONNX)
+
+
+def identity(datatype: DataType) -> Artifact:
+    """``y = x`` of shape (N, 2)."""
+    value = (datatype.onnx, ["N", 2])
+    return artifact([("Identity", ["x"], ["y"])], [("x", *value)], [("y", *value)])
+
+
+def linear(rows: int = 3, columns: int = 2, seed: int = 0) -> Artifact:
+    """``y = x @ w``, x (N, rows), y (N, columns), FP32; ``linear_weight`` gives w."""
+    return artifact(
+        [("MatMul", ["x", "w"], ["y"])],
+        [("x", _FP32, ["N", rows])],
+        [("y", _FP32, ["N", columns])],
+        {"w": linear_weight(rows, columns, seed)},
+    )
+
+
+def linear_weight(rows: int = 3, columns: int = 2, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def fixed_batch() -> Artifact:
+    """``y = -x`` of shape (1, 3), nothing free."""
+    return artifact([("Neg", ["x"], ["y"])], [("x", _FP32, [1, 3])], [("y", _FP32, [1, 3])])
+
+
+def dynamic_image() -> Artifact:
+    """The mean over height and width, both free: x (N, 2, H, W), y (N, 2, 1, 1)."""
+    return artifact(
+        [("GlobalAveragePool", ["x"], ["y"])], [("x", _FP32, ["N", 2, "H", "W"])], [("y", _FP32, ["N", 2, 1, 1])]
+    )
+
+
+def sum_and_difference() -> Artifact:
+    """Two inputs (N, 2), two outputs: ``sum = a + b`` and ``difference = a - b``."""
+    shape = ["N", 2]
+    return artifact(
+        [("Add", ["a", "b"], ["sum"]), ("Sub", ["a", "b"], ["difference"])],
+        [("a", _FP32, shape), ("b", _FP32, shape)],
+        [("sum", _FP32, shape), ("difference", _FP32, shape)],
+    )
+
+
+def input_as_output() -> Artifact:
+    """``y = max(x, 0)``, and x itself as a second output."""
+    shape = ["N", 2]
+    return artifact([("Relu", ["x"], ["y"])], [("x", _FP32, shape)], [("y", _FP32, shape), ("x", _FP32, shape)])
+
+
+def unread_input() -> Artifact:
+    """``y = max(x, 0)``; no node reads the second input."""
+    shape = ["N", 2]
+    return artifact([("Relu", ["x"], ["y"])], [("x", _FP32, shape), ("unread", _FP32, shape)], [("y", _FP32, shape)])
+
+
+def fails_on_odd_batch() -> Artifact:
+    """x (N, 2) reshaped to (M, 4): loads, and fails at run time if N is odd."""
+    return artifact(
+        [("Reshape", ["x", "shape"], ["y"])],
+        [("x", _FP32, ["N", 2])],
+        [("y", _FP32, ["M", 4])],
+        {"shape": np.array([-1, 4])},
+    )
+
+
+def increment(datatype: DataType) -> Artifact:
+    """``y = x + 1`` of shape (N,)."""
+    return artifact(
+        [("Add", ["x", "one"], ["y"])],
+        [("x", datatype.onnx, ["N"])],
+        [("y", datatype.onnx, ["N"])],
+        {"one": np.array([1], datatype.dtype)},
+    )
+
+
+def unknown_operator() -> Artifact:
+    """Well-formed, but of an operator that no engine has."""
+    return artifact([("Frobnicate", ["x"], ["y"])], [("x", _FP32, ["N", 2])], [("y", _FP32, ["N", 2])])

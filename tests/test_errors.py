@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock import errors
+from penstock.errors import Code, EngineUnavailable, InvalidArgument, InvalidModel, PenstockError
+
+_LINE = re.compile(r"^ {4}(?P<branch>[│├└─ ]*)(?P<name>\w+) +(?P<code>[A-Z_]+) {2,}\S")
+
+
+def _classes() -> dict[str, type[PenstockError]]:
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, PenstockError)
+    }
+
+
+def _drawn() -> list[tuple[str, str, str]]:
+    """``(class, parent, code)`` of every line of the tree in the module's docstring."""
+    rows, parents = [], {-1: "Exception"}
+    for match in filter(None, map(_LINE.match, (errors.__doc__ or "").splitlines())):
+        depth = len(match["branch"]) // 4
+        parents[depth] = match["name"]
+        rows.append((match["name"], parents[depth - 1], match["code"]))
+    return rows
+
+
+def test_the_drawn_tree_is_the_tree() -> None:
+    assert _drawn() == [(name, cls.__base__.__name__, cls.code.value) for name, cls in _classes_as_drawn()]
+    assert len(_drawn()) == len(_classes()) > 15
+
+
+def _classes_as_drawn() -> list[tuple[str, type[PenstockError]]]:
+    order = [name for name, _, _ in _drawn()]
+    return sorted(_classes().items(), key=lambda item: order.index(item[0]))
+
+
+def test_every_code_is_used_and_names_itself() -> None:
+    assert {cls.code for cls in _classes().values()} == set(Code)
+    assert all(code.name == code.value for code in Code)
+
+
+def test_text_is_cause_then_fix() -> None:
+    assert str(InvalidArgument("no input 'x'", "give it")) == "no input 'x' (give it)"
+    assert str(InvalidArgument("no input 'x'")) == "no input 'x'"
+
+
+def test_a_missing_engine_names_the_install_line() -> None:
+    error = EngineUnavailable("openvino", "penstock[openvino]", reason="No module named 'openvino'")
+    assert str(error) == (
+        "engine 'openvino' is not available: No module named 'openvino' (pip install 'penstock[openvino]')"
+    )
+
+
+def test_one_except_clause_catches_a_branch() -> None:
+    with pytest.raises(InvalidArgument):
+        raise InvalidModel("corrupt")

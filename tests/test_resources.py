@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from penstock.resources import cpu_quota, machine_facts, usable_cores, usable_memory
+
+_MIB = 1 << 20
+
+
+class Machine:
+    """A fake /proc and /sys below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.sys = root / "proc", root / "sys"
+        self.write("proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\n")
+
+    def write(self, path: str, text: str) -> Machine:
+        file = self.proc.parent / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return self
+
+    @property
+    def quota(self) -> float | None:
+        return cpu_quota(self.proc, self.sys)
+
+    @property
+    def memory(self) -> int:
+        return usable_memory(self.proc, self.sys)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_no_cgroup_at_all(machine: Machine) -> None:
+    assert machine.quota is None
+    assert machine.memory == 16 * _MIB
+    assert usable_cores(machine.proc, machine.sys) == len(os.sched_getaffinity(0))
+
+
+def test_v2_quota(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/job\n").write("sys/fs/cgroup/job/cpu.max", "150000 100000\n")
+    assert machine.quota == 1.5
+
+
+def test_v2_without_a_quota(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/job\n").write("sys/fs/cgroup/job/cpu.max", "max 100000\n")
+    assert machine.quota is None
+
+
+@pytest.mark.parametrize(("inner", "outer", "smallest"), [(1, 4, 1.0), (4, 1, 1.0), (None, 2, 2.0), (2, None, 2.0)])
+def test_v2_nested_quota_is_the_smallest_on_the_way_up(
+    machine: Machine, inner: int | None, outer: int | None, smallest: float
+) -> None:
+    machine.write("proc/self/cgroup", "0::/pod/container\n").write("sys/fs/cgroup/other/cpu.max", "1000 100000\n")
+    for path, quota in (("pod", outer), ("pod/container", inner)):
+        limit = "max" if quota is None else str(quota * 100000)
+        machine.write(f"sys/fs/cgroup/{path}/cpu.max", f"{limit} 100000\n")
+    assert machine.quota == smallest
+
+
+def test_v2_in_a_container_that_sees_its_own_cgroup_as_the_root(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/../../elsewhere\n").write("sys/fs/cgroup/cpu.max", "200000 100000\n")
+    assert machine.quota == 2
+
+
+_V1 = "4:memory:/job\n3:cpu,cpuacct:/job\n2:cpuset:/job\n0::/\n"
+
+
+def test_v1_quota(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", _V1)
+    machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "250000\n")
+    machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n")
+    assert machine.quota == 2.5
+
+
+def test_v1_without_a_quota(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", _V1)
+    machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n")
+    machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n")
+    assert machine.quota is None
+
+
+def test_v1_path_that_does_not_exist_below_the_mount(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "3:cpu:/docker/abc\n")
+    machine.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n")
+    machine.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    assert machine.quota == 1
+
+
+def test_cores_round_a_part_up_and_are_never_none(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/\n").write("sys/fs/cgroup/cpu.max", "10000 100000\n")
+    assert usable_cores(machine.proc, machine.sys) == 1
+    machine.write("sys/fs/cgroup/cpu.max", "100000000 100000\n")
+    assert usable_cores(machine.proc, machine.sys) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "100000", "100000 0", "1e5 100000"])
+def test_a_quota_that_cannot_be_read_is_none(machine: Machine, text: str) -> None:
+    machine.write("proc/self/cgroup", "0::/\n").write("sys/fs/cgroup/cpu.max", text)
+    assert machine.quota is None
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file"),
+    [("0::/job\n", "job/memory.max"), ("0::/job/inner\n", "job/memory.max"), (_V1, "memory/job/memory.limit_in_bytes")],
+)
+def test_memory_limit(machine: Machine, cgroup: str, file: str) -> None:
+    machine.write("proc/self/cgroup", cgroup).write(f"sys/fs/cgroup/{file}", f"{4 * _MIB}\n")
+    assert machine.memory == 4 * _MIB
+
+
+@pytest.mark.parametrize("limit", ["max", str(2**63 - 4096)])
+def test_memory_without_a_limit_is_the_hosts(machine: Machine, limit: str) -> None:
+    machine.write("proc/self/cgroup", "0::/\n").write("sys/fs/cgroup/memory.max", limit)
+    assert machine.memory == 16 * _MIB
+
+
+def test_memory_that_nothing_tells(machine: Machine) -> None:
+    (machine.proc / "meminfo").unlink()
+    assert machine.memory == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "isa", "dot_product"),
+    [
+        ("flags\t\t: fpu sse4_1 avx avx2 fma f16c", ("avx", "avx2", "f16c", "fma", "sse4_1"), False),
+        ("flags\t\t: avx2 avx512f avx512bw avx512_vnni", ("avx2", "avx512_vnni", "avx512bw", "avx512f"), True),
+        ("flags\t\t: avx2 avx_vnni", ("avx2", "avx_vnni"), True),
+        ("flags\t\t: amx_bf16 amx_tile amx_int8", ("amx_bf16", "amx_int8"), True),
+        ("Features\t: fp asimd", (), False),
+        ("Features\t: fp asimd asimddp bf16 i8mm sve", ("asimddp", "bf16", "i8mm", "sve"), True),
+    ],
+)
+def test_instruction_sets(machine: Machine, flags: str, isa: tuple[str, ...], dot_product: bool) -> None:
+    machine.write("proc/cpuinfo", f"processor\t: 0\nmodel name\t: Test CPU @ 2 GHz\n{flags}\nbugs\t\t: amx_int8x\n")
+    facts = machine_facts(machine.proc, machine.sys)
+    assert facts.cpu == "Test CPU @ 2 GHz"
+    assert facts.isa == isa
+    assert facts.has_integer_dot_product is dot_product
+
+
+def test_numa_nodes(machine: Machine) -> None:
+    assert machine_facts(machine.proc, machine.sys).numa_nodes == 1
+    for name in ("node0", "node1", "possible"):
+        (machine.sys / "devices/system/node" / name).mkdir(parents=True)
+    assert machine_facts(machine.proc, machine.sys).numa_nodes == 2
+
+
+def test_facts_of_this_machine_are_plausible() -> None:
+    facts = machine_facts()
+    assert 1 <= facts.cores <= (os.cpu_count() or 1)
+    assert facts.memory_bytes > 64 * _MIB
+    assert facts.cpu
+    assert facts.architecture == platform.machine()
+    assert facts.python == platform.python_version()

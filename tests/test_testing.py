@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import Engine, LoadedModel
+from penstock.errors import Unavailable
+from penstock.tensor import DataType
+from penstock.testing import FakeEngine, assert_tensors_close
+
+_ARTIFACT = Artifact.from_bytes(b"any", Format.ONNX)
+
+
+def test_fake_engine_is_an_engine_whose_models_remember_their_calls() -> None:
+    fake = FakeEngine()
+    engine: Engine = fake
+    model: LoadedModel = engine.load(_ARTIFACT, {})
+    x = np.ones((3, 2), np.float32)
+    model.signature.check({"x": x})
+    assert_tensors_close(model.forward({"x": x}), {"y": 2 * x})
+    assert [list(call) for call in fake.models[0].calls] == [["x"]]
+    assert engine.validate(_ARTIFACT, {}) == []
+    assert engine.estimate(_ARTIFACT, {}).memory_bytes == 3
+
+
+def test_fake_model_ends_as_real_ones_do() -> None:
+    model = FakeEngine().load(_ARTIFACT, {})
+    model.unload()
+    model.unload()
+    with pytest.raises(Unavailable):
+        model.forward({"x": np.ones((1, 2), np.float32)})
+
+
+@pytest.mark.parametrize("datatype", list(DataType), ids=lambda d: d.value)
+def test_equal_tensors_of_every_datatype_are_close(datatype: DataType) -> None:
+    array = (
+        np.array([b"a", b"b"], np.object_) if datatype is DataType.BYTES else np.array([0, 1]).astype(datatype.dtype)
+    )
+    assert_tensors_close({"y": array}, {"y": array.copy()})
+    with pytest.raises(AssertionError):
+        assert_tensors_close({"y": array}, {"y": array[::-1]})
+
+
+@pytest.mark.parametrize(
+    ("actual", "message"),
+    [
+        ({"z": np.ones(2)}, "names differ"),
+        ({"y": np.ones(2, np.float32)}, "'y' is float32, expected float64"),
+        ({"y": np.ones((2, 1))}, r"'y' has shape \(2, 1\), expected \(2,\)"),
+        ({"y": np.array([1, 1.1])}, "'y'"),
+        ({"y": np.array([1, np.nan])}, "'y'"),
+    ],
+)
+def test_differences_are_told(actual: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        assert_tensors_close(actual, {"y": np.ones(2)})
