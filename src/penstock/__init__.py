@@ -1,3 +1,44 @@
-"""Penstock: from a trained model to a served one, with every decision measured."""
+"""Penstock: from a trained model to a served one, with every decision measured.
+
+::
+
+    result = penstock.build("model.onnx", "digits.bundle", calibrate="train.npz", evaluate="test.npz")
+    with penstock.open("digits.bundle") as model:
+        outputs = model.infer({"image": images})
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from penstock.errors import PenstockError
+    from penstock.offline.build import BuildResult, Recipe, build
+    from penstock.offline.tune.contract import Contract
+    from penstock.runtime import Model, open
+
+__all__ = ["BuildResult", "Contract", "Model", "PenstockError", "Recipe", "__version__", "build", "open"]
+
+# A program that only opens bundles must not pay for importing the offline half, so names are resolved when first used.
+_HOMES = {
+    "BuildResult": "penstock.offline.build",
+    "Contract": "penstock.offline.tune.contract",
+    "Model": "penstock.runtime",
+    "PenstockError": "penstock.errors",
+    "Recipe": "penstock.offline.build",
+    "build": "penstock.offline.build",
+    "open": "penstock.runtime",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.artifact import Step
+from penstock.bundle.evidence import Evidence, LatencyPoint
 from penstock.errors import IntegrityError, InvalidArgument, Unsupported
 from penstock.resources import MachineFacts
 from penstock.tensor import Signature
@@ -40,14 +41,6 @@ class Variant(msgspec.Struct, frozen=True):
     """Instruction sets without which its answers or its speed are not what was measured."""
 
 
-class LatencyPoint(msgspec.Struct, frozen=True):
-    """Latency of one forward call at one batch size, in milliseconds."""
-
-    batch: int
-    p50_ms: float
-    p99_ms: float
-
-
 class ServingConfig(msgspec.Struct, frozen=True):
     """How the tuner found the model best served on the machine where it was built."""
 
@@ -64,7 +57,7 @@ class ServingConfig(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """See the module. ``evidence`` is the build's record: contract, baseline, every candidate and its fate."""
+    """See the module."""
 
     name: str
     signature: Signature
@@ -74,7 +67,7 @@ class Manifest(msgspec.Struct, frozen=True):
     machine: MachineFacts
     files: tuple[FileEntry, ...]
     provenance: tuple[Step, ...] = ()
-    evidence: dict[str, Any] = {}
+    evidence: Evidence | None = None
     tools: dict[str, str] = {}
     """Versions of the tools that built it."""
     schema_version: int = SCHEMA_VERSION
@@ -103,7 +96,7 @@ def decode(data: bytes) -> Manifest:
                 f"the bundle has schema version {version}, this Penstock reads up to {SCHEMA_VERSION}", "upgrade"
             )
         return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the bundle's manifest cannot be read: {error}") from None
 
 

@@ -1,0 +1,48 @@
+# Two commands do all on a fresh machine with CPython 3.11 or newer: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install fmt lint type test test-all bench demo docs check clean
+
+install: $(STAMP) ## set up .venv with Penstock, its engines and the tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,openvino]'
+	touch $(STAMP)
+
+demo: $(STAMP) ## build, serve and measure the digits example
+	$(BIN)/penstock demo
+
+test: lint type ## all checks and all tests but the slow ones
+	$(BIN)/pytest -m 'not slow' -n 2
+
+test-all: lint type ## the slow tests too
+	$(BIN)/pytest -n 2
+
+lint: $(STAMP) ## style, import layers, size gates
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/lint-imports
+	$(BIN)/python tests/size_gates.py
+
+type: $(STAMP)
+	$(BIN)/mypy
+
+fmt: $(STAMP) ## bring the code into shape
+	$(BIN)/ruff format src tests examples benchmarks
+	$(BIN)/ruff check --fix src tests examples benchmarks
+
+bench: $(STAMP) ## SCENARIO=name for one of them, QUICK=1 for a rough figure within a minute
+	$(BIN)/python -m benchmarks $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(QUICK),--quick)
+
+docs: $(STAMP) ## check that every link between the documents leads somewhere
+	$(BIN)/python docs/check_links.py
+
+check: test docs ## what CI runs
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .ruff_cache .hypothesis .import_linter_cache

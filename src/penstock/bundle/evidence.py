@@ -1,0 +1,99 @@
+"""Evidence: what a build measured, tried and rejected, kept in the manifest so that every decision can be checked again."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Status = Literal["baseline", "chosen", "outrun", "rejected", "failed"]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An estimate with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """A candidate's accuracy against the original model, sample by sample on the same evaluation data."""
+
+    metric: Literal["top-1", "agreement", "fidelity"]
+    """``top-1``: share of labels hit. ``agreement``: share of samples where the arg-max is the original's.
+    ``fidelity``: 1 - mean relative error of the outputs."""
+    value: float
+    loss: Interval
+    """The original's value minus this one, with the 95 % interval of the paired difference."""
+    relative_error: float
+    """Norm of the difference from the original's outputs, divided by their norm."""
+    samples: int
+
+
+class CandidateRecord(msgspec.Struct, frozen=True):
+    """One candidate and its fate. Latencies are of one forward call at batch 1, in milliseconds."""
+
+    name: str
+    engine: str
+    precision: str
+    threads: int
+    status: Status
+    reason: str
+    calibration: str = ""
+    """Calibration method and placement of an INT8 candidate."""
+    size_bytes: int = 0
+    batch: int = 1
+    """Batch of highest throughput that the contract allows; measured for finalists."""
+    latency_ms: float | None = None
+    p99_ms: float | None = None
+    speedup: Interval | None = None
+    """Against the baseline, interleaved in the same run, with its 95 % interval."""
+    accuracy: Accuracy | None = None
+    rows_per_second: float | None = None
+    """At ``batch``."""
+
+
+class LatencyPoint(msgspec.Struct, frozen=True):
+    """Latency of one forward call at one batch size, in milliseconds."""
+
+    batch: int
+    p50_ms: float
+    p99_ms: float
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """How quiet the machine was while measuring."""
+
+    load_before: float
+    load_after: float
+    steal_percent: float
+    dirty: bool
+    """Whether other work took so much of the machine that the figures deserve little trust."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """The record of one build."""
+
+    max_accuracy_loss: float
+    p99_ms: float | None
+    baseline: CandidateRecord
+    chosen: str
+    """Name of the candidate that won."""
+    candidates: tuple[CandidateRecord, ...]
+    conditions: Conditions
+    baseline_latency: tuple[LatencyPoint, ...] = ()
+    """Profile of the original by batch size, measured beside the chosen variant's."""
+    optimization: dict[str, Any] = {}
+    """The optimiser's report: every pass, nodes before and after, error measured."""
+    data: dict[str, str] = {}
+    """Digests of the calibration and evaluation data."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures should know."""
+
+    def candidate(self, name: str) -> CandidateRecord:
+        """The record called ``name``; KeyError if there is none."""
+        for record in (self.baseline, *self.candidates):
+            if record.name == name:
+                return record
+        raise KeyError(name)

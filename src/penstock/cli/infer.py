@@ -1,0 +1,95 @@
+"""``penstock infer``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+
+from penstock.errors import ResourceExhausted
+from penstock.offline.dataset import Dataset, load_dataset
+from penstock.runtime import open as open_model
+from penstock.tensor import Array
+
+
+def infer(
+    bundle: Annotated[Path, typer.Argument(help="A bundle, or an ONNX file.", show_default=False)],
+    inputs: Annotated[
+        Path,
+        typer.Option(help="npz with arrays named after the model's inputs, one row per sample.", show_default=False),
+    ],
+    outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this npz file.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Rows per call; default: what the bundle was tuned for.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Run a bundle or model over the rows of an npz file, in this process.
+
+    If the file holds `labels`, the accuracy is reported too.
+
+    [bold]Examples[/bold]
+
+      penstock infer digits.bundle --inputs test.npz
+
+      penstock infer digits.bundle --inputs test.npz --outputs answers.npz --json
+    """
+    with open_model(bundle) as model:
+        data = load_dataset(inputs, model.signature)
+        start = time.perf_counter()
+        results = model.infer_rows(data.inputs, batch)
+        seconds = time.perf_counter() - start
+        variant = model.variant.name if model.variant else None
+    if outputs is not None:
+        write_npz(outputs, results)
+    facts: dict[str, Any] = {
+        "model": model.name,
+        "variant": variant,
+        "rows": data.count,
+        "seconds": seconds,
+        "rows_per_second": data.count / seconds,
+        "accuracy": _accuracy(data, results),
+        "outputs": {name: list(array.shape) for name, array in results.items()},
+        "written": str(outputs) if outputs else None,
+    }
+    if json:
+        print(msgspec.json.encode(facts).decode())
+        return
+    console = Console()
+    console.print(
+        f"{data.count} rows in {seconds * 1e3:.1f} ms ({facts['rows_per_second']:.0f} rows/s) on {variant or 'onnxruntime'}"
+    )
+    for name, array in results.items():
+        console.print(f"{name}  {array.dtype}{list(array.shape)}")
+    if facts["accuracy"] is not None:
+        console.print(f"accuracy  {facts['accuracy']:.2%} of {data.count} labels")
+    if outputs is not None:
+        console.print(f"written to {outputs}")
+
+
+def write_npz(path: Path, arrays: dict[str, Array]) -> None:
+    """Write ``arrays`` to ``path``, whole or not at all. Raises ResourceExhausted."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **{name: np.asarray(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
+
+
+def _accuracy(data: Dataset, outputs: dict[str, Array]) -> float | None:
+    """Share of labels that the first output with class scores hits; None without labels or such an output."""
+    if data.labels is None:
+        return None
+    for array in outputs.values():
+        if array.ndim == 2 and array.shape[1] > data.labels.max(initial=0):
+            return float((array.argmax(axis=1) == data.labels.reshape(-1)).mean())
+    return None

@@ -1,0 +1,115 @@
+"""``penstock inspect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.bundle.evidence import CandidateRecord, Evidence
+from penstock.bundle.manifest import Manifest
+from penstock.bundle.open import open_bundle
+from penstock.perf.report import write_report
+from penstock.resources import machine_facts
+from penstock.tensor import TensorSpec
+
+_STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline": "bold"}
+
+
+def inspect(
+    bundle: Annotated[Path, typer.Argument(help="The bundle, a file or a folder.", show_default=False)],
+    report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON object.")] = False,
+) -> None:
+    """Show what is in a bundle, what was measured, and what was rejected and why. Verifies every digest.
+
+    [bold]Examples[/bold]
+
+      penstock inspect digits.bundle
+
+      penstock inspect digits.bundle --report report.html
+    """
+    opened = open_bundle(bundle)
+    if report is not None:
+        write_report(report, opened.manifest)
+    if json:
+        facts = {
+            "digest": opened.digest,
+            "differences": opened.differences(machine_facts()),
+            "manifest": opened.manifest,
+        }
+        print(msgspec.json.encode(facts).decode())
+        return
+    console = Console()
+    show(console, opened.manifest, sum(entry.size_bytes for entry in opened.manifest.files))
+    console.print(f"digest  sha256:{opened.digest}, verified")
+    for difference in opened.differences(machine_facts()):
+        console.print(f"[yellow]note[/yellow]    {difference}; build again here for figures that hold")
+    if report is not None:
+        console.print(f"report  {report}")
+
+
+def show(console: Console, manifest: Manifest, size_bytes: int) -> None:
+    """Print a manifest for a person to read."""
+    serving = manifest.serving
+    console.print(
+        f"[bold]{manifest.name}[/bold]  {_specs(manifest.signature.inputs)} → {_specs(manifest.signature.outputs)}"
+    )
+    console.print(
+        f"served as {serving.variant}: {serving.instances} instance(s) × {serving.threads} thread(s), "
+        f"batches up to {serving.max_batch}; {size_bytes / 1024:.0f} KiB with {len(manifest.variants)} variant(s)"
+    )
+    evidence = manifest.evidence
+    if evidence is None:
+        return
+    p99 = f", p99 within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
+    console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}")
+    console.print(_optimization(evidence))
+    console.print(_candidates(evidence))
+    machine = manifest.machine
+    console.print(f"measured on {machine.cpu}, {machine.cores} core(s), {' '.join(machine.isa)}")
+    if evidence.conditions.dirty:
+        console.print("[yellow]note[/yellow]    the machine was busy while measuring: build again when it is quiet")
+    for note in evidence.notes:
+        console.print(f"note    {note}")
+
+
+def _candidates(evidence: Evidence) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("candidate", "p50 ms", "p99 ms", "speed", "95 %", "accuracy", "loss", "KiB", "verdict"):
+        table.add_column(title, justify="left" if title in ("candidate", "verdict") else "right", overflow="fold")
+    ranked = sorted(evidence.candidates, key=lambda record: record.latency_ms or float("inf"))
+    for record in (evidence.baseline, *ranked):
+        table.add_row(*_cells(record), style=_STYLES.get(record.status, ""))
+    return table
+
+
+def _cells(record: CandidateRecord) -> list[str]:
+    speed, accuracy = record.speedup, record.accuracy
+    return [
+        record.name,
+        f"{record.latency_ms:.3f}" if record.latency_ms is not None else "–",
+        f"{record.p99_ms:.3f}" if record.p99_ms is not None else "–",
+        f"{speed.value:.2f}x" if speed else "",
+        f"{speed.low:.2f}–{speed.high:.2f}" if speed else "",
+        f"{accuracy.value:.2%}" if accuracy else "–",
+        f"{accuracy.loss.value:+.2%}" if accuracy else "",
+        f"{record.size_bytes / 1024:.0f}",
+        f"{record.status}: {record.reason}",
+    ]
+
+
+def _optimization(evidence: Evidence) -> str:
+    before, after = evidence.optimization.get("nodes_before"), evidence.optimization.get("nodes_after")
+    return f"graph: {before} nodes, {after} after the passes" if before is not None else "graph: not optimised"
+
+
+def _specs(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(
+        f"{spec.name} {spec.datatype.value}[{', '.join('N' if dim < 0 else str(dim) for dim in spec.shape)}]"
+        for spec in specs
+    )

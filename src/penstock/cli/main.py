@@ -1,0 +1,119 @@
+"""The command ``penstock``: finds the sub-command, and is the one place where errors become messages and exit codes.
+
+=====  =========================================================================
+exit   meaning
+=====  =========================================================================
+0      done
+1      a failure of ours, or of an engine; ``bench``: some requests failed
+2      the caller must change the command, the file or the data
+3      no such file or model
+4      no candidate meets the contract
+5      a bundle was changed since it was packed
+6      something is not available now: port in use, engine not installed
+7      out of space, or past a limit
+8      the target exists
+130    interrupted
+=====  =========================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import typer
+
+from penstock import __version__
+from penstock.errors import Code, PenstockError
+
+COMMANDS = {
+    "build": "Build a bundle: optimise, quantise, measure and choose under a contract.",
+    "inspect": "Show what is in a bundle, what was measured, and what was rejected and why.",
+    "infer": "Run a bundle or model over the rows of an npz file, in this process.",
+    "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
+    "bench": "Load a server, closed loop or open loop, and report latencies.",
+    "demo": "Build, serve and measure the digits example, original against built.",
+}
+"""Every command and its one line of help, so that ``penstock --help`` loads none of them."""
+
+_EXIT_CODES = {
+    Code.INVALID_ARGUMENT: 2,
+    Code.UNIMPLEMENTED: 2,
+    Code.NOT_FOUND: 3,
+    Code.FAILED_PRECONDITION: 4,
+    Code.DATA_LOSS: 5,
+    Code.UNAVAILABLE: 6,
+    Code.RESOURCE_EXHAUSTED: 7,
+    Code.ALREADY_EXISTS: 8,
+}
+_INTERRUPTED = 130
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    try:
+        make_app(_command(sys.argv[1:]))(prog_name="penstock")
+    except PenstockError as error:
+        sys.exit(fail(error, as_json="--json" in sys.argv))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+
+
+def make_app(command: str | None) -> typer.Typer:
+    """The application with only ``command`` loaded; the others are there for the list in ``--help``."""
+    app = typer.Typer(
+        help="Penstock: from a trained model to a served one, with every decision measured.",
+        epilog="A first look: penstock demo. Every command has --help with examples, and --json for scripts.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(_options)
+    for name, summary in COMMANDS.items():
+        body: Callable[..., Any] = _load(name) if name == command else _unloaded
+        app.command(name, short_help=summary, help=None if name == command else summary)(body)
+    return app
+
+
+def fail(error: PenstockError, as_json: bool) -> int:
+    """Tell the user of ``error`` and return the exit code for it."""
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  fix: {error.hint}", file=sys.stderr)
+    if as_json:
+        report = {"error": {"code": error.code.value, "message": error.message, "hint": error.hint}}
+        print(msgspec.json.encode(report).decode())
+    return _EXIT_CODES.get(error.code, 1)
+
+
+def _command(arguments: list[str]) -> str | None:
+    first = next((argument for argument in arguments if not argument.startswith("-")), None)
+    return first if first in COMMANDS else None
+
+
+def _load(name: str) -> Callable[..., Any]:
+    body: Callable[..., Any] = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
+    return body
+
+
+def _unloaded() -> None:
+    raise AssertionError("a command was run that was not the one asked for")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """Penstock: from a trained model to a served one, with every decision measured."""

@@ -1,0 +1,37 @@
+"""Quantities as people write them on a command line: ``1%``, ``5ms``, ``1,16,64``."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import InvalidArgument
+
+_NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
+_MILLISECONDS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
+
+
+def parse_share(text: str) -> float:
+    """``1%`` -> 0.01, ``0.01`` -> 0.01. Raises InvalidArgument."""
+    match = re.fullmatch(_NUMBER + r"(%?)\s*", text)
+    if not match:
+        raise InvalidArgument(f"'{text}' is not a share", "write it like 1% or 0.01")
+    value = float(match[1]) / (100 if match[2] else 1)
+    if value > 1:
+        raise InvalidArgument(f"a share of {text} is more than the whole", f"did you mean {text.strip()}%?")
+    return value
+
+
+def parse_milliseconds(text: str) -> float:
+    """``5ms`` -> 5, ``0.2s`` -> 200, ``800us`` -> 0.8, ``5`` -> 5. Raises InvalidArgument."""
+    match = re.fullmatch(_NUMBER + r"([a-zµ]*)\s*", text)
+    if not match or match[2] not in _MILLISECONDS:
+        raise InvalidArgument(f"'{text}' is not a time", "write it like 5ms, 0.2s or 800us")
+    return float(match[1]) * _MILLISECONDS[match[2]]
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """``1,16,64`` -> (1, 16, 64); every one at least 1. Raises InvalidArgument."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) >= 1 for part in parts):
+        raise InvalidArgument(f"'{text}' is not a list of whole numbers from 1", "write it like 1,16,64")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,265 @@
+"""Build: a trained model in, a bundle out. The composition root of the offline half.
+
+::
+
+    model.onnx ─ optimise ─ calibrate ─ quantise ─ tune ─ pack ─ digits.bundle
+
+Nothing appears at the target before the last step, which is atomic: a build that is killed leaves what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from penstock import __version__
+from penstock.artifact import Artifact
+from penstock.bundle.evidence import CandidateRecord, Evidence
+from penstock.bundle.manifest import Manifest, ServingConfig, Variant
+from penstock.bundle.open import is_bundle
+from penstock.bundle.pack import file_entries, pack
+from penstock.engines.registry import available_engines, get_engine
+from penstock.errors import AlreadyExists, InvalidConfig, InvalidData, Unsupported
+from penstock.offline.compress.calibrate import collect
+from penstock.offline.compress.ptq import IntegerScheme, integer_scheme, quantize
+from penstock.offline.compress.ranges import Method, ranges
+from penstock.offline.dataset import Dataset, check_dataset, load_dataset
+from penstock.offline.optimize.optimizer import OptimizeReport, optimize
+from penstock.offline.tune.contract import Contract
+from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, baseline, candidates, thread_counts
+from penstock.offline.tune.tuner import Tuner, TuneResult
+from penstock.resources import MachineFacts, machine_facts
+from penstock.tensor import Array, Signature
+
+OnProgress = Callable[[str, int, int], None]
+Data = str | Path | Mapping[str, Array]
+
+_HELD_OUT = 0.2
+_SHORT_CALL_MS = 1.0
+_PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How to build; every default is what most users want."""
+
+    contract: Contract = Contract()
+    name: str = ""
+    """Name of the model in the bundle; empty for the model file's own."""
+    engines: tuple[str, ...] = ()
+    """Engines to try; empty for all that are installed."""
+    threads: tuple[int, ...] = ()
+    """Thread counts to try; empty for one, all cores, and the powers of two between."""
+    methods: tuple[Method, ...] = tuple(Method)
+    """INT8 calibration methods to try; empty for no INT8."""
+    budget_s: float = 20.0
+    """Seconds to spend on timing candidates."""
+    overwrite: bool = False
+    """Write over a target that is not a bundle; a bundle is always written over."""
+    folder: bool = False
+    """Write the bundle as a folder instead of one file."""
+
+
+class BuildResult(msgspec.Struct, frozen=True):
+    """Where the bundle is, and its manifest with all the evidence."""
+
+    bundle: Path
+    bundle_bytes: int
+    manifest: Manifest
+
+    @property
+    def evidence(self) -> Evidence:
+        assert self.manifest.evidence is not None
+        return self.manifest.evidence
+
+    @property
+    def chosen(self) -> CandidateRecord:
+        return self.evidence.candidate(self.evidence.chosen)
+
+
+def build(
+    model: str | Path | Artifact,
+    output: str | Path,
+    calibrate: Data | None = None,
+    evaluate: Data | None = None,
+    recipe: Recipe = Recipe(),  # noqa: B008 - immutable
+    on_progress: OnProgress = lambda *_: None,
+) -> BuildResult:
+    """Build ``model`` into a bundle at ``output``.
+
+    ``calibrate`` and ``evaluate`` are npz files, or mappings, of arrays named after the model's inputs, one row per
+    sample; ``labels`` are class numbers. Without ``calibrate`` INT8 is not tried; without ``evaluate`` a fifth of
+    ``calibrate`` is held out for it. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
+    ResourceExhausted.
+    """
+    output = Path(output)
+    if output.exists() and not (recipe.overwrite or is_bundle(output)):
+        raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
+    machine = machine_facts()
+    engines, threads = _engines(recipe), _threads(recipe, machine)
+    original = model if isinstance(model, Artifact) else Artifact.from_file(model)
+    signature = _signature(original)
+    calibration, evaluation = _data(calibrate, evaluate, signature)
+
+    on_progress("optimize", 0, 1)
+    sample = evaluation.rows(0, max(1, *(spec.shape[0] for spec in signature.inputs if spec.shape)))
+    fp32, optimization = optimize(original, [sample])
+    on_progress("optimize", 1, 1)
+    scheme = integer_scheme(machine)
+    int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
+    requires = tuple(isa for isa in scheme.requires)
+    tried = candidates(fp32, int8, engines, threads, machine, requires)
+    base = baseline(original, max(threads))
+    tuner = Tuner(base, tried, evaluation, recipe.contract, machine.memory_bytes, recipe.budget_s, on_progress)
+    tuned = tuner.run(machine.cores)
+
+    on_progress("pack", 0, 1)
+    data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
+    if calibration is not None and calibration.digest == evaluation.digest:
+        notes = (*notes, "calibration and evaluation used the same samples: the accuracy of INT8 may be flattered")
+    evidence = _evidence(recipe, tuned, optimization, data, notes)
+    name = recipe.name or (original.path.stem if original.path else "model")
+    variants, files = _variants(tuned.chosen, fp32)
+    manifest = Manifest(
+        name=name,
+        signature=signature,
+        variants=variants,
+        serving=_serving(variants[0], tuned, recipe, machine),
+        machine=machine,
+        files=file_entries(files),
+        provenance=tuned.chosen.artifact.provenance,
+        evidence=evidence,
+        tools={"penstock": __version__, **{package: version(package) for package in _PACKAGES if _installed(package)}},
+    )
+    pack(manifest, files, output, overwrite=True, folder=recipe.folder)
+    on_progress("pack", 1, 1)
+    return BuildResult(output, _size(output), manifest)
+
+
+def _engines(recipe: Recipe) -> tuple[str, ...]:
+    """The engines asked for, each tried now so that a missing one is known before any long work."""
+    for name in recipe.engines:
+        get_engine(name)
+    return recipe.engines or tuple(available_engines())
+
+
+def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
+    for count in recipe.threads:
+        if count < 1:
+            raise InvalidConfig(f"a thread count must be at least 1, not {count}")
+    return recipe.threads or thread_counts(machine.cores)
+
+
+def _signature(original: Artifact) -> Signature:
+    """What the model takes and gives; ONNX Runtime refuses a corrupt file here, before any long work."""
+    model = get_engine(BASELINE_ENGINE).load(original, {"threads": 1, "graph_level": "disabled"})
+    signature = model.signature
+    model.unload()
+    return signature
+
+
+def _data(calibrate: Data | None, evaluate: Data | None, signature: Signature) -> tuple[Dataset | None, Dataset]:
+    calibration = _dataset(calibrate, signature) if calibrate is not None else None
+    if evaluate is not None:
+        return calibration, _dataset(evaluate, signature)
+    if calibration is None:
+        raise InvalidData(
+            "there is no data to judge accuracy on", "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8"
+        )
+    return calibration.split(_HELD_OUT)
+
+
+def _dataset(data: Data, signature: Signature) -> Dataset:
+    if isinstance(data, str | Path):
+        return load_dataset(data, signature)
+    arrays = dict(data)
+    labels = arrays.pop("labels", None)
+    return check_dataset(arrays, labels, signature)
+
+
+def _quantized(
+    fp32: Artifact, calibration: Dataset | None, recipe: Recipe, scheme: IntegerScheme, on_progress: OnProgress
+) -> tuple[dict[str, Artifact], tuple[str, ...]]:
+    """The INT8 models by calibration method, and notes on why there are none."""
+    if calibration is None:
+        return {}, ("INT8 was not tried: there was no calibration data",)
+    if not recipe.methods:
+        return {}, ("INT8 was not tried: no calibration method was asked for",)
+    try:
+        statistics = collect(
+            fp32, calibration.inputs, progress=lambda done, total: on_progress("calibrate", done, total)
+        )
+        found: dict[str, Artifact] = {}
+        for number, method in enumerate(recipe.methods):
+            on_progress("quantize", number, len(recipe.methods))
+            found[method.value] = quantize(fp32, ranges(statistics, method, scheme), scheme)
+        on_progress("quantize", len(recipe.methods), len(recipe.methods))
+    except Unsupported as error:
+        return {}, (f"INT8 was not tried: {error.message}",)
+    return found, (f"INT8 on this CPU: {scheme.reason}",)
+
+
+def _evidence(
+    recipe: Recipe, tuned: TuneResult, optimization: OptimizeReport, data: dict[str, str], notes: tuple[str, ...]
+) -> Evidence:
+    return Evidence(
+        max_accuracy_loss=recipe.contract.max_accuracy_loss,
+        p99_ms=recipe.contract.p99_ms,
+        baseline=tuned.baseline,
+        chosen=tuned.chosen.name,
+        candidates=tuned.records,
+        conditions=tuned.conditions,
+        baseline_latency=tuned.baseline_latency,
+        optimization=msgspec.to_builtins(optimization),
+        data=data,
+        notes=notes,
+    )
+
+
+def _serving(variant: Variant, tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> ServingConfig:
+    threads = tuned.chosen.threads
+    return ServingConfig(
+        variant=variant.name,
+        threads=threads,
+        instances=instances(machine.cores, threads, tuned.latency[0].p50_ms),
+        max_batch=tuned.max_batch,
+        latency=tuned.latency,
+        p99_ms=recipe.contract.p99_ms,
+    )
+
+
+def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
+    """The chosen variant, and behind it FP32 on ONNX Runtime, which runs on any machine, unless it is that already."""
+    first = _variant(chosen)
+    if chosen.exact and chosen.engine == BASELINE_ENGINE:
+        return (first,), {first.file: chosen.artifact.data}
+    last = _variant(Candidate("fallback", BASELINE_ENGINE, "fp32", chosen.threads, fp32, {"threads": chosen.threads}))
+    return (first, last), {first.file: chosen.artifact.data, last.file: fp32.data}
+
+
+def _variant(candidate: Candidate) -> Variant:
+    # Variants that run the same file share it: OpenVINO's FP32 and the FP32 to fall back to are one model.
+    file = f"models/{candidate.artifact.digest[:16]}.onnx"
+    return Variant(candidate.name, file, candidate.engine, candidate.precision, candidate.options, candidate.requires)
+
+
+def instances(cores: int, threads: int, call_ms: float) -> int:
+    """Copies to run side by side: as many as there are cores for, but one where a call is so short that threads would
+    spend more time on handing over than on running."""
+    return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except ImportError:
+        return False
+    return True

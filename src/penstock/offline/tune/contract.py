@@ -1,0 +1,109 @@
+"""Contract: what a user demands of the result, and the judgement of one candidate against it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.bundle.evidence import Accuracy, CandidateRecord, Interval
+from penstock.errors import ContractUnmet, InvalidConfig
+
+FASTER = 1.01
+"""A candidate counts as faster only if the lower bound of its speed-up is above this."""
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """Demands on accuracy and latency."""
+
+    max_accuracy_loss: float = 0.01
+    """Loss allowed against the original, as a share (0.01 = one point of accuracy)."""
+    p99_ms: float | None = None
+    """Largest p99 latency of a single forward call, in milliseconds; None for no demand."""
+    prove_accuracy: bool = False
+    """Demand that the upper bound of the 95 % interval of the loss, not only its estimate, is within ``max_accuracy_loss``."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_accuracy_loss <= 1:
+            raise InvalidConfig(
+                f"the accuracy loss allowed must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}"
+            )
+        if self.p99_ms is not None and not (self.p99_ms > 0 and math.isfinite(self.p99_ms)):
+            raise InvalidConfig(f"the p99 latency must be a positive time, not {self.p99_ms} ms")
+
+    def accuracy_objection(self, accuracy: Accuracy) -> str:
+        """Why ``accuracy`` is not good enough; empty if it is."""
+        loss = accuracy.loss
+        bound = loss.high if self.prove_accuracy else loss.value
+        if bound <= self.max_accuracy_loss + 1e-12:
+            return ""
+        what = "may lose up to" if self.prove_accuracy else "loses"
+        return (
+            f"{what} {bound:.2%} {accuracy.metric}, {self.max_accuracy_loss:.2%} are allowed "
+            f"(95 % interval {loss.low:+.2%} … {loss.high:+.2%}, {accuracy.samples} samples)"
+        )
+
+    def latency_objection(self, p99_ms: float) -> str:
+        """Why a p99 of ``p99_ms`` is not good enough; empty if it is."""
+        if self.p99_ms is None or p99_ms <= self.p99_ms:
+            return ""
+        return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed"
+
+
+def is_faster(speedup: Interval) -> bool:
+    """Whether the measurement proves it, at 95 % confidence."""
+    return speedup.low > FASTER
+
+
+def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
+    """The error for a contract that none of ``records`` meets: which demand binds, and the nearest that would do."""
+    measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
+    if not measured:
+        return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")
+    accurate = [record for record in measured if not contract.accuracy_objection(_accuracy(record))]
+    ways = []
+    if accurate:
+        nearest = min(accurate, key=_p99)
+        ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would do ({nearest.name})")
+    quick = [record for record in measured if not contract.latency_objection(_p99(record))]
+    if quick:
+        kindest = min(quick, key=lambda record: _bound(contract, record))
+        ways.append(f"--max-accuracy-loss {_round_up(100 * _bound(contract, kindest)):g}% would do ({kindest.name})")
+    if accurate and not quick:
+        quickest = min(_p99(record) for record in measured)
+        binding = (
+            f"latency binds: the quickest candidate has a p99 of {quickest:.3g} ms, {contract.p99_ms:g} ms are allowed"
+        )
+    elif quick and not accurate:
+        least = min(_bound(contract, record) for record in measured)
+        binding = f"accuracy binds: the most accurate candidate loses {least:.2%}, {contract.max_accuracy_loss:.2%} are allowed"
+    elif accurate:
+        binding = "accuracy and latency bind together: what is accurate is too slow, and what is quick is not accurate"
+    else:
+        binding = "no candidate is accurate or quick enough"
+    return ContractUnmet(f"no candidate meets the contract; {binding}", "; ".join(ways))
+
+
+def _accuracy(record: CandidateRecord) -> Accuracy:
+    assert record.accuracy is not None
+    return record.accuracy
+
+
+def _p99(record: CandidateRecord) -> float:
+    assert record.p99_ms is not None
+    return record.p99_ms
+
+
+def _bound(contract: Contract, record: CandidateRecord) -> float:
+    loss = _accuracy(record).loss
+    return loss.high if contract.prove_accuracy else loss.value
+
+
+def _round_up(value: float) -> float:
+    """Two significant digits, rounded up, with a tenth to spare for the next measurement's noise."""
+    if value <= 0:
+        return 0.0
+    value *= 1.1
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit) * unit

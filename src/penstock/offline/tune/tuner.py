@@ -1,0 +1,201 @@
+"""Tuner: measures every candidate on this machine and chooses one under the contract.
+
+::
+
+    load ─ accuracy ─ screen ─ finalists ─ confirm ─ choose ─ profile by batch
+     │        │       (all, interleaved)   (few, interleaved, longer)
+    failed  rejected
+
+Nothing is chosen on an estimate of speed. A candidate beats the original only if the lower bound of its measured
+speed-up says so, and one that changes the arithmetic must beat the best one that does not in the same way; otherwise
+the more faithful one is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from penstock.bundle.evidence import Accuracy, CandidateRecord, Conditions, Interval, LatencyPoint
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import PenstockError
+from penstock.offline.dataset import Dataset
+from penstock.offline.tune.accuracy import Judge, answers, make_judge
+from penstock.offline.tune.contract import Contract, unmet
+from penstock.offline.tune.search import Trial, choose, explain, finalists, record
+from penstock.offline.tune.space import Candidate
+from penstock.perf.measure import ConditionsWatch, feed, interleave, speedup
+from penstock.perf.profile import knee, profile
+from penstock.tensor import Array
+
+_SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
+_MEMORY_SHARE = 0.5
+"""Share of the machine's memory that candidates loaded side by side may take."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done, and of how much."""
+
+
+class TuneResult(msgspec.Struct, frozen=True):
+    """What the tuner found."""
+
+    chosen: Candidate
+    baseline: CandidateRecord
+    records: tuple[CandidateRecord, ...]
+    latency: tuple[LatencyPoint, ...]
+    """Profile of the chosen candidate by batch size."""
+    baseline_latency: tuple[LatencyPoint, ...]
+    max_batch: int
+    conditions: Conditions
+
+
+class Tuner:
+    """One tuning run: ``original`` and ``candidates``, judged on ``data`` under ``contract``.
+
+    ``budget_s`` bounds the seconds spent on timing; loading and accuracy come on top. ``memory_bytes`` is the
+    machine's: candidates are timed in groups that fit into half of it.
+    """
+
+    def __init__(
+        self,
+        original: Candidate,
+        candidates: Sequence[Candidate],
+        data: Dataset,
+        contract: Contract,
+        memory_bytes: int,
+        budget_s: float,
+        on_progress: OnProgress = lambda *_: None,
+    ) -> None:
+        self._base = Trial(original, status="baseline", reason="the original, untouched")
+        self._trials = [Trial(candidate) for candidate in candidates]
+        self._data = data
+        self._contract = contract
+        self._memory_bytes = memory_bytes
+        self._budget_s = budget_s
+        self._on_progress = on_progress
+        self._known: dict[tuple[str, str, str], Accuracy] = {}
+
+    def run(self, cores: int) -> TuneResult:
+        """Measure and choose. Raises ContractUnmet if nothing meets the contract, and whatever keeps the original from running."""
+        watch = ConditionsWatch(cores)
+        base, contract = self._base, self._contract
+        base.model = _load(base.candidate)
+        reference = answers(base.model, self._data)
+        judge = make_judge(reference, self._data.labels)
+        base.accuracy = judge.compare(reference)
+        for group in self._groups():
+            self._judge_accuracy(group, judge)
+            self._screen(group)
+        self._reject_slow(self._trials)
+        last = finalists(self._trials)
+        self._confirm(last)
+        self._reject_slow(last)
+        winner = choose(base, last, contract, _compare)
+        if winner is None:
+            raise unmet(contract, [record(trial, contract) for trial in (base, *self._trials)])
+        explain(winner, base, self._trials, _compare)
+        self._profile(winner)
+        return TuneResult(
+            chosen=winner.candidate,
+            baseline=record(base, contract),
+            records=tuple(record(trial, contract) for trial in self._trials),
+            latency=winner.latency,
+            baseline_latency=base.latency,
+            max_batch=knee(winner.latency, contract.p99_ms).batch,
+            conditions=watch.finish(),
+        )
+
+    def _judge_accuracy(self, group: Sequence[Trial], judge: Judge) -> None:
+        """Load a group and compare its answers with the original's; equal numerics are compared once."""
+        for trial in group:
+            self._on_progress("accuracy", self._trials.index(trial), len(self._trials))
+            numerics = trial.candidate.numerics
+            try:
+                trial.model = _load(trial.candidate)
+                if numerics not in self._known:
+                    self._known[numerics] = judge.compare(answers(trial.model, self._data))
+            except PenstockError as error:
+                trial.model, trial.status, trial.reason = None, "failed", error.message
+                continue
+            trial.accuracy = self._known[numerics]
+            objection = self._contract.accuracy_objection(trial.accuracy)
+            if objection:
+                trial.reject(objection)
+
+    def _screen(self, group: Sequence[Trial]) -> None:
+        """Time a group, the inaccurate too, since the report shows what they would have bought; then let go of it."""
+        loaded = [trial for trial in group if trial.model is not None]
+        self._on_progress("screen", self._trials.index(group[-1]), len(self._trials))
+        self._time(loaded, _SCREEN_SHARE * self._budget_s * len(group) / len(self._trials))
+        for trial in loaded:
+            trial.model = None
+
+    def _confirm(self, last: Sequence[Trial]) -> None:
+        self._on_progress("confirm", 0, 1)
+        for trial in last:
+            trial.model = _load(trial.candidate)
+        self._time(last, _CONFIRM_SHARE * self._budget_s)
+        self._on_progress("confirm", 1, 1)
+
+    def _profile(self, winner: Trial) -> None:
+        """Latency by batch size of the winner and the original, interleaved."""
+        pair = {trial.candidate.name: trial for trial in (self._base, winner)}
+        models = {name: _model(trial) for name, trial in pair.items()}
+        budget = _PROFILE_SHARE * self._budget_s
+        found = profile(
+            models, self._data.inputs, budget, on_batch=lambda batch: self._on_progress("profile", batch, 64)
+        )
+        for name, trial in pair.items():
+            trial.latency = found[name]
+
+    def _time(self, trials: Sequence[Trial], budget_s: float) -> None:
+        """Time ``trials`` and the original against one another. All timings are replaced, so that pairs stay pairs."""
+        timed = {trial.candidate.name: trial for trial in (self._base, *trials)}
+        sample = self._sample()
+        for name, timings in interleave({n: feed(_model(t), sample) for n, t in timed.items()}, budget_s).items():
+            timed[name].timings = timings
+        for trial in trials:
+            trial.speedup = _compare(self._base, trial)
+
+    def _sample(self) -> Mapping[str, Array]:
+        """One call's worth of rows: a single one, or the model's fixed batch."""
+        fixed = [spec.shape[0] for spec in _model(self._base).signature.inputs if spec.shape]
+        return self._data.rows(0, max(1, *fixed))
+
+    def _groups(self) -> list[list[Trial]]:
+        """The trials in groups that fit into memory side by side by their engines' estimates; mostly one group."""
+        limit = _MEMORY_SHARE * self._memory_bytes if self._memory_bytes else float("inf")
+        groups: list[list[Trial]] = []
+        used = 0
+        for trial in self._trials:
+            engine, candidate = get_engine(trial.candidate.engine), trial.candidate
+            size = engine.estimate(candidate.artifact, candidate.options).memory_bytes
+            if not groups or used + size > limit:
+                groups.append([])
+                used = 0
+            groups[-1].append(trial)
+            used += size
+        return groups
+
+    def _reject_slow(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            objection = self._contract.latency_objection(trial.p99_ms)
+            if objection and trial.status == "outrun":
+                trial.reject(objection)
+
+
+def _load(candidate: Candidate) -> LoadedModel:
+    return get_engine(candidate.engine).load(candidate.artifact, candidate.options)
+
+
+def _model(trial: Trial) -> LoadedModel:
+    assert trial.model is not None
+    return trial.model
+
+
+def _compare(base: Trial, other: Trial) -> Interval:
+    assert base.timings is not None
+    assert other.timings is not None
+    return speedup(base.timings, other.timings)

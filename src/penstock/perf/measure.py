@@ -1,0 +1,153 @@
+"""Compare the speed of several ways to do one thing, on a machine that is never quiet.
+
+The rules: all ways run interleaved in one process, in short bursts and in changing order, so that a disturbance hits all
+alike; the first rounds are dropped; what is reported is a ratio with a bootstrap confidence interval over rounds, since
+rounds are what the disturbance correlates within (block bootstrap, Künsch 1989); load and steal are read before and
+after, and a disturbed measurement says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from penstock.bundle.evidence import Conditions, Interval
+from penstock.engines.base import LoadedModel
+from penstock.tensor import Array
+
+Run = Callable[[], object]
+
+WARM_UP_ROUNDS = 3
+_BURST_SECONDS = 0.002
+_MAX_BURST = 20
+_MIN_ROUNDS = 7
+_MAX_ROUNDS = 400
+_RESAMPLES = 1000
+_DIRTY_STEAL_PERCENT = 5.0
+_DIRTY_LOAD_PER_CORE = 1.5
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """The latencies of one way: ``seconds[round, call]``."""
+
+    seconds: Array
+
+    @property
+    def p50_ms(self) -> float:
+        return self.percentile_ms(50)
+
+    @property
+    def p99_ms(self) -> float:
+        return self.percentile_ms(99)
+
+    @property
+    def min_ms(self) -> float:
+        return float(self.seconds.min()) * 1e3
+
+    def percentile_ms(self, percent: float) -> float:
+        """Percentile over all calls, in milliseconds."""
+        return float(np.percentile(self.seconds, percent)) * 1e3
+
+
+def interleave(runs: Mapping[str, Run], budget_s: float, seed: int = 0) -> dict[str, Timings]:
+    """Time ``runs`` against one another within about ``budget_s`` seconds, at least seven rounds each.
+
+    A round runs every way once: a burst of some two milliseconds, at least one call. The first call of a longer burst
+    finds cold caches and is dropped.
+    """
+    rng = random.Random(seed)
+    bursts = {name: _burst(run) for name, run in runs.items()}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in runs}
+    order = list(runs)
+    gc_was_on = gc.isenabled()
+    gc.disable()
+    try:
+        end = time.perf_counter() + budget_s
+        for number in range(WARM_UP_ROUNDS + _MAX_ROUNDS):
+            if number >= WARM_UP_ROUNDS + _MIN_ROUNDS and time.perf_counter() > end:
+                break
+            rng.shuffle(order)
+            for name in order:
+                seconds[name].append(_time_burst(runs[name], bursts[name]))
+    finally:
+        if gc_was_on:
+            gc.enable()
+    return {name: Timings(np.array(rounds[WARM_UP_ROUNDS:])) for name, rounds in seconds.items()}
+
+
+def speedup(base: Timings, other: Timings, confidence: float = 0.95, seed: int = 0) -> Interval:
+    """How many times faster ``other`` is than ``base``: ratio of medians, with a paired block-bootstrap interval.
+
+    Both must come from one call of ``interleave``: round i of one is paired with round i of the other.
+    """
+    base_rounds, other_rounds = np.median(base.seconds, axis=1), np.median(other.seconds, axis=1)
+    count = len(base_rounds)
+    picks = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
+    ratios = np.median(base_rounds[picks], axis=1) / np.median(other_rounds[picks], axis=1)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(ratios, (tail, 1 - tail))
+    return Interval(float(np.median(base_rounds) / np.median(other_rounds)), float(low), float(high))
+
+
+class ConditionsWatch:
+    """Reads load and steal when made; ``finish`` reads them again."""
+
+    def __init__(self, cores: int, proc: Path = Path("/proc")) -> None:
+        self._cores, self._proc = cores, proc
+        self._load = os.getloadavg()[0]
+        self._steal, self._total = _steal(proc)
+
+    def finish(self) -> Conditions:
+        """How quiet the machine was since this watch was made. Our own work counts as one busy core per core."""
+        load = os.getloadavg()[0]
+        steal, total = _steal(self._proc)
+        percent = 100 * (steal - self._steal) / max(1, total - self._total)
+        dirty = percent > _DIRTY_STEAL_PERCENT or self._load > _DIRTY_LOAD_PER_CORE * self._cores
+        return Conditions(round(self._load, 2), round(load, 2), round(percent, 2), dirty)
+
+
+def feed(model: LoadedModel, inputs: Mapping[str, Array]) -> Run:
+    """A run of ``model.forward(inputs)``."""
+    return lambda: model.forward(inputs)
+
+
+def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
+    """``rows`` samples from ``inputs``, starting again from the first where there are not enough."""
+    return {
+        name: np.ascontiguousarray(np.take(array, np.arange(rows) % len(array), axis=0))
+        for name, array in inputs.items()
+    }
+
+
+def _burst(run: Run) -> int:
+    """Calls per burst: one, or one more than fit into the burst's time, of which the first will be dropped."""
+    run()
+    seconds = min(_time_burst(run, 1)[0] for _ in range(2))
+    calls = int(_BURST_SECONDS / max(seconds, 1e-6))
+    return min(calls + 1, _MAX_BURST) if calls > 1 else 1
+
+
+def _time_burst(run: Run, calls: int) -> list[float]:
+    clock = time.perf_counter
+    seconds = []
+    for _ in range(calls):
+        start = clock()
+        run()
+        seconds.append(clock() - start)
+    return seconds[1:] if calls > 1 else seconds
+
+
+def _steal(proc: Path) -> tuple[int, int]:
+    """Jiffies stolen by other guests and jiffies in all, since boot; zeros where the kernel does not tell."""
+    try:
+        fields = [int(field) for field in (proc / "stat").read_text().splitlines()[0].split()[1:]]
+    except (OSError, ValueError, IndexError):
+        return 0, 0
+    return (fields[7] if len(fields) > 7 else 0), sum(fields[:8])

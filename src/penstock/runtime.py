@@ -1,0 +1,90 @@
+"""Runtime: open a bundle in this process and infer, with no server. What devices and other programs use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.bundle.manifest import Manifest, Variant
+from penstock.bundle.open import is_bundle, open_bundle
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine, is_available
+from penstock.errors import InvalidArgument, NotFound
+from penstock.resources import machine_facts
+from penstock.tensor import Array, Signature
+
+
+class Model:
+    """A model, loaded and ready; a context manager. One thread at a time, unless its engine is reentrant."""
+
+    def __init__(
+        self, name: str, loaded: LoadedModel, variant: Variant | None = None, manifest: Manifest | None = None
+    ) -> None:
+        self.name = name
+        self.variant = variant
+        """The variant that runs; None for a plain model file."""
+        self.manifest = manifest
+        self._loaded = loaded
+
+    @property
+    def signature(self) -> Signature:
+        return self._loaded.signature
+
+    def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once on ``inputs`` (name -> array as ``signature`` says). Raises InvalidArgument if they do not fit."""
+        arrays = {name: np.asarray(array) for name, array in inputs.items()}
+        self.signature.check(arrays)
+        return self._loaded.forward(arrays)
+
+    def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
+        """Run over any number of rows, ``batch`` at a time (default: what the bundle was tuned for, else 32)."""
+        arrays = {name: np.asarray(array) for name, array in inputs.items()}
+        counts = {len(array) for array in arrays.values() if array.ndim}
+        if len(counts) != 1:
+            raise InvalidArgument(f"inputs differ in number of rows: { {n: a.shape for n, a in arrays.items()} }")
+        size = self._rows_per_call(batch)
+        parts = [
+            self.infer({name: array[start : start + size] for name, array in arrays.items()})
+            for start in range(0, counts.pop(), size)
+        ]
+        if not parts:
+            raise InvalidArgument("there are no rows to infer", "give at least one")
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self._loaded.unload()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _rows_per_call(self, batch: int | None) -> int:
+        if not self.signature.batchable:
+            return max(1, *(spec.shape[0] for spec in self.signature.inputs if spec.shape))
+        return batch or (self.manifest.serving.max_batch if self.manifest else 32)
+
+
+def open(path: str | Path) -> Model:
+    """Open a bundle, or a plain model file, and load it on the engine that it was tuned for.
+
+    Raises NotFound, IntegrityError if the bundle was changed, Unavailable if nothing in it runs here, InvalidModel.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
+    if not is_bundle(path) and path.suffix == ".onnx":
+        return Model(path.stem, get_engine("onnxruntime").load(Artifact.from_file(path), {}))
+    bundle = open_bundle(path)
+    variant = bundle.choose(machine_facts(), is_available)
+    loaded = get_engine(variant.engine).load(bundle.artifact(variant), variant.options)
+    return Model(bundle.name, loaded, variant, bundle.manifest)
