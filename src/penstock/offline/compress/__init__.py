@@ -1,0 +1,10 @@
+"""Models made smaller and faster, each step with what it cost in accuracy.
+
+Post-training quantisation to INT8, in the order in which it runs::
+
+    scheme.py      which integers this machine multiplies fast and without saturation
+    placement.py   which operators become integer, and which tensors therefore need a range
+    calibrate.py   run data through the float model; per tensor one histogram.py, of constant size
+    ranges.py      from histogram to range: min-max, percentile, MSE, KL-entropy (entropy.py)
+    ptq.py         ranges and scheme in, INT8 model out
+"""

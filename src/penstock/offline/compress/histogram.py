@@ -1,0 +1,125 @@
+"""What calibration knows about one tensor: a histogram that grows with the data but never in size.
+
+The histogram covers [-R, R) with 2048 bins a side. R is the smallest power of two above the largest magnitude seen so far.
+When a larger value arrives, R doubles and neighbouring bins merge in pairs. Scaling by a power of two is exact in floating
+point, so bin counts are exact and do not depend on how the data were split into batches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from penstock.errors import InvalidData
+from penstock.tensor import Array
+
+BINS = 2048
+"""Bins on each side of zero."""
+
+# Bounds of R: beyond them the factor from value to bin would not be a normal float32.
+_MIN_EXPONENT = -110
+_CHUNK = 1 << 18
+"""Elements looked at together: fits the cache, and bounds the scratch memory whatever the size of a batch."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Real values from ``low`` to ``high`` that the integers shall cover; always contains zero."""
+
+    low: float
+    high: float
+
+
+class Histogram:
+    """Counts of one tensor's values, with exact zeros counted apart, and its extremes and moments. About 32 KiB.
+
+    ``counts[BINS + k]`` holds the values other than zero in [k·w, (k+1)·w) for w = ``bin_width`` and -2048 <= k < 2048.
+    ``m2`` is the sum of squared distances from ``mean``.
+    """
+
+    __slots__ = ("_exponent", "count", "counts", "m2", "max", "mean", "min", "zeros")
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(2 * BINS, np.int64)
+        self.zeros = 0
+        self.count = 0
+        self.min = math.inf
+        self.max = -math.inf
+        self.mean = 0.0
+        self.m2 = 0.0
+        self._exponent = _MIN_EXPONENT
+
+    @property
+    def bin_width(self) -> float:
+        return math.ldexp(1.0, self._exponent) / BINS
+
+    @property
+    def edges(self) -> Array:
+        """The 4097 borders of the bins, float64."""
+        return np.arange(-BINS, BINS + 1) * self.bin_width
+
+    @property
+    def centres(self) -> Array:
+        """The middle of each of the 4096 bins, float64, moved inside the extremes where the outermost bin reaches beyond."""
+        return np.clip(self.edges[:-1] + self.bin_width / 2, self.min, self.max)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is nothing to choose: no data, or always the same value."""
+        return self.min >= self.max
+
+    def update(self, array: Array) -> None:
+        """Add all elements of a float ``array`` of any shape. Raises InvalidData on NaN or infinity."""
+        flat = array.reshape(-1)
+        if flat.dtype not in (np.float32, np.float64):
+            flat = flat.astype(np.float32)
+        for start in range(0, flat.size, _CHUNK):
+            self._add(flat[start : start + _CHUNK])
+
+    def _add(self, chunk: Array) -> None:
+        low, high = float(chunk.min()), float(chunk.max())
+        # A NaN anywhere makes both NaN.
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise InvalidData("the values hold NaN or infinity", "remove such samples, or repair the model")
+        self._cover(max(-low, high))
+        factor = chunk.dtype.type(1.0 / self.bin_width)
+        bins = np.floor(chunk * factor).astype(np.intp)
+        bins += BINS
+        zeros = chunk.size - int(np.count_nonzero(chunk))
+        self.counts += np.bincount(bins, minlength=2 * BINS)
+        self.counts[BINS] -= zeros
+        self.zeros += zeros
+        self.min, self.max = min(self.min, low), max(self.max, high)
+        self._add_moments(chunk)
+
+    def _cover(self, magnitude: float) -> None:
+        """Double R until it is above ``magnitude``."""
+        exponent = max(math.frexp(magnitude)[1], _MIN_EXPONENT)
+        doublings = max(0, exponent - self._exponent)
+        # After twelve doublings all counts are in the two bins next to zero, where they stay.
+        for _ in range(min(doublings, 12)):
+            merged = self.counts.reshape(-1, 2).sum(axis=1)
+            self.counts[:] = 0
+            self.counts[BINS // 2 : BINS // 2 + BINS] = merged
+        self._exponent += doublings
+
+    def _add_moments(self, chunk: Array) -> None:
+        # Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+        wide = chunk.astype(np.float64)
+        mean = float(wide.mean())
+        wide -= mean
+        total, delta = self.count + chunk.size, mean - self.mean
+        self.m2 += float(wide @ wide) + delta * delta * self.count * chunk.size / total
+        self.mean += delta * chunk.size / total
+        self.count = total
+
+
+class TensorStatistics(msgspec.Struct, frozen=True):
+    """A tensor's histogram, and what the graph says about its range."""
+
+    histogram: Histogram
+    clippable: bool = True
+    """False where cutting off the largest values would change the answer: logits, attention scores, masks."""
+    fixed: Range | None = None
+    """The range by definition of the operator that makes the tensor, e.g. 0 to 1 for Softmax."""

@@ -1,0 +1,203 @@
+"""Which operators become integer, and what the graph says about the ranges of their tensors.
+
+Three rules hold in every placement:
+
+1. An operator becomes integer only if its weights are constant FP32 and every tensor it touches is known to be FP32.
+2. What leads to a Softmax from the last matrix product on (scaling, masks) stays in float, and that product's result is never
+   clipped: a mask of -10000 would take the whole range, and the order of the largest scores is the answer.
+3. Outputs of the model are never clipped either; those of Softmax and Sigmoid have the range 0 to 1 by definition.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from penstock.artifact import Artifact
+from penstock.errors import Unsupported
+from penstock.offline.compress.histogram import Range
+from penstock.offline.optimize.model import read_proto
+from penstock.tensor import Array, DataType
+
+LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
+"""Operators that become faster in integers by themselves."""
+
+_ACTIVATIONS = frozenset({"Relu", "Clip"})
+"""Operators that vanish into the integer range of the operator before them."""
+
+_WIDE_OPS = frozenset(
+    {"Add", "Mul", "LeakyRelu", "Sigmoid", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"}
+    | {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad"}
+)
+"""Operators that can work on integers, so that a tensor between two linear operators need not become float."""
+
+_OPSET = 13
+"""The first opset whose DequantizeLinear takes one scale a channel."""
+
+_SCORE_OPS = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
+)
+_FIXED = {"Softmax": Range(0.0, 1.0), "Sigmoid": Range(0.0, 1.0), "Tanh": Range(-1.0, 1.0)}
+
+
+class Placement(enum.Enum):
+    """How much of a model becomes integer."""
+
+    LINEAR = "linear"
+    """Convolutions and products with constant weights. Results of matrix products stay float: the smaller error."""
+    WIDE = "wide"
+    """Also additions, pooling, data movement and products of two activations. Can be faster where these are many."""
+
+    @property
+    def float_outputs(self) -> list[str]:
+        """Operators whose integer kernels give float results, where that costs nothing."""
+        return ["Gemm", "MatMul"] if self is Placement.LINEAR else ["Gemm"]
+
+
+class FloatModel:
+    """An FP32 model with what quantisation must know of it. The nodes have unique names, and constants are initialisers."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Raises InvalidModel or Unsupported as ``read_proto``; Unsupported also if the model is quantised already or of an old
+        opset that cannot be converted.
+        """
+        proto = _at_opset(read_proto(artifact))
+        if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
+            raise Unsupported("the model is quantised already", "give the float model")
+        _constants_to_initializers(proto.graph)
+        for number, node in enumerate(proto.graph.node):
+            node.name = f"{node.op_type}_{number}"
+        self.proto = onnx.shape_inference.infer_shapes(proto)
+        graph = self.proto.graph
+        self.nodes: list[onnx.NodeProto] = list(graph.node)
+        self.input_names: list[str] = [value.name for value in graph.input]
+        self.output_names: list[str] = [value.name for value in graph.output]
+        self.weights = {tensor.name: tensor for tensor in graph.initializer}
+        self._types = {
+            value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)
+        }
+        self._producers = {name: node for node in self.nodes for name in node.output}
+
+    def is_float(self, tensor: str) -> bool:
+        """Whether ``tensor`` is known to be FP32."""
+        if tensor in self.weights:
+            return bool(self.weights[tensor].data_type == DataType.FP32.onnx)
+        return self._types.get(tensor) == DataType.FP32.onnx
+
+    def integer_nodes(self, placement: Placement) -> list[onnx.NodeProto]:
+        """The nodes that ``placement`` makes integer, in order; none if no linear one is among them."""
+        chosen: dict[str, onnx.NodeProto] = {}
+        scores, _ = self._scores()
+        for node in self.nodes:
+            if node.domain in ("", "ai.onnx") and node.name not in scores and self._fits(node, placement, chosen):
+                chosen[node.name] = node
+        return list(chosen.values()) if any(node.op_type in LINEAR_OPS for node in chosen.values()) else []
+
+    def activations(self, nodes: Iterable[onnx.NodeProto]) -> list[str]:
+        """The FP32 tensors that ``nodes`` read and write, without weights, in order."""
+        names = [name for node in nodes for name in (*node.input, *node.output)]
+        return [name for name in dict.fromkeys(names) if name and name not in self.weights and self.is_float(name)]
+
+    def unclippable(self) -> set[str]:
+        """Tensors whose largest values must not be cut off (rules 2 and 3)."""
+        _, tensors = self._scores()
+        return tensors | set(self.output_names)
+
+    def fixed_ranges(self) -> dict[str, Range]:
+        """The ranges that are known without data (rule 3)."""
+        return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
+
+    def _scores(self) -> tuple[set[str], set[str]]:
+        """Names of the nodes, and of the tensors, between a Softmax and the last linear operators before it."""
+        nodes: set[str] = set()
+        tensors: set[str] = set()
+        waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax")]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor in tensors or tensor in self.weights:
+                continue
+            tensors.add(tensor)
+            producer = self._producers.get(tensor)
+            if producer is not None and producer.op_type in _SCORE_OPS:
+                nodes.add(producer.name)
+                waiting += [name for name in producer.input if self.is_float(name)]
+        return nodes, tensors
+
+    def _fits(self, node: onnx.NodeProto, placement: Placement, chosen: dict[str, onnx.NodeProto]) -> bool:
+        if not (self.is_float(node.input[0]) and self.is_float(node.output[0])):
+            return False
+        if node.op_type in LINEAR_OPS:
+            return self._fits_linear(node, placement)
+        if node.op_type in _ACTIVATIONS:
+            producer = self._producers.get(node.input[0])
+            return producer is not None and producer.name in chosen and self._keeps_zero(node)
+        return placement is Placement.WIDE and node.op_type in _WIDE_OPS
+
+    def _fits_linear(self, node: onnx.NodeProto, placement: Placement) -> bool:
+        factor = self.weights.get(node.input[1])
+        if factor is None:
+            two_activations = node.op_type == "MatMul" and node.input[0] not in self.weights
+            return two_activations and placement is Placement.WIDE and self.is_float(node.input[1])
+        if not self.is_float(node.input[1]) or node.input[0] in self.weights:
+            return False
+        if node.op_type == "MatMul":
+            return len(factor.dims) == 2
+        return self._fits_bias(node, factor)
+
+    def _fits_bias(self, node: onnx.NodeProto, factor: onnx.TensorProto) -> bool:
+        """The bias becomes INT32 with a scale for each output channel, so it must be constant, with one value a channel."""
+        if len(node.input) < 3 or not node.input[2]:
+            return True
+        transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        channels = factor.dims[0] if node.op_type == "Conv" or transposed else factor.dims[1]
+        bias = self.weights.get(node.input[2])
+        return bias is not None and self.is_float(node.input[2]) and list(bias.dims) == [channels]
+
+    def _keeps_zero(self, node: onnx.NodeProto) -> bool:
+        """Whether zero passes the activation unchanged: only then can an integer range, which always has zero, stand for it."""
+        if node.op_type == "Relu":
+            return True
+        bounds = {attribute.name: attribute.f for attribute in node.attribute}
+        for name, place in (("min", 1), ("max", 2)):
+            if len(node.input) > place and node.input[place]:
+                bound = self._scalar(node.input[place])
+                if bound is None:
+                    return False
+                bounds[name] = float(bound)
+        return bool(bounds.get("min", -np.inf) <= 0 <= bounds.get("max", np.inf))
+
+    def _scalar(self, tensor: str) -> Array | None:
+        weight = self.weights.get(tensor)
+        return None if weight is None else numpy_helper.to_array(weight).reshape(())
+
+
+def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
+    version = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), _OPSET)
+    if version >= _OPSET:
+        return proto
+    try:
+        return onnx.version_converter.convert_version(proto, _OPSET)
+    except Exception as error:  # the converter raises RuntimeError and more, by operator
+        raise Unsupported(
+            f"the model is of opset {version}, too old for INT8, and cannot be converted",
+            f"export it with opset {_OPSET} or later",
+        ) from error
+
+
+def _constants_to_initializers(graph: onnx.GraphProto) -> None:
+    """ONNX Runtime's quantiser takes weights from initialisers only; the checker has seen that names are unique."""
+    kept = []
+    for node in graph.node:
+        tensors = [attribute.t for attribute in node.attribute if attribute.name == "value"]
+        if node.op_type == "Constant" and tensors and node.output[0] not in {value.name for value in graph.output}:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(tensors[0])
+            tensor.name = node.output[0]
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)

@@ -1,0 +1,49 @@
+"""Which integers to calculate with: decided by what the CPU multiplies fast and without saturation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.resources import MachineFacts
+from penstock.tensor import DataType
+
+_X86 = {"x86_64", "amd64", "i686"}
+_ARM = {"aarch64", "arm64"}
+
+
+class IntegerScheme(msgspec.Struct, frozen=True):
+    """Integer types of activations (one scale a tensor) and weights (one scale an output channel, symmetric)."""
+
+    activation: DataType
+    weight: DataType
+    reduce_range: bool
+    """Weights take 7 of their 8 bits, so that two products added in 16 bits do not saturate."""
+    reason: str
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether zero is the middle of the activations' integers (signed) or anywhere (unsigned)."""
+        return self.activation is DataType.INT8
+
+    @property
+    def activation_limits(self) -> tuple[int, int]:
+        """The smallest and largest integer of an activation."""
+        return (-127, 127) if self.symmetric else (0, 255)
+
+
+def integer_scheme(machine: MachineFacts) -> IntegerScheme:
+    """The scheme for ``machine``; what it gains there must still be measured."""
+    architecture = machine.architecture.lower()
+    if architecture in _ARM:
+        kernels = "dot-product instructions" if machine.has_integer_dot_product else "NEON kernels"
+        return IntegerScheme(DataType.INT8, DataType.INT8, False, f"ARM: {kernels} multiply signed by signed bytes")
+    if architecture in _X86 and machine.has_integer_dot_product:
+        return IntegerScheme(
+            DataType.UINT8, DataType.INT8, False, "x86 with VNNI or AMX: unsigned by signed bytes, added in 32 bits"
+        )
+    return IntegerScheme(
+        DataType.UINT8,
+        DataType.INT8,
+        True,
+        "no integer dot product: pairs of products are added in 16 bits, which saturate unless weights have 7 bits",
+    )
