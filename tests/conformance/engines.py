@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -214,27 +215,21 @@ class EngineConformance:
 
     def test_threads_run_at_once_and_answers_stay_apart(self) -> None:
         # One model for all threads if it is reentrant, else one each, loaded at once.
-        shared = self.load(models.linear(64, 64), threads=1)
-        weight, failures = models.linear_weight(64, 64), []
+        shared, weight = self.load(models.linear(64, 64), threads=1), models.linear_weight(64, 64)
         start = threading.Barrier(4, timeout=30)
 
-        def ask(number: int) -> None:
+        def wrong_answers(number: int) -> list[int]:
             start.wait()
             model = shared if shared.reentrant else self.load(models.linear(64, 64), threads=1)
+            wrong = []
             for batch in range(1, 30):
                 x = np.full((batch, 64), number * 100 + batch, np.float32)
-                y = model.forward({"x": x})["y"]
-                if not np.allclose(y, x @ weight, rtol=1e-3, atol=1e-1):
-                    failures.append((number, batch))
+                if not np.allclose(model.forward({"x": x})["y"], x @ weight, rtol=1e-3, atol=1e-1):
+                    wrong.append(batch)
+            return wrong
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-        assert not failures
-        assert start.broken is False
-        assert not any(thread.is_alive() for thread in threads)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(wrong_answers, range(4))) == [[], [], [], []]
 
     def test_estimate_bounds_what_a_model_of_20_mb_takes(self, tmp_path: Path) -> None:
         artifact = models.linear(2240, 2240)
