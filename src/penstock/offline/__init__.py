@@ -1,0 +1,1 @@
+"""The offline half: from a trained model to a bundle."""

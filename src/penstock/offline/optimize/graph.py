@@ -1,0 +1,185 @@
+"""Questions about a graph, and edits of it, that several passes need.
+
+The passes keep one invariant: a name denotes the same tensor before and after. So graph outputs keep their names, and
+``verify.py`` can compare intermediate tensors of the original and the optimised model by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from penstock.tensor import Array
+
+NON_DETERMINISTIC = frozenset(
+    {
+        "Bernoulli",
+        "Dropout",  # in training mode
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
+"""Operators that may answer differently to the same inputs."""
+
+FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+
+
+def plain_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """The top graph's nodes of the standard domain without subgraphs, in order; the graph may be edited meanwhile."""
+    for node in list(model.graph):
+        if node.graph is not None and node.domain == "" and not has_subgraph(node):
+            yield node
+
+
+def has_subgraph(node: ir.Node) -> bool:
+    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in kinds for attribute in node.attributes.values())
+
+
+def opset(model: ir.Model) -> int:
+    """The version of the standard operators that the model imports; 0 if it imports none."""
+    return model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether ``value`` is an initialiser that no caller can override."""
+    return value is not None and value.is_initializer() and value.const_value is not None and not value.is_graph_input()
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """The array of a constant value, not to be written to; None if it is not constant."""
+    if value is None or not is_constant(value) or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """Input ``index`` of ``node``; None if it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def is_used(value: ir.Value) -> bool:
+    """Whether a node, in a subgraph as well, or the caller reads ``value``."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def sole_consumer(value: ir.Value) -> ir.Node | None:
+    """The node that alone reads ``value``, once, in the same graph; None if others read it or it is a graph output."""
+    uses = value.uses()
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    (use,) = uses
+    producer = value.producer()
+    return use.node if producer is not None and use.node.graph is producer.graph else None
+
+
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of ``value`` if every dimension is known."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        return None
+    return tuple(int(dim) for dim in value.shape.numpy())
+
+
+def rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else value.shape.rank()
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
+    attribute = node.attributes.get(name)
+    return None if attribute is None else list(attribute.as_ints())
+
+
+def float_attribute(node: ir.Node, name: str, default: float) -> float:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_float()
+
+
+def add_constant(graph: ir.Graph, array: Array, like: str) -> ir.Value:
+    """A new initialiser of ``graph`` holding ``array``, with a free name made from ``like``."""
+    taken = _names(graph)
+    number = 1
+    while (name := f"{like}_folded{number}") in taken:
+        number += 1
+    tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
+    return _register(graph, tensor, name)
+
+
+def replace_by_constant(node: ir.Node, array: Array | ir.TensorProtocol) -> None:
+    """Remove ``node``; its only output, not a graph output, becomes an initialiser of the same name."""
+    graph, output = node.graph, node.outputs[0]
+    assert isinstance(graph, ir.Graph)
+    assert output.name is not None
+    tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape)) if isinstance(array, np.ndarray) else array
+    name, output.name = output.name, None
+    tensor.name = name
+    output.replace_all_uses_with(_register(graph, tensor, name))
+    graph.remove(node, safe=True)
+
+
+def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
+    """Remove ``node``, whose first output equals ``source`` and whose others are unused; False if it cannot be removed.
+
+    A graph output keeps its name: the producer of ``source`` then writes it. That needs a producer in the same graph, and
+    ``source`` not to be a graph output itself.
+    """
+    graph, output = node.graph, node.outputs[0]
+    assert isinstance(graph, ir.Graph)
+    if output.is_graph_output():
+        producer = source.producer()
+        if producer is None or producer.graph is not graph or source.is_graph_output():
+            return False
+        name, output.name = output.name, None
+        source.name, source.type = name, output.type or source.type
+        source.shape = output.shape or source.shape
+        output.replace_all_uses_with(source, replace_graph_outputs=True)
+    else:
+        output.replace_all_uses_with(source)
+    graph.remove(node, safe=True)
+    return True
+
+
+def replace_pair(
+    first: ir.Node, second: ir.Node, op_type: str, inputs: list[ir.Value | None], attributes: list[ir.Attr]
+) -> None:
+    """One node of ``op_type`` in place of ``first`` and of ``second``, the sole consumer of its only used output.
+
+    The new node stands where ``second`` stood and writes the same value under the same name.
+    """
+    graph, output = second.graph, second.outputs[0]
+    assert isinstance(graph, ir.Graph)
+    node = ir.Node("", op_type, inputs, attributes, num_outputs=1, name=first.name)
+    result = node.outputs[0]
+    name, output.name = output.name, None
+    result.name, result.type, result.shape = name, output.type, output.shape
+    graph.insert_before(second, node)
+    output.replace_all_uses_with(result, replace_graph_outputs=True)
+    graph.remove([first, second], safe=True)
+
+
+def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+    value = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def _names(graph: ir.Graph) -> set[str | None]:
+    """Every name in ``graph`` and its subgraphs, which share one name space."""
+    names: set[str | None] = {value.name for value in graph.inputs} | set(graph.initializers)
+    for node in graph.all_nodes():
+        names.update(value.name for value in node.outputs)
+    for subgraph in graph.subgraphs():
+        names.update(value.name for value in subgraph.inputs)
+        names.update(subgraph.initializers)
+    return names

@@ -1,0 +1,155 @@
+"""Reading an artifact as an ``onnx_ir`` model, and writing it back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+from penstock.artifact import Artifact, Format
+from penstock.errors import InvalidModel, Unsupported
+
+_LIMIT_BYTES = 2 << 30
+_EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
+
+
+def load_model(artifact: Artifact) -> ir.Model:
+    """The model of ``artifact``, self-contained: external data is read in when ``artifact.path`` says where it lies.
+
+    Initialisers that a model older than IR version 4 lists as inputs, as it had to, become plain initialisers.
+    Raises InvalidModel if the bytes are corrupt, or ``onnx.checker`` refuses them, or external data is missing or outside
+    the model's folder; Unsupported for models over 2 GiB and for sparse initialisers.
+    """
+    return _from_proto(read_proto(artifact))
+
+
+def read_proto(artifact: Artifact) -> onnx.ModelProto:
+    """The checked protobuf of ``artifact``, external data read in. Raises as ``load_model``."""
+    if artifact.format is not Format.ONNX:
+        raise Unsupported(f"format '{artifact.format.value}' is not ONNX", "convert the model to ONNX first")
+    if artifact.size_bytes >= _LIMIT_BYTES:
+        raise _too_large(artifact.size_bytes)
+    try:
+        proto = onnx.load_model_from_string(artifact.data)
+    except DecodeError as error:
+        raise InvalidModel("this is not an ONNX file, or one that is truncated or corrupt", _EXPORT_AGAIN) from error
+    _embed_external_data(proto, artifact.path)
+    if proto.graph.sparse_initializer:
+        raise Unsupported("the model has sparse initialisers", "export it with dense weights")
+    try:
+        onnx.checker.check_model(proto)
+    except Exception as error:  # the checker raises ValidationError and, on bad fields, ValueError
+        raise InvalidModel(f"onnx.checker refuses the model: {_first_line(error)}", _EXPORT_AGAIN) from error
+    if proto.ir_version < 4:
+        _drop_initializers_from_inputs(proto.graph)
+        proto.ir_version = 4
+    return proto
+
+
+def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
+    """The model with the types and shapes that ONNX shape inference finds; without them where it fails."""
+    # Shapes are a bonus: rules that need one leave the node alone without.
+    with contextlib.suppress(Exception):
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    return _from_proto(proto)
+
+
+def is_self_contained(artifact: Artifact) -> bool:
+    """Whether no weight lies in an external file."""
+    return not any(uses_external_data(tensor) for tensor in _tensors(onnx.load_model_from_string(artifact.data)))
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    """Serialise; the same model gives the same bytes."""
+    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+def count_by_op_type(model: ir.Model) -> dict[str, int]:
+    """Number of nodes of each operator, subgraphs included, by name in alphabetical order."""
+    counts = Counter(node.op_type for node in model.graph.all_nodes())
+    return dict(sorted(counts.items()))
+
+
+def _from_proto(proto: onnx.ModelProto) -> ir.Model:
+    try:
+        model: ir.Model = ir.from_proto(proto)
+    except Exception as error:  # onnx_ir wraps whatever it stumbles over
+        raise InvalidModel(f"the model cannot be read: {_first_line(error)}", _EXPORT_AGAIN) from error
+    return model
+
+
+def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
+    tensors = [tensor for tensor in _tensors(proto) if uses_external_data(tensor)]
+    if not tensors:
+        return
+    if path is None:
+        raise InvalidModel(
+            "the model keeps weights in external files, but it is not known where they lie",
+            "load it from its file, or save it with the weights inside",
+        )
+    folder = path.parent.resolve()
+    size = proto.ByteSize()
+    for tensor in tensors:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        file = (folder / location).resolve()
+        if not location or not file.is_relative_to(folder):
+            raise InvalidModel(
+                f"external data of '{tensor.name}' lies outside the model's folder: '{location}'",
+                "save the weights beside the model",
+            )
+        if not file.is_file():
+            raise InvalidModel(
+                f"external data file '{location}' of '{tensor.name}' is missing", "put it beside the model"
+            )
+        length = entries.get("length", "")
+        size += int(length) if length.isdigit() else file.stat().st_size
+        if size >= _LIMIT_BYTES:
+            raise _too_large(size)
+        try:
+            load_external_data_for_tensor(tensor, str(folder))
+        except Exception as error:  # offsets beyond the file, unreadable files: one meaning
+            raise InvalidModel(
+                f"external data of '{tensor.name}' cannot be read: {_first_line(error)}", _EXPORT_AGAIN
+            ) from error
+
+
+def _tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Every tensor of the model: initialisers and attributes, in subgraphs and functions as well."""
+    found: list[onnx.TensorProto] = []
+    graphs = [proto.graph]
+    nodes = [node for function in proto.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            found += graph.initializer
+            nodes += graph.node
+        for node in nodes:
+            for attribute in node.attribute:
+                graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
+                found += [attribute.t] if attribute.HasField("t") else attribute.tensors
+        nodes = []
+    return found
+
+
+def _drop_initializers_from_inputs(graph: onnx.GraphProto) -> None:
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _too_large(size_bytes: int) -> Unsupported:
+    return Unsupported(
+        f"the model takes {size_bytes / (1 << 30):.1f} GiB, and ONNX files end at 2 GiB",
+        "export it in FP16 or in parts",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:400] or type(error).__name__

@@ -1,0 +1,25 @@
+"""The passes, one a file. ``default_passes`` lists those that every build runs, in their order."""
+
+from __future__ import annotations
+
+from penstock.offline.optimize.base import Pass
+from penstock.offline.optimize.passes.bias_folding import BiasFolding
+from penstock.offline.optimize.passes.common_subexpression import CommonSubexpression
+from penstock.offline.optimize.passes.constant_folding import ConstantFolding
+from penstock.offline.optimize.passes.conv_batch_norm import ConvBatchNorm
+from penstock.offline.optimize.passes.dead_code import DeadCode
+from penstock.offline.optimize.passes.identity_elimination import IdentityElimination
+from penstock.offline.optimize.passes.matmul_add import MatMulAdd
+
+
+def default_passes() -> list[Pass]:
+    """Constants first, since the folding rules look for them; dead code last, since the others leave some."""
+    return [
+        ConstantFolding(),
+        IdentityElimination(),
+        CommonSubexpression(),
+        MatMulAdd(),
+        ConvBatchNorm(),
+        BiasFolding(),
+        DeadCode(),
+    ]

@@ -1,0 +1,75 @@
+"""Fold a constant per channel, added or multiplied, into the Conv, ConvTranspose or Gemm before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.linear import read_linear
+from penstock.tensor import Array
+
+
+class BiasFolding(Pass):
+    """``y + c``, ``y - c``, ``c - y``, ``c y`` and ``y / c`` become part of the weight and bias that make ``y``.
+
+    Folded:
+
+    1. Add, on either side, into the bias; a missing bias is made, Gemm's ``alpha`` stays and its ``beta`` is multiplied in.
+    2. Sub: ``c`` taken from ``y`` goes into the bias; ``y`` taken from ``c`` negates weight and bias as well.
+    3. Mul on either side, and Div by ``c``, into weight and bias.
+
+    Left alone:
+
+    4. Another node, a subgraph or the caller reads ``y`` too.
+    5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel: ``[C]`` and ``[1, W]`` after a Conv lie
+       along its last axis, ``[N, 1]`` after a Gemm along its rows, and a ``c`` of higher rank or more channels changes the shape.
+    6. ``c / y``, which is not linear; a Div by zero and other results that are not finite.
+    """
+
+    name = "bias_folding"
+
+    def call(self, model: ir.Model) -> PassResult:
+        modified = False
+        for node in graph.plain_nodes(model):
+            if node.op_type in _SCALE_AND_SHIFT:
+                modified |= any(_fold(node, side) for side in (0, 1))
+        return PassResult(modified)
+
+
+def _fold(node: ir.Node, side: int) -> bool:
+    """Fold ``node`` into the producer of its input ``side``, if that is linear and the other input constant."""
+    source = node.inputs[side] if node.graph is not None else None
+    linear = read_linear(source.producer()) if source is not None else None
+    if linear is None or source is None or graph.sole_consumer(source) is not node:
+        return False  # Rule 4
+    array = graph.constant(node.inputs[1 - side])
+    constant = linear.per_channel(array) if array is not None else None
+    if constant is None or (node.op_type == "Div" and side == 1):
+        return False  # Rules 5, 6
+    with np.errstate(divide="ignore"):
+        scale, shift = _SCALE_AND_SHIFT[node.op_type](constant, side)
+    if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
+        return False  # Rule 6
+    return linear.fold(node, scale, shift)
+
+
+def _add(constant: Array, _side: int) -> tuple[Array, Array]:
+    return np.ones_like(constant), constant  # Rule 1
+
+
+def _sub(constant: Array, side: int) -> tuple[Array, Array]:
+    ones = np.ones_like(constant)
+    return (ones, -constant) if side == 0 else (-ones, constant)  # Rule 2
+
+
+def _mul(constant: Array, _side: int) -> tuple[Array, Array]:
+    return constant, np.zeros_like(constant)  # Rule 3
+
+
+def _div(constant: Array, _side: int) -> tuple[Array, Array]:
+    return 1.0 / constant, np.zeros_like(constant)  # Rule 3
+
+
+_SCALE_AND_SHIFT = {"Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div}

@@ -1,0 +1,78 @@
+"""Compute equal things once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+
+import onnx_ir as ir
+
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.base import Pass, PassResult
+
+
+class CommonSubexpression(Pass):
+    """Of several equal constants or nodes the first stays, and the readers of the others read it instead.
+
+    Merged (value numbering: Cocke and Schwartz, "Programming Languages and Their Compilers", 1970):
+
+    1. Initialisers of equal type, shape and bytes.
+    2. Nodes of one standard operator with the same inputs, equal attributes, tensors included, and the same outputs present.
+       Nodes are visited in order, so equal chains merge as a whole.
+
+    Left alone:
+
+    3. Operators that may answer differently each time, other domains, and nodes with subgraphs.
+    4. Graph inputs and outputs: they keep their own tensors.
+    """
+
+    name = "common_subexpression"
+
+    def call(self, model: ir.Model) -> PassResult:
+        constants = _merge_constants(model.graph)
+        nodes = _merge_nodes(model)
+        return PassResult(constants or nodes)
+
+
+def _merge_constants(model_graph: ir.Graph) -> bool:
+    first: dict[Hashable, ir.Value] = {}
+    modified = False
+    for name, value in list(model_graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or not graph.is_constant(value) or value.is_graph_output():
+            continue  # Rule 4
+        if tensor.dtype == ir.DataType.STRING:
+            continue
+        key = (tensor.dtype, tuple(tensor.shape.numpy()), hashlib.sha256(tensor.tobytes()).digest())
+        same = first.setdefault(key, value)
+        if same is not value:
+            value.replace_all_uses_with(same)  # Rule 1
+            del model_graph.initializers[name]
+            modified = True
+    return modified
+
+
+def _merge_nodes(model: ir.Model) -> bool:
+    first: dict[Hashable, ir.Node] = {}
+    modified = False
+    for node in graph.plain_nodes(model):  # Rule 3
+        if node.op_type in graph.NON_DETERMINISTIC:
+            continue  # Rule 3
+        same = first.setdefault(_key(node), node)
+        if same is node or any(output.is_graph_output() for output in node.outputs):
+            continue  # Rule 4
+        for output, replacement in zip(node.outputs, same.outputs, strict=True):
+            output.replace_all_uses_with(replacement)  # Rule 2
+        model.graph.remove(node, safe=True)
+        modified = True
+    return modified
+
+
+def _key(node: ir.Node) -> Hashable:
+    inputs = tuple(None if value is None else id(value) for value in node.inputs)
+    outputs = tuple(bool(output.name) for output in node.outputs)
+    attributes = sorted(
+        (name, ir.to_proto(attribute).SerializeToString(deterministic=True))
+        for name, attribute in node.attributes.items()
+    )
+    return node.op_type, inputs, outputs, tuple(attributes)

@@ -1,0 +1,73 @@
+"""Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.linear import Linear, read_linear
+from penstock.tensor import Array
+
+
+class ConvBatchNorm(Pass):
+    """``gamma (y - mean) / sqrt(variance + epsilon) + beta`` becomes part of the weight and bias that make ``y``.
+
+    Folded (Jacob et al. 2018, §3.2):
+
+    1. BatchNormalization of a Conv, ConvTranspose (grouped or not) or Gemm whose weight and bias are constants. Weights that
+       other nodes share are copied.
+
+    Left alone:
+
+    2. Another node, a subgraph or the caller reads ``y`` too.
+    3. BatchNormalization in training mode, with a second output in use, per activation (``spatial`` = 0), or older than
+       opset 7, where that could not be told.
+    4. Parameters that are not constant, not one per channel, or give a weight that is not finite.
+    """
+
+    name = "conv_batch_norm"
+
+    def call(self, model: ir.Model) -> PassResult:
+        modified = False
+        for node in graph.plain_nodes(model):
+            if node.op_type == "BatchNormalization" and _is_inference(node, graph.opset(model)):
+                modified |= _fold(node)
+        return PassResult(modified)
+
+
+def _is_inference(node: ir.Node, opset: int) -> bool:
+    # Rule 3
+    return (
+        opset >= 7
+        and graph.int_attribute(node, "training_mode", 0) == 0
+        and graph.int_attribute(node, "spatial", 1) == 1
+        and not any(graph.is_used(output) for output in node.outputs[1:])
+    )
+
+
+def _fold(node: ir.Node) -> bool:
+    source = node.inputs[0]
+    linear = read_linear(source.producer()) if source is not None else None
+    if linear is None or source is None or graph.sole_consumer(source) is not node:
+        return False  # Rules 1, 2
+    parameters = _parameters(node, linear)
+    if parameters is None:
+        return False  # Rule 4
+    gamma, beta, mean, variance = parameters
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = gamma / np.sqrt(variance + graph.float_attribute(node, "epsilon", 1e-5))
+    if not np.isfinite(scale).all():
+        return False  # Rule 4
+    return linear.fold(node, scale, beta - mean * scale)  # Rule 1
+
+
+def _parameters(node: ir.Node, linear: Linear) -> list[Array] | None:
+    found = []
+    for value in node.inputs[1:5]:
+        array = graph.constant(value)
+        if array is None or array.shape != (linear.channels,):
+            return None
+        found.append(array.astype(np.float64))
+    return found if len(found) == 4 else None

@@ -1,0 +1,37 @@
+"""Remove what nobody reads."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.base import Pass, PassResult
+
+
+class DeadCode(Pass):
+    """Nodes and initialisers whose values no node, no subgraph and no caller reads are removed.
+
+    Removed:
+
+    1. Nodes of the standard operators, last first, so that a whole dead branch goes at once.
+    2. Initialisers.
+
+    Left alone:
+
+    3. Operators of other domains, which may do more than compute; nodes with subgraphs.
+    4. Inputs of the graph, and initialisers behind them: they are the model's signature.
+    """
+
+    name = "dead_code"
+
+    def call(self, model: ir.Model) -> PassResult:
+        modified = False
+        for node in reversed(list(graph.plain_nodes(model))):  # Rule 3
+            if not any(graph.is_used(output) for output in node.outputs):
+                model.graph.remove(node, safe=True)  # Rule 1
+                modified = True
+        for name, value in list(model.graph.initializers.items()):
+            if not graph.is_used(value) and not value.is_graph_input():  # Rule 4
+                del model.graph.initializers[name]  # Rule 2
+                modified = True
+        return PassResult(modified)

@@ -1,0 +1,71 @@
+"""Inputs on which two models are compared: made from a signature, seeded, meant to be awkward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+_SEED = 20_111
+_FREE_SIZES = (8, 32, 64, 224)
+_CASES = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative", 1))
+
+# FP16 ends at 65504, which a few layers reach from a hundred.
+_LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
+
+
+class Sample(dict[str, Array]):
+    """Inputs by name, with a ``label`` to call them by in messages."""
+
+    def __init__(self, label: str, inputs: dict[str, Array]) -> None:
+        super().__init__(inputs)
+        self.label = label
+
+
+def generate(signature: Signature, free_size: int) -> Iterator[Sample]:
+    """The same samples every time: normal at batch 1 and 3, zeros, large and negative at batch 1.
+
+    Free first axes are the batch; every other free dimension is ``free_size``. Integers stay within 0 to 1, so that they are
+    in range as indices, except that ``large`` takes them up to 99; a caller drops what the model refuses.
+    """
+    seen = set()
+    for kind, batch in _CASES:
+        shapes = tuple(_shape(spec, batch, free_size) for spec in signature.inputs)
+        if (kind, shapes) in seen:
+            continue
+        seen.add((kind, shapes))
+        rng = np.random.default_rng([_SEED, batch, len(seen)])
+        inputs = {
+            spec.name: _array(spec, shape, kind, rng) for spec, shape in zip(signature.inputs, shapes, strict=True)
+        }
+        yield Sample(f"{kind} values at batch {batch}", inputs)
+
+
+def free_sizes(signature: Signature) -> tuple[int, ...]:
+    """Sizes to try for free dimensions beyond the first axis, smallest first; one where there are none."""
+    is_free = any(-1 in spec.shape[1:] for spec in signature.inputs)
+    return _FREE_SIZES if is_free else _FREE_SIZES[:1]
+
+
+def _shape(spec: TensorSpec, batch: int, free_size: int) -> tuple[int, ...]:
+    return tuple((batch if axis == 0 else free_size) if dim == -1 else dim for axis, dim in enumerate(spec.shape))
+
+
+def _array(spec: TensorSpec, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Array:
+    datatype = spec.datatype
+    if datatype is DataType.BYTES:
+        return np.full(shape, b"a", np.object_)
+    if not datatype.is_float:
+        top = {"zeros": 1, "large": 2 if datatype is DataType.BOOL else 100}.get(kind, 2)
+        return np.asarray(rng.integers(0, top, shape)).astype(datatype.dtype)
+    normal = np.asarray(rng.standard_normal(shape))
+    match kind:
+        case "zeros":
+            normal = np.zeros(shape)
+        case "large":
+            normal = normal * _LARGE.get(datatype, 100.0)
+        case "negative":
+            normal = -np.abs(normal)
+    return normal.astype(datatype.dtype)

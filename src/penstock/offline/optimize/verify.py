@@ -1,0 +1,195 @@
+"""Answers unchanged: the original and the changed model, run in ONNX Runtime on the same inputs and compared.
+
+ONNX Runtime's own optimisations are off and it has one thread, so that a difference comes from the change alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from penstock.artifact import Artifact
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import PenstockError
+from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.samples import Sample, free_sizes, generate
+from penstock.tensor import Array, DataType
+
+_OPTIONS = {"graph_level": "disabled", "threads": 1}
+_MAX_GIVEN = 8
+
+# Rounding differs by a few units in the last place per layer; what a wrong rewrite does is larger by orders of magnitude.
+_TOLERANCES = {
+    ir.DataType.BFLOAT16: 5e-2,
+    ir.DataType.FLOAT16: 1e-2,
+    ir.DataType.FLOAT: 1e-4,
+    ir.DataType.DOUBLE: 1e-6,
+}
+
+# Below this part of an output's largest magnitude over all samples, rounding is all there is to compare.
+_NEGLIGIBLE = 1e-3
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What comparing found: ``failure`` is empty if the answers agree, and else says where and by how much they do not."""
+
+    max_relative_error: float | None
+    failure: str = ""
+
+
+class Verifier:
+    """Holds the original's answers, and compares changed models with them.
+
+    Compared are generated samples (``samples.py``), less those that the original refuses, and up to 8 of the caller's.
+    Answers agree if shapes and datatypes are the same, NaN and infinities are in the same places, integers, booleans and
+    text are equal, and for floats ``max |new - old| / max |old|`` is at most ``tolerance``; its default follows from the
+    narrowest float type among the model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for FP64.
+
+    ``obstacle`` says why nothing can be compared; it is empty if something can. Raises InvalidArgument if a sample of the
+    caller's does not fit the model's signature.
+    """
+
+    def __init__(
+        self, original: Artifact, samples: Sequence[Mapping[str, Array]] = (), tolerance: float | None = None
+    ) -> None:
+        self.obstacle = ""
+        self.tolerance = _tolerance(ir.from_proto(read_proto(original))) if tolerance is None else tolerance
+        self._original = original
+        self._answers: list[tuple[Sample, dict[str, Array]]] = []
+        try:
+            model = _load(original)
+        except PenstockError as error:
+            self.obstacle = error.message
+            return
+        for index, inputs in enumerate(samples[:_MAX_GIVEN]):
+            model.signature.check(inputs)
+            self._answer(model, Sample(f"sample {index}", dict(inputs)))
+        for size in free_sizes(model.signature):
+            generated = [self._answer(model, sample) for sample in generate(model.signature, size)]
+            if any(generated):
+                break
+        if not self._answers:
+            self.obstacle = f"the original model fails on every input that was tried: {self.obstacle}"
+        else:
+            self.obstacle = ""
+        self._magnitudes = _magnitudes([outputs for _, outputs in self._answers])
+
+    def check(self, data: bytes) -> Verdict:
+        """Compare the changed model ``data`` with the original on every sample; stops at the first that disagrees."""
+        if self.obstacle:
+            return Verdict(None, f"unverifiable: {self.obstacle}")
+        largest = 0.0
+        try:
+            model = _load(Artifact.from_bytes(data))
+            for sample, expected in self._answers:
+                outputs = model.forward(sample)
+                for name, want in expected.items():
+                    error, reason = compare(want, outputs.get(name), self._magnitudes.get(name, 0.0))
+                    largest = max(largest, error)
+                    if error > self.tolerance:
+                        return Verdict(largest, self._failure(name, reason, sample, data))
+        except PenstockError as failure:
+            return Verdict(None, f"the changed model does not run: {failure.message}")
+        return Verdict(largest)
+
+    def _answer(self, model: LoadedModel, sample: Sample) -> bool:
+        try:
+            self._answers.append((sample, model.forward(sample)))
+        except PenstockError as error:
+            self.obstacle = error.message
+            return False
+        return True
+
+    def _failure(self, name: str, reason: str, sample: Sample, data: bytes) -> str:
+        where = first_divergence(self._original, data, sample, self.tolerance)
+        return f"output '{name}': {reason} on {sample.label}" + (f"; first divergent tensor: {where}" if where else "")
+
+
+def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[float, str]:
+    """``(error, what differs)``: the relative error of floats, infinite for a difference of any other kind, 0 if none.
+
+    ``magnitude`` is the largest that the tensor gets on any sample; against a thousandth of it errors of small ``old`` are
+    measured.
+    """
+    if reason := _differs_in_kind(old, new):
+        return float("inf"), reason
+    assert new is not None
+    if not _is_float(old):
+        differing = int((old != new).sum())
+        return (float("inf"), f"{differing} of {old.size} values differ") if differing else (0.0, "")
+    before, after = old.astype(np.float64), new.astype(np.float64)
+    finite = np.isfinite(before)
+    if not np.array_equal(before[~finite], after[~finite], equal_nan=True) or not np.isfinite(after[finite]).all():
+        return float("inf"), "NaN or infinite values are in other places"
+    difference = _largest(after[finite] - before[finite])
+    if difference == 0.0:
+        return 0.0, ""
+    scale = max(_largest(before), _NEGLIGIBLE * magnitude)
+    error = difference / scale if scale else float("inf")
+    return error, f"relative error {error:.2g}"
+
+
+def first_divergence(original: Artifact, data: bytes, sample: Sample, tolerance: float) -> str:
+    """The first tensor, in the changed model's order, that both models have by name and that differs; empty if not found.
+
+    Its type is that of the node which makes it: ``'h3' (Conv)``.
+    """
+    old, new = read_proto(original), onnx.load_model_from_string(data)
+    known = {name for node in old.graph.node for name in node.output}
+    made_by = {name: node.op_type for node in new.graph.node for name in node.output if name and name in known}
+    try:
+        before, after = (_run_showing(proto, list(made_by), sample) for proto in (old, new))
+    except PenstockError:
+        return ""
+    for name, op_type in made_by.items():
+        if compare(before[name], after[name])[0] > tolerance:
+            return f"'{name}' ({op_type})"
+    return ""
+
+
+def _run_showing(proto: onnx.ModelProto, names: list[str], sample: Sample) -> dict[str, Array]:
+    outputs = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
+    return _load(Artifact.from_bytes(proto.SerializeToString())).forward(sample)
+
+
+def _load(artifact: Artifact) -> LoadedModel:
+    return get_engine("onnxruntime").load(artifact, _OPTIONS)
+
+
+def _differs_in_kind(old: Array, new: Array | None) -> str:
+    if new is None:
+        return "is missing"
+    if old.dtype != new.dtype:
+        return f"is {new.dtype}, was {old.dtype}"
+    if old.shape != new.shape:
+        return f"has shape {list(new.shape)}, had {list(old.shape)}"
+    return ""
+
+
+def _is_float(array: Array) -> bool:
+    return DataType.from_numpy(array.dtype).is_float
+
+
+def _largest(array: Array) -> float:
+    """The largest finite magnitude, 0 if there is none."""
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+
+
+def _magnitudes(answers: list[dict[str, Array]]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for outputs in answers:
+        for name, array in outputs.items():
+            if _is_float(array):
+                largest[name] = max(largest.get(name, 0.0), _largest(array.astype(np.float64)))
+    return largest
+
+
+def _tolerance(model: ir.Model) -> float:
+    values = [*model.graph.initializers.values(), *model.graph.inputs, *model.graph.outputs]
+    return max((_TOLERANCES[v.dtype] for v in values if v.dtype in _TOLERANCES), default=_TOLERANCES[ir.DataType.FLOAT])

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from penstock.offline.optimize.samples import free_sizes, generate
+from penstock.tensor import DataType, Signature, TensorSpec
+
+
+def signature(*specs):
+    return Signature(tuple(TensorSpec(f"x{i}", *spec) for i, spec in enumerate(specs)), ())
+
+
+def test_batch_one_and_three_and_awkward_values():
+    samples = list(generate(signature((DataType.FP32, (-1, 4))), free_size=8))
+    assert [(sample.label, sample["x0"].shape) for sample in samples] == [
+        ("normal values at batch 1", (1, 4)),
+        ("normal values at batch 3", (3, 4)),
+        ("zeros values at batch 1", (1, 4)),
+        ("large values at batch 1", (1, 4)),
+        ("negative values at batch 1", (1, 4)),
+    ]
+    _, _, zeros, large, negative = (sample["x0"] for sample in samples)
+    assert not zeros.any()
+    assert np.abs(large).max() > 10
+    assert (negative < 0).all()
+
+
+@pytest.mark.parametrize("datatype", list(DataType))
+def test_every_datatype_fits_its_spec(datatype):
+    specs = signature((datatype, (-1, -1, 3)), (datatype, (2,)))
+    for sample in generate(specs, free_size=8):
+        specs.check(dict(sample))
+        assert sample["x0"].shape[1:] == (8, 3)
+
+
+def test_integers_stay_in_range_as_indices():
+    samples = {sample.label: sample["x0"] for sample in generate(signature((DataType.INT64, (-1, 64))), 8)}
+    assert set(samples["normal values at batch 3"].reshape(-1)) == {0, 1}
+    assert samples["large values at batch 1"].max() > 1
+
+
+def test_the_same_every_time():
+    specs = signature((DataType.FP32, (-1, 4)), (DataType.INT32, (3,)))
+    for one, other in zip(generate(specs, 8), generate(specs, 8), strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_a_fixed_batch_is_not_repeated():
+    assert len(list(generate(signature((DataType.FP32, (2, 4))), 8))) == 4
+
+
+def test_free_sizes_are_tried_only_where_there_are_some():
+    assert len(free_sizes(signature((DataType.FP32, (-1, 4))))) == 1
+    assert len(free_sizes(signature((DataType.FP32, (-1, 3, -1, -1))))) > 1

@@ -1,0 +1,167 @@
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from penstock.errors import InvalidArgument
+from penstock.offline.optimize.verify import Verifier, compare
+
+TEXT = """agraph (float[N, 3] x) => (float[N, 3] y) {
+    a = MatMul(x, w)
+    b = Relu(a)
+    y = Add(b, k)
+}"""
+
+
+@pytest.fixture
+def original(parse, weights):
+    return parse(TEXT, w=weights(3, 3), k=weights(3))
+
+
+def changed(artifact, edit):
+    proto = onnx.load_model_from_string(artifact.data)
+    edit(proto)
+    return proto.SerializeToString()
+
+
+def test_the_same_model_agrees_exactly(original):
+    verdict = Verifier(original).check(original.data)
+    assert verdict.failure == ""
+    assert verdict.max_relative_error == 0.0
+
+
+def test_rounding_is_measured_and_accepted(original):
+    def nudge(proto):
+        array = onnx.numpy_helper.to_array(proto.graph.initializer[0]) * np.float32(1 + 1e-6)
+        proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(array, "w"))
+
+    verdict = Verifier(original).check(changed(original, nudge))
+    assert verdict.failure == ""
+    assert 1e-8 < verdict.max_relative_error < 1e-5
+
+
+def test_names_output_error_sample_and_first_divergent_tensor(original):
+    def replace(proto):
+        proto.graph.node[1].op_type = "Elu"
+
+    verdict = Verifier(original).check(changed(original, replace))
+    assert verdict.failure.startswith("output 'y': relative error ")
+    assert "values at batch" in verdict.failure
+    assert verdict.failure.endswith("first divergent tensor: 'b' (Elu)")
+    assert verdict.max_relative_error > 1e-4
+
+
+def test_a_model_that_does_not_run_fails(original):
+    def rename(proto):
+        proto.graph.input[0].name = "z"
+        proto.graph.node[0].input[0] = "z"
+
+    assert "does not run" in Verifier(original).check(changed(original, rename)).failure
+    assert "does not run" in Verifier(original).check(b"rubbish").failure
+
+
+def test_a_difference_at_batch_three_only_is_found(original):
+    def freeze_batch(proto):
+        proto.graph.node[2].input[0] = "frozen"
+        proto.graph.node.insert(2, onnx.helper.make_node("Reshape", ["b", "one"], ["frozen"]))
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 3]), "one"))
+
+    assert "does not run" in Verifier(original).check(changed(original, freeze_batch)).failure
+
+
+def test_the_callers_samples_count(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Clip(x, low, high) }"
+    wide, narrow = (
+        parse(text, low=np.array(-high, np.float32), high=np.array(high, np.float32)) for high in (1e6, 1e4)
+    )
+    assert Verifier(wide).check(narrow.data).failure == ""
+    sample = {"x": np.full((1, 3), 1e5, np.float32)}
+    assert "on sample 0" in Verifier(wide, [sample]).check(narrow.data).failure
+
+
+def test_a_sample_that_does_not_fit_is_refused(original):
+    with pytest.raises(InvalidArgument, match="data-type"):
+        Verifier(original, [{"x": np.zeros((1, 3))}])
+
+
+def test_a_model_that_fails_on_generated_inputs_is_checked_on_the_callers(parse):
+    # Only 5 columns reshape to this, and the size is not in the signature.
+    text = "agraph (float[A, B] x) => (float[C, D] y) { r = Reshape(x, s)\n y = Mul(r, k) }"
+    artifact = parse(text, s=np.array([7, 5]), k=np.array(2, np.float32))
+    other = parse(text, s=np.array([7, 5]), k=np.array(3, np.float32))
+    sample = {"x": np.ones((5, 7), np.float32)}
+    assert Verifier(artifact, [sample]).check(artifact.data).failure == ""
+    assert "relative error 0.5" in Verifier(artifact, [sample]).check(other.data).failure
+    verdict = Verifier(artifact).check(artifact.data)
+    assert verdict.failure.startswith("unverifiable: the original model fails on every input")
+    assert verdict.max_relative_error is None
+
+
+def test_larger_free_sizes_are_tried_where_small_ones_fail(parse, weights):
+    text = "agraph (float[N, 1, H, W] x) => (float[N, 1, A, B] y) { y = Conv(x, w) }"
+    assert Verifier(parse(text, w=weights(1, 1, 20, 20))).obstacle == ""
+
+
+def test_an_operator_that_the_engine_lacks_is_an_obstacle(parse):
+    artifact = parse("agraph (float[N, 3] x) => (float[N, 3] y) { y = custom.Unknown(x) }")
+    assert "unverifiable" in Verifier(artifact).check(artifact.data).failure
+
+
+def test_verifies_indices_in_range(parse, weights):
+    text = "agraph (int64[N, S] ids) => (float[N, S, 4] y) { y = Gather(table, ids) }"
+    assert Verifier(parse(text, table=weights(2, 4))).obstacle == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float32, 1e-4), (np.float16, 1e-2), (ml_dtypes.bfloat16, 5e-2), (np.float64, 1e-6)]
+)
+def test_tolerance_follows_the_narrowest_type(parse, dtype, tolerance):
+    name = {"float32": "float"}.get(np.dtype(dtype).name, np.dtype(dtype).name.replace("float64", "double"))
+    text = f"agraph ({name}[N, 3] x) => ({name}[N, 3] y) {{ y = Identity(x) }}"
+    assert Verifier(parse(text)).tolerance == tolerance
+
+
+FLOATS = np.array([1.0, -4.0, 2.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (None, "is missing"),
+        (FLOATS.astype(np.float64), "is float64, was float32"),
+        (FLOATS.reshape(3, 1), "has shape [3, 1], had [3]"),
+        (np.array([np.nan, -4, 2], np.float32), "NaN or infinite"),
+        (np.array([np.inf, -4, 2], np.float32), "NaN or infinite"),
+    ],
+)
+def test_compare_finds_differences_of_kind(new, reason):
+    error, found = compare(FLOATS, new)
+    assert error == np.inf
+    assert reason in found
+
+
+def test_compare_measures_against_the_largest_magnitude():
+    error, _ = compare(FLOATS, FLOATS + np.array([0.4, 0, 0], np.float32))
+    assert error == pytest.approx(0.1)
+
+
+def test_compare_takes_nan_and_infinity_in_the_same_places_as_equal():
+    awkward = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
+    assert compare(awkward, awkward.copy()) == (0.0, "")
+    assert compare(awkward, -awkward)[0] == np.inf
+
+
+def test_compare_wants_integers_booleans_and_text_equal():
+    assert compare(np.array([1, 2]), np.array([1, 3])) == (np.inf, "1 of 2 values differ")
+    assert compare(np.array([True]), np.array([True])) == (0.0, "")
+    assert compare(np.array(["a"], object), np.array(["b"], object))[0] == np.inf
+
+
+def test_compare_forgives_rounding_of_what_is_zero():
+    zeros, nearly = np.zeros(3, np.float32), np.full(3, 1e-9, np.float32)
+    assert compare(zeros, nearly)[0] == np.inf
+    assert compare(zeros, nearly, magnitude=1.0)[0] < 1e-5
+
+
+def test_compare_of_nothing():
+    assert compare(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)) == (0.0, "")
