@@ -1,0 +1,236 @@
+"""A raw HTTP/1.1 client for measuring: whole requests in as bytes, status and sizes out, nothing else is looked at.
+
+``Connection`` is the hot path: no task, future or timer per request. ``Session`` is for callers who await each answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable, Unsupported
+
+_MAX_HEAD_BYTES = 65536
+
+DROPPED = "connection dropped"
+UNREADABLE = "unreadable answer"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where an HTTP server listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """The address in ``http://host[:port]``; the port is 80 if left out. Raises InvalidArgument."""
+        hint = "give scheme, host and port, e.g. http://127.0.0.1:8000"
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise InvalidArgument(f"bad URL '{url}': {error}", hint) from None
+        if parts.scheme != "http":
+            raise InvalidArgument(f"bad URL '{url}': only plain http can be measured", hint)
+        if not host or any(mark.isspace() for mark in url):
+            raise InvalidArgument(f"bad URL '{url}': no host", hint)
+        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+            raise InvalidArgument(f"bad URL '{url}': more than scheme, host and port", hint)
+        return cls(host, 80 if port is None else port)
+
+    @property
+    def authority(self) -> str:
+        """``host:port`` as in the Host header."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.authority}"
+
+
+class Head(NamedTuple):
+    """What is read of an answer's head. ``json_size`` is the Inference-Header-Content-Length, None without one."""
+
+    status: int
+    content_length: int
+    json_size: int | None
+    close: bool
+
+
+# A server's heads differ in little but their lengths, so nearly every one has been seen before.
+@functools.lru_cache(maxsize=1024)
+def parse_head(head: bytes) -> Head:
+    """Read a status line and header lines (without the empty one). Raises Unsupported if it is not such, or has no length."""
+    status_line, *lines = head.split(b"\r\n")
+    version, _, rest = status_line.partition(b" ")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    length, json_size = fields.get(b"content-length", b""), fields.get(b"inference-header-content-length")
+    status = rest[:3]
+    if not version.startswith(b"HTTP/1.") or not status.isdigit():
+        raise Unsupported("the answer is not HTTP/1.1")
+    if not length.isdigit() or not (json_size is None or json_size.isdigit()):
+        raise Unsupported("the answer has no Content-Length that can be read", "chunked answers are not measured")
+    wish = fields.get(b"connection", b"").lower()
+    close = wish == b"close" or (version == b"HTTP/1.0" and wish != b"keep-alive")
+    return Head(int(status), int(length), None if json_size is None else int(json_size), close)
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection with at most one request in flight.
+
+    ``on_answer(connection, head)`` is called when an answer is complete; the request is then over and the next may be sent
+    from within. ``on_lost(connection, why)`` is called once, when the connection is gone; ``busy`` then tells whether a
+    request went with it. ``started``, ``sent`` and ``index`` are the caller's notes on the request in flight.
+    """
+
+    __slots__ = (
+        "_body_at", "_data", "_expected", "_lost_because", "_on_answer", "_on_lost", "_partial", "_transport",
+        "busy", "index", "sent", "started",
+    )  # fmt: skip
+
+    def __init__(
+        self, on_answer: Callable[[Connection, Head], None], on_lost: Callable[[Connection, str], None]
+    ) -> None:
+        self.busy = False
+        self.started = self.sent = 0.0
+        self.index = 0
+        self._on_answer = on_answer
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport
+        self._partial = bytearray()
+        self._expected = 0
+        self._data = b""
+        self._body_at = 0
+        self._lost_because = DROPPED
+
+    def send(self, request: bytes, index: int, started: float, now: float) -> None:
+        """Write a whole request; the times are ``time.perf_counter`` seconds."""
+        self.busy = True
+        self.index = index
+        self.started = started
+        self.sent = now
+        self._transport.write(request)
+
+    def body(self) -> bytes:
+        """The answer's body; only within ``on_answer``."""
+        return self._data[self._body_at :]
+
+    def drop(self, why: str) -> None:
+        """Break the connection off; ``on_lost`` follows with ``why``."""
+        self._lost_because = why
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._expected:
+                return
+            data = bytes(self._partial)
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            self._wait_for_more(data, 0)
+            return
+        try:
+            head = parse_head(data[:end])
+        except Unsupported:
+            self.drop(UNREADABLE)
+            return
+        size = end + 4 + head.content_length
+        if len(data) < size:
+            self._wait_for_more(data, size)
+            return
+        if len(data) > size or not self.busy:
+            self.drop(UNREADABLE)  # more than was asked for
+            return
+        if self._partial:
+            self._partial = bytearray()
+            self._expected = 0
+        self._data = data
+        self._body_at = end + 4
+        self.busy = False
+        self._on_answer(self, head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self, self._lost_because)
+
+    def _wait_for_more(self, data: bytes, expected: int) -> None:
+        if not expected and len(data) > _MAX_HEAD_BYTES:
+            self.drop(UNREADABLE)
+            return
+        if len(self._partial) != len(data):
+            self._partial = bytearray(data)
+        self._expected = expected
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    json_size: int | None
+
+
+class Session:
+    """A connection whose owner awaits each answer, one at a time. Reconnects by itself where the server closed after an answer."""
+
+    def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._connection: Connection | None = None
+        self._answer: asyncio.Future[Answer]
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send a whole request and await its answer. Raises Unavailable (no connection, or lost), DeadlineExceeded."""
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if self._connection is None:
+                    self._connection = await connect(self._address, self._on_answer, self._on_lost)
+                self._connection.send(request, 0, 0.0, 0.0)
+                return await self._answer
+        except TimeoutError:
+            self.close()
+            raise DeadlineExceeded(
+                f"{self._address.url} did not answer within {self._timeout_s:g} s", "is the server overloaded or hung?"
+            ) from None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.drop(DROPPED)
+            self._connection = None
+
+    def _on_answer(self, connection: Connection, head: Head) -> None:
+        if not self._answer.done():
+            self._answer.set_result(Answer(head.status, connection.body(), head.json_size))
+        if head.close:
+            self.close()
+
+    def _on_lost(self, connection: Connection, why: str) -> None:
+        if connection is not self._connection:
+            return
+        self._connection = None
+        if connection.busy and not self._answer.done():
+            hint = "does it speak HTTP/1.1 with a Content-Length?" if why == UNREADABLE else "see the server's log"
+            self._answer.set_exception(Unavailable(f"no answer from {self._address.url}: {why}", hint))
+
+
+async def connect(
+    address: Address, on_answer: Callable[[Connection, Head], None], on_lost: Callable[[Connection, str], None]
+) -> Connection:
+    """Open a connection. Raises Unavailable if nobody listens there."""
+    loop = asyncio.get_running_loop()
+    try:
+        _, connection = await loop.create_connection(lambda: Connection(on_answer, on_lost), address.host, address.port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Unavailable(
+            f"cannot connect to {address.url}: {reason}", "is the server running there? start it: penstock serve MODEL"
+        ) from None
+    return connection

@@ -1,0 +1,75 @@
+"""Load against a server, as cheap as pure Python makes it: a closed loop and an open one.
+
+A *closed* loop keeps a number of connections busy: each sends its next request when the last was answered. An *open* loop
+sends requests when they fall due, a Poisson process of a given rate, however slow the answers are; latency counts from the
+due time, and requests that find no connection free wait for one and are never skipped. So a server that stalls is charged
+for everyone whom it kept waiting ("coordinated omission", Gil Tene, "How NOT to Measure Latency").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from penstock.errors import InvalidArgument
+from penstock.perf.http_client import Address
+from penstock.perf.loops import Check, ClosedLoop, OpenLoop, Window
+from penstock.perf.pacing import poisson_arrivals
+from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
+
+_T = TypeVar("_T")
+_WINDOW = Window()
+_MAX_RATE = 1_000_000
+
+
+async def closed_loop(
+    address: Address,
+    requests: Sequence[bytes],
+    concurrency: int,
+    window: Window = _WINDOW,
+    check: Check | None = None,
+) -> ClosedLoopResult:
+    """Keep ``concurrency`` connections busy with whole HTTP ``requests``, in turn. Raises InvalidArgument, Unavailable."""
+    if concurrency < 1:
+        raise InvalidArgument(f"concurrency {concurrency} is less than 1")
+    if window.duration_s is None and window.max_requests is None:
+        raise InvalidArgument("the window has no end", "give a duration or a number of requests")
+    loop = ClosedLoop(address, requests, concurrency, window, check)
+    await loop.run()
+    return ClosedLoopResult(concurrency=concurrency, **loop.tally.figures())
+
+
+async def open_loop(
+    address: Address,
+    requests: Sequence[bytes],
+    rate: float,
+    window: Window = _WINDOW,
+    *,
+    check: Check | None = None,
+    max_connections: int = 256,
+    seed: int = 0,
+) -> OpenLoopResult:
+    """Send whole HTTP ``requests``, in turn, ``rate`` a second as a Poisson process. Raises InvalidArgument, Unavailable.
+
+    Connections are opened as they are needed, up to ``max_connections``; beyond that requests wait.
+    """
+    if not 0 < rate <= _MAX_RATE:
+        raise InvalidArgument(f"rate {rate:g} is not above 0 and at most {_MAX_RATE:,} requests per second")
+    if window.duration_s is None or window.max_requests is not None:
+        raise InvalidArgument("an open loop needs a duration, and no number of requests", "its rate gives that number")
+    loop = OpenLoop(address, requests, max_connections, window, check, poisson_arrivals(rate, seed))
+    await loop.run()
+    figures = loop.tally.figures()
+    offered = figures["requests"] / window.duration_s
+    return OpenLoopResult(rate=rate, offered_rate=offered, connections=loop.most_connections, **figures)
+
+
+def run(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run ``main`` on the fastest event loop there is."""
+    try:
+        import uvloop  # noqa: PLC0415 - absent on Windows
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)

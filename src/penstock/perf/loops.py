@@ -1,0 +1,347 @@
+"""The closed and the open loop: connections, when they send, and how a run begins and ends.
+
+Each request ends exactly once: answered 200, or as an error by kind. A connection that fails is made again and the run goes on.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import itertools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+
+import msgspec
+
+from penstock.errors import InvalidArgument, Unavailable
+from penstock.perf.http_client import Address, Connection, Head, connect
+from penstock.perf.pacing import PreciseTimer
+from penstock.perf.tally import Tally
+
+Check = Callable[[int, bytes, int | None], bool]
+"""``(index of the request, body, json_size) -> right``: looks at an answer on the hot path; False counts as an error."""
+
+TIMED_OUT = "time-out"
+NO_CONNECTION = "no connection"
+WRONG = "wrong answer"
+
+_RETRY_S = 0.05
+
+
+class Window(msgspec.Struct, frozen=True):
+    """How long to measure."""
+
+    duration_s: float | None = 5.0
+    """Length of the measured window; None: until ``max_requests`` are done."""
+    warmup_s: float = 1.0
+    """Load before it that counts for nothing."""
+    timeout_s: float = 10.0
+    """How long an answer may take once sent, and how long late ones are awaited after the end, before they are errors."""
+    max_requests: int | None = None
+    """End after so many requests (closed loop only)."""
+
+
+class Loop(abc.ABC):
+    """What both loops share: connections that come back, warm-up, window and drain."""
+
+    def __init__(
+        self, address: Address, requests: Sequence[bytes], max_connections: int, window: Window, check: Check | None
+    ) -> None:
+        if not requests:
+            raise InvalidArgument("there are no requests to send")
+        self.window = window
+        self.max_connections = max_connections
+        self.most_connections = 0
+        self.tally = Tally()
+        self._connections: set[Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._busy = 0  # connections with a request in flight
+        self._address = address
+        self._requests = requests
+        self._indices = itertools.cycle(range(len(requests)))
+        self._check = check
+        self._done = asyncio.Event()
+
+    # What the loops differ in.
+
+    @abc.abstractmethod
+    def _has_more(self) -> bool:
+        """Whether a request waits, or will come, to be sent."""
+
+    @abc.abstractmethod
+    def _next(self, connection: Connection, now: float) -> None:
+        """Send the next request on a free connection that counts as busy, or count it as such no more."""
+
+    def _connected(self, connection: Connection) -> None:
+        self._busy += 1
+        self._next(connection, perf_counter())
+
+    @abc.abstractmethod
+    def _disconnected(self, connection: Connection) -> None:
+        """Make up for a lost connection if it is needed."""
+
+    @abc.abstractmethod
+    def _not_connected(self) -> None:
+        """Fail the request that a connection was wanted for."""
+
+    @abc.abstractmethod
+    async def _start(self) -> None:
+        """Connect and begin to send. Raises Unavailable if nobody listens."""
+
+    @abc.abstractmethod
+    async def _measure(self) -> None:
+        """Return when the window is over."""
+
+    @abc.abstractmethod
+    def _stop(self) -> None:
+        """Let no more requests come."""
+
+    def _give_up(self) -> None:
+        """Count whatever is still unanswered as timed out."""
+        for connection in self._connections:
+            if connection.busy:
+                connection.busy = False
+                self.tally.failed(TIMED_OUT, connection.started)
+
+    # The course of a run.
+
+    async def run(self) -> None:
+        """Warm up, measure, await late answers. Raises Unavailable if nobody listens at the start."""
+        sweeper = asyncio.create_task(self._sweep())
+        try:
+            await self._start()
+            await self._measure()
+            self.tally.close_window(perf_counter())
+            self._stop()
+            if self._busy or self._has_more():
+                self._done.clear()
+                await self._until_done(self.window.timeout_s)
+            self._give_up()
+        finally:
+            self._stop()
+            for task in (sweeper, *self._connecting):
+                task.cancel()
+            for connection in tuple(self._connections):
+                connection.drop(TIMED_OUT)
+            while self._connections:
+                await asyncio.sleep(0)  # the event loop takes a turn to close them
+
+    async def _until_done(self, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._done.wait()
+        except TimeoutError:
+            pass
+
+    async def _sweep(self) -> None:
+        """Break off connections whose request has been in flight for too long."""
+        while True:
+            await asyncio.sleep(self.window.timeout_s / 10)
+            latest = perf_counter() - self.window.timeout_s
+            for connection in tuple(self._connections):
+                if connection.busy and connection.sent < latest:
+                    connection.drop(TIMED_OUT)
+
+    def _finish_if_done(self) -> None:
+        if not self._busy and not self._has_more():
+            self._done.set()
+
+    # The hot path.
+
+    def _send(self, connection: Connection, started: float, now: float) -> None:
+        index = next(self._indices)
+        connection.send(self._requests[index], index, started, now)
+
+    def _on_answer(self, connection: Connection, head: Head) -> None:
+        now = perf_counter()
+        if head.status != 200:
+            self.tally.failed(f"HTTP {head.status}", connection.started)
+        elif self._check is not None and not self._check(connection.index, connection.body(), head.json_size):
+            self.tally.failed(WRONG, connection.started)
+        else:
+            self.tally.answered(connection.started, now)
+        if head.close:
+            self._busy -= 1
+            connection.drop("")  # a new one takes its place
+        else:
+            self._next(connection, now)
+
+    # Connections.
+
+    def _connect(self) -> asyncio.Task[None]:
+        """Make a connection in the background."""
+        task = asyncio.create_task(self._keep_connecting())
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    async def _keep_connecting(self) -> None:
+        while self._has_more():
+            try:
+                connection = await connect(self._address, self._on_answer, self._on_lost)
+            except Unavailable:
+                if not self.most_connections:
+                    raise  # there never was one: nobody listens
+                self._not_connected()
+                self._finish_if_done()
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._connections.add(connection)
+                self.most_connections = max(self.most_connections, len(self._connections))
+                self._connected(connection)
+                return
+
+    def _on_lost(self, connection: Connection, why: str) -> None:
+        self._connections.discard(connection)
+        if connection.busy:
+            self._busy -= 1
+            self.tally.failed(why, connection.started)
+        self._disconnected(connection)
+        self._finish_if_done()
+
+
+class ClosedLoop(Loop):
+    """Every connection sends its next request when the last was answered."""
+
+    _left = sys.maxsize  # requests to begin yet; limited in the window only
+    _begun = False
+
+    async def _start(self) -> None:
+        await self._connect()
+        others = [self._connect() for _ in range(self.max_connections - 1)]
+        if others:
+            await asyncio.wait(others, timeout=self.window.timeout_s)
+
+    async def _measure(self) -> None:
+        if self.window.warmup_s:
+            self._begin()
+            await asyncio.sleep(self.window.warmup_s)
+        self._left = self.window.max_requests or sys.maxsize
+        self.tally.begin = perf_counter()
+        self.tally.open_window(self.tally.begin)
+        self._begin()
+        await self._until_done(self.window.duration_s)
+
+    def _begin(self) -> None:
+        """Let all connections send, which until now have waited for each other."""
+        if not self._begun:
+            self._begun = True
+            for connection in self._connections:
+                super()._connected(connection)
+
+    def _connected(self, connection: Connection) -> None:
+        if self._begun:
+            super()._connected(connection)
+
+    def _stop(self) -> None:
+        self._left = 0
+
+    def _has_more(self) -> bool:
+        return self._left > 0
+
+    def _next(self, connection: Connection, now: float) -> None:
+        if self._left:
+            self._left -= 1
+            self._send(connection, now, now)
+        else:
+            self._busy -= 1
+            self._finish_if_done()
+
+    def _disconnected(self, connection: Connection) -> None:
+        if self._left:
+            self._connect()
+
+    def _not_connected(self) -> None:
+        if self._left:
+            self._left -= 1
+            self.tally.failed(NO_CONNECTION, perf_counter())
+
+
+class OpenLoop(Loop):
+    """Requests are sent when due if a connection is idle; otherwise they wait for one, in order of their due times."""
+
+    def __init__(
+        self,
+        address: Address,
+        requests: Sequence[bytes],
+        max_connections: int,
+        window: Window,
+        check: Check | None,
+        arrivals: Iterator[float],
+    ) -> None:
+        """``arrivals``: due times in seconds after the start of the run, rising without end."""
+        super().__init__(address, requests, max_connections, window, check)
+        self._arrivals = arrivals
+        self._due = self._end = self._origin = 0.0
+        self._idle: list[Connection] = []
+        self._waiting: deque[float] = deque()
+        self._over = False
+        self._timer: PreciseTimer | None = None
+
+    async def _start(self) -> None:
+        await self._connect()
+        self._timer = PreciseTimer(self._send_due)
+        self._origin = perf_counter()
+        self.tally.begin = self._origin + self.window.warmup_s
+        self._end = self.tally.begin + (self.window.duration_s or 0.0)
+        self._due = self._origin + next(self._arrivals)
+        self._send_due()
+
+    async def _measure(self) -> None:
+        await asyncio.sleep(self.window.warmup_s)
+        self.tally.open_window(perf_counter())
+        while (left := self._end - perf_counter()) > 0:  # timers of the event loop may be a little early
+            await asyncio.sleep(left)
+        self._send_due()
+
+    def _stop(self) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.close()
+
+    def _has_more(self) -> bool:
+        return not self._over or bool(self._waiting)
+
+    def _next(self, connection: Connection, now: float) -> None:
+        if self._waiting:
+            self._send(connection, self._waiting.popleft(), now)
+            return
+        self._busy -= 1
+        self._idle.append(connection)
+        self._finish_if_done()
+
+    def _disconnected(self, connection: Connection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._grow()
+
+    def _not_connected(self) -> None:
+        if self._waiting:
+            self.tally.failed(NO_CONNECTION, self._waiting.popleft())
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        while self._waiting:
+            self.tally.failed(TIMED_OUT, self._waiting.popleft())
+
+    def _send_due(self) -> None:
+        """Send all that fell due, a burst at once; come back when the next does."""
+        now = perf_counter()  # read once: a rate above what can be sent must not keep answers from being read
+        while self._due < min(now, self._end):
+            if self._idle:
+                self._busy += 1
+                self._send(self._idle.pop(), self._due, now)
+            else:
+                self._waiting.append(self._due)
+                self._grow()
+            self._due = self._origin + next(self._arrivals)
+        if self._due < self._end and self._timer is not None:
+            self._timer.arm(self._due - now)
+
+    def _grow(self) -> None:
+        """Make another connection if a request waits for one."""
+        connecting = len(self._connecting)
+        if connecting < len(self._waiting) and len(self._connections) + connecting < self.max_connections:
+            self._connect()

@@ -1,0 +1,210 @@
+"""The client's side of the Open Inference Protocol: a model's signature, requests as whole HTTP bytes, answers as arrays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import orjson
+
+from penstock.errors import InvalidArgument, InvalidData, NotFound, PenstockError, Unavailable, Unsupported
+from penstock.perf.http_client import Address, Answer, Session
+from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes, from_wire, to_wire
+
+_NO_JSON_FORM = (DataType.FP16, DataType.BF16)
+_ERRORS: dict[int, type[PenstockError]] = {400: InvalidArgument, 404: NotFound, 501: Unsupported, 503: Unavailable}
+
+
+class _Metadata(msgspec.Struct):
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+async def fetch_signature(address: Address, model: str, timeout_s: float = 10.0) -> Signature:
+    """The signature of ``model`` as its server tells it. Raises Unavailable, NotFound, DeadlineExceeded, PenstockError."""
+    session = Session(address, timeout_s)
+    try:
+        answer = await session.ask(
+            f"GET /v2/models/{quote(model, safe='')} HTTP/1.1\r\nHost: {address.authority}\r\n\r\n".encode()
+        )
+    finally:
+        session.close()
+    if answer.status != 200:
+        raise _refusal(answer, f"{address.url} does not describe model '{model}'")
+    try:
+        metadata = msgspec.json.decode(answer.body, type=_Metadata)
+    except msgspec.MsgspecError as error:
+        raise _not_oip(f"{address.url} describes model '{model}' in a way that cannot be read: {error}") from None
+    return Signature(metadata.inputs, metadata.outputs)
+
+
+async def infer_all(
+    address: Address,
+    model: str,
+    requests: Sequence[Mapping[str, Array]],
+    *,
+    binary: bool = False,
+    concurrency: int = 8,
+    timeout_s: float = 30.0,
+) -> list[dict[str, Array]]:
+    """Send every request once, over up to ``concurrency`` connections; the outputs by name, in the order of ``requests``.
+
+    The arrays may be read-only. Stops at the first failure and raises it: Unavailable, DeadlineExceeded, or what the server's
+    status says (400 InvalidArgument, 404 NotFound, 501 Unsupported, otherwise PenstockError).
+    """
+    outputs: list[dict[str, Array]] = [{} for _ in requests]
+    numbers = iter(range(len(requests)))  # shared: each worker takes the next one
+
+    async def work() -> None:
+        session = Session(address, timeout_s)
+        try:
+            for number in numbers:
+                answer = await session.ask(infer_request(address, model, requests[number], binary=binary))
+                if answer.status != 200:
+                    raise _refusal(answer, f"request {number} to model '{model}' failed")
+                outputs[number] = decode_answer(answer.body, answer.json_size)
+        finally:
+            session.close()
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(concurrency, len(requests))):
+                workers.create_task(work())
+    except* PenstockError as group:
+        raise group.exceptions[0] from None
+    return outputs
+
+
+def infer_request(address: Address, model: str, inputs: Mapping[str, Array], *, binary: bool) -> bytes:
+    """A whole HTTP request; with ``binary`` the tensors go and come as raw bytes after the JSON.
+
+    Raises Unsupported for a datatype without a JSON form, InvalidData for a value without one.
+    """
+    entries: list[dict[str, Any]] = []
+    raw: list[bytes | memoryview] = []
+    for name, array in inputs.items():
+        entry: dict[str, Any] = {
+            "name": name,
+            "shape": array.shape,
+            "datatype": DataType.from_numpy(array.dtype).value,
+        }
+        if binary:
+            raw.append(to_wire(array))
+            entry["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            entry["data"] = _json_data(name, array)
+        entries.append(entry)
+    body: dict[str, Any] = {"inputs": entries}
+    if binary:
+        body["parameters"] = {"binary_data_output": True}
+    header = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    tensors = b"".join(raw)
+    kind = "application/octet-stream" if binary else "application/json"
+    size_line = f"Inference-Header-Content-Length: {len(header)}\r\n" if binary else ""
+    head = (
+        f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\nHost: {address.authority}\r\n"
+        f"Content-Type: {kind}\r\n{size_line}Content-Length: {len(header) + len(tensors)}\r\n\r\n"
+    )
+    return head.encode() + header + tensors
+
+
+def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
+    """The outputs by name of an infer answer, JSON or binary or mixed; read-only views of ``body`` where binary.
+
+    Raises PenstockError if it is no such answer.
+    """
+    try:
+        outputs: dict[str, Array] = {}
+        offset = len(body) if json_size is None else json_size
+        for output in _loads(body[:json_size])["outputs"]:
+            datatype, shape = DataType(output["datatype"]), output["shape"]
+            size = output.get("parameters", {}).get("binary_data_size")
+            if size is None:
+                outputs[output["name"]] = _array(output["data"], datatype).reshape(shape)
+            else:
+                outputs[output["name"]] = from_wire(memoryview(body)[offset : offset + size], datatype, shape)
+                offset += size
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, InvalidArgument) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise _not_oip(f"the server's answer cannot be read: {reason}") from None
+    if offset != len(body):
+        raise _not_oip(f"the server's answer has {len(body) - offset} bytes that belong to no output")
+    return outputs
+
+
+def random_inputs(signature: Signature, batch: int, count: int, seed: int = 0) -> list[dict[str, Array]]:
+    """``count`` requests' inputs at random: the first dimension ``batch`` where it is free, every other free one 1.
+
+    Floats are standard normal; integers are 0 or 1, which are valid as tokens, masks and indices alike.
+    Raises InvalidArgument if a first dimension is fixed at something else than ``batch``, and ``batch`` is not 1.
+    """
+    generator = np.random.default_rng(seed)
+    return [
+        {spec.name: _random(spec, _shape(spec, batch), generator) for spec in signature.inputs} for _ in range(count)
+    ]
+
+
+def _json_data(name: str, array: Array) -> Any:
+    datatype = DataType.from_numpy(array.dtype)
+    if datatype in _NO_JSON_FORM:
+        raise Unsupported(f"input '{name}' is {datatype.value}, which has no JSON form", "send it as binary (--binary)")
+    if datatype is DataType.BYTES:
+        try:
+            return [as_bytes(element).decode() for element in array.reshape(-1).tolist()]
+        except UnicodeDecodeError:
+            raise InvalidData(f"input '{name}' is not UTF-8 text", "send it as binary (--binary)") from None
+    if datatype.is_float and not np.isfinite(array).all():
+        raise InvalidData(f"input '{name}' holds NaN or infinity, which JSON cannot", "send it as binary (--binary)")
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
+
+
+def _loads(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)  # reads the bare NaN and Infinity that some servers write
+
+
+def _array(data: list[Any], datatype: DataType) -> Array:
+    if datatype is DataType.BYTES:
+        array = np.empty(len(data), np.object_)
+        array[:] = [as_bytes(element) for element in data]
+        return array
+    return np.array(data, datatype.dtype)
+
+
+def _random(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    if spec.datatype.is_float:
+        return generator.standard_normal(shape).astype(spec.datatype.dtype)
+    numbers = generator.integers(0, 2, shape)
+    if spec.datatype is DataType.BYTES:
+        return _array([b"%d" % number for number in numbers.reshape(-1).tolist()], DataType.BYTES).reshape(shape)
+    return numbers.astype(spec.datatype.dtype)
+
+
+def _shape(spec: TensorSpec, batch: int) -> tuple[int, ...]:
+    if batch != 1 and spec.shape[:1] not in ((-1,), (batch,)):
+        raise InvalidArgument(
+            f"input '{spec.name}' has shape {list(spec.shape)}, which has no place for a batch of {batch}",
+            "leave the batch at 1",
+        )
+    free = [batch] + [1] * len(spec.shape)
+    return tuple(free[axis] if dim == -1 else dim for axis, dim in enumerate(spec.shape))
+
+
+def _refusal(answer: Answer, what: str) -> PenstockError:
+    try:
+        reason = str(_loads(answer.body)["error"])
+    except (KeyError, TypeError, ValueError):
+        reason = answer.body[:200].decode(errors="replace").strip()
+    kind = _ERRORS.get(answer.status, PenstockError)
+    return kind(f"{what}: HTTP {answer.status}" + (f", {reason}" if reason else ""))
+
+
+def _not_oip(message: str) -> PenstockError:
+    return PenstockError(message, "does the URL name a server of the Open Inference Protocol (v2)?")

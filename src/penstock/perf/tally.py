@@ -1,0 +1,104 @@
+"""Counting what happens to the requests of a run, and the figures that come of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from time import process_time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run measured. Latencies are exact order statistics of the requests answered 200, in ms; NaN if there are none."""
+
+    throughput: float
+    """Requests answered 200 in the window, per second."""
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    p999_ms: float
+    mean_ms: float
+    max_ms: float
+    requests: int
+    """Requests begun in the window, answered or failed."""
+    errors: int
+    errors_by_kind: dict[str, int]
+    """``HTTP <status>``, ``connection dropped``, ``no connection``, ``unreadable answer``, ``wrong answer``, ``time-out``."""
+    duration_s: float
+    """Length of the window."""
+    client_cpu: float
+    """Share of one core that this process used in the window; near 1, the client may be the limit and not the server."""
+
+
+class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
+    concurrency: int
+
+
+class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
+    """``throughput`` is the achieved rate: below ``offered_rate`` if the server cannot keep up."""
+
+    rate: float
+    """Requests per second asked for."""
+    offered_rate: float
+    """Requests per second that fell due; chance in the Poisson process parts it from ``rate``."""
+    connections: int
+    """The most connections that were open at once."""
+
+
+class Tally:
+    """Latencies and errors of the requests begun at or after ``begin``; times are ``time.perf_counter`` seconds.
+
+    The window is the stretch of time over which answers count for throughput, whenever their requests began.
+    """
+
+    def __init__(self) -> None:
+        self.begin = float("inf")
+        self._latencies = array("d")
+        self._errors: Counter[str] = Counter()
+        self._answered = 0
+        self._opened_at = 0.0
+        self._answered_in_window = 0
+        self._window_s = 0.0
+        self._cpu_s = 0.0
+
+    def answered(self, started: float, now: float) -> None:
+        self._answered += 1
+        if started >= self.begin:
+            self._latencies.append(now - started)
+
+    def failed(self, kind: str, started: float) -> None:
+        if started >= self.begin:
+            self._errors[kind] += 1
+
+    def open_window(self, now: float) -> None:
+        self._opened_at = now
+        self._answered_in_window = -self._answered
+        self._cpu_s = -process_time()
+
+    def close_window(self, now: float) -> None:
+        self._window_s = now - self._opened_at
+        self._answered_in_window += self._answered
+        self._cpu_s += process_time()
+
+    def figures(self) -> dict[str, Any]:
+        """The fields of a LoadResult; after ``close_window``."""
+        samples = np.frombuffer(self._latencies, np.float64) * 1e3 if self._latencies else np.array([np.nan])
+        p50, p95, p99, p999 = np.quantile(samples, (0.5, 0.95, 0.99, 0.999), method="inverted_cdf").tolist()
+        errors = self._errors.total()
+        return {
+            "throughput": self._answered_in_window / self._window_s,
+            "p50_ms": p50,
+            "p95_ms": p95,
+            "p99_ms": p99,
+            "p999_ms": p999,
+            "mean_ms": float(samples.mean()),
+            "max_ms": float(samples.max()),
+            "requests": len(self._latencies) + errors,
+            "errors": errors,
+            "errors_by_kind": dict(self._errors.most_common()),
+            "duration_s": self._window_s,
+            "client_cpu": self._cpu_s / self._window_s,
+        }
