@@ -44,9 +44,15 @@ class MachineFacts(msgspec.Struct, frozen=True):
     python: str
 
     @property
+    def dot_product_isa(self) -> tuple[str, ...]:
+        """Those of ``isa`` that accumulate INT8 products in 32 bits by one instruction (VNNI, AMX, dotprod), so that they
+        cannot saturate."""
+        return tuple(isa for isa in self.isa if isa in _DOT_PRODUCT)
+
+    @property
     def has_integer_dot_product(self) -> bool:
-        """Whether INT8 products are accumulated in 32 bits by one instruction (VNNI, AMX, dotprod), so that they cannot saturate."""
-        return bool(_DOT_PRODUCT.intersection(self.isa))
+        """Whether there is any such instruction set."""
+        return bool(self.dot_product_isa)
 
 
 _DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}

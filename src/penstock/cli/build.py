@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
 from penstock.bundle.evidence import CandidateRecord
-from penstock.cli.inspect import show
+from penstock.cli.inspect import make_console, show
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_share
 from penstock.errors import InvalidArgument
@@ -75,7 +74,7 @@ def build(
     if json:
         print(msgspec.json.encode(summary(result)).decode())
     else:
-        console = Console()
+        console = make_console()
         show(console, result.manifest, result.bundle_bytes)
         console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""))
 

@@ -17,12 +17,16 @@ from penstock.perf.report import write_report
 from penstock.resources import machine_facts
 from penstock.tensor import TensorSpec
 
+_PIPE_WIDTH = 140
 _STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline": "bold"}
 
 
 def inspect(
     bundle: Annotated[Path, typer.Argument(help="The bundle, a file or a folder.", show_default=False)],
     report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report here.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every candidate, not only the best of each kind.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON object.")] = False,
 ) -> None:
     """Show what is in a bundle, what was measured, and what was rejected and why. Verifies every digest.
@@ -44,8 +48,8 @@ def inspect(
         }
         print(msgspec.json.encode(facts).decode())
         return
-    console = Console()
-    show(console, opened.manifest, sum(entry.size_bytes for entry in opened.manifest.files))
+    console = make_console()
+    show(console, opened.manifest, sum(entry.size_bytes for entry in opened.manifest.files), everything)
     console.print(f"digest  sha256:{opened.digest}, verified")
     for difference in opened.differences(machine_facts()):
         console.print(f"[yellow]note[/yellow]    {difference}; build again here for figures that hold")
@@ -53,7 +57,13 @@ def inspect(
         console.print(f"report  {report}")
 
 
-def show(console: Console, manifest: Manifest, size_bytes: int) -> None:
+def make_console() -> Console:
+    """A console on stdout; in a pipe it is wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool = False) -> None:
     """Print a manifest for a person to read."""
     serving = manifest.serving
     console.print(
@@ -69,7 +79,11 @@ def show(console: Console, manifest: Manifest, size_bytes: int) -> None:
     p99 = f", p99 within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
     console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}")
     console.print(_optimization(evidence))
-    console.print(_candidates(evidence))
+    console.print(_candidates(evidence, everything))
+    if not everything:
+        console.print(
+            f"{len(evidence.candidates)} candidates were tried; `penstock inspect --all` and the report show every one"
+        )
     machine = manifest.machine
     console.print(f"measured on {machine.cpu}, {machine.cores} core(s), {' '.join(machine.isa)}")
     if evidence.conditions.dirty:
@@ -78,13 +92,19 @@ def show(console: Console, manifest: Manifest, size_bytes: int) -> None:
         console.print(f"note    {note}")
 
 
-def _candidates(evidence: Evidence) -> Table:
+def _candidates(evidence: Evidence, everything: bool) -> Table:
+    """The original, the chosen one and the others by speed; unless ``everything``, only the best of each kind."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("candidate", "p50 ms", "p99 ms", "speed", "95 %", "accuracy", "loss", "KiB", "verdict"):
-        table.add_column(title, justify="left" if title in ("candidate", "verdict") else "right", overflow="fold")
+    for title in ("candidate", "p50 ms", "p99 ms", "speed", "accuracy", "loss", "KiB"):
+        table.add_column(title, justify="left" if title == "candidate" else "right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
     ranked = sorted(evidence.candidates, key=lambda record: record.latency_ms or float("inf"))
+    seen: set[tuple[str, str, str]] = set()
     for record in (evidence.baseline, *ranked):
-        table.add_row(*_cells(record), style=_STYLES.get(record.status, ""))
+        kind = (record.engine, record.precision, record.status)
+        if everything or kind not in seen:
+            table.add_row(*_cells(record), style=_STYLES.get(record.status, ""))
+        seen.add(kind)
     return table
 
 
@@ -95,7 +115,6 @@ def _cells(record: CandidateRecord) -> list[str]:
         f"{record.latency_ms:.3f}" if record.latency_ms is not None else "–",
         f"{record.p99_ms:.3f}" if record.p99_ms is not None else "–",
         f"{speed.value:.2f}x" if speed else "",
-        f"{speed.low:.2f}–{speed.high:.2f}" if speed else "",
         f"{accuracy.value:.2%}" if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
         f"{record.size_bytes / 1024:.0f}",

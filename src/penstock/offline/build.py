@@ -24,8 +24,10 @@ from penstock.bundle.pack import file_entries, pack
 from penstock.engines.registry import available_engines, get_engine
 from penstock.errors import AlreadyExists, InvalidConfig, InvalidData, Unsupported
 from penstock.offline.compress.calibrate import collect
-from penstock.offline.compress.ptq import IntegerScheme, integer_scheme, quantize
+from penstock.offline.compress.placement import Placement
+from penstock.offline.compress.ptq import quantize
 from penstock.offline.compress.ranges import Method, ranges
+from penstock.offline.compress.scheme import IntegerScheme, integer_scheme
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.optimize.optimizer import OptimizeReport, optimize
 from penstock.offline.tune.contract import Contract
@@ -109,8 +111,7 @@ def build(
     on_progress("optimize", 1, 1)
     scheme = integer_scheme(machine)
     int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
-    requires = tuple(isa for isa in scheme.requires)
-    tried = candidates(fp32, int8, engines, threads, machine, requires)
+    tried = candidates(fp32, int8, engines, threads, machine, _required_isa(scheme, machine))
     base = baseline(original, max(threads))
     tuner = Tuner(base, tried, evaluation, recipe.contract, machine.memory_bytes, recipe.budget_s, on_progress)
     tuned = tuner.run(machine.cores)
@@ -191,14 +192,30 @@ def _quantized(
         statistics = collect(
             fp32, calibration.inputs, progress=lambda done, total: on_progress("calibrate", done, total)
         )
-        found: dict[str, Artifact] = {}
-        for number, method in enumerate(recipe.methods):
-            on_progress("quantize", number, len(recipe.methods))
-            found[method.value] = quantize(fp32, ranges(statistics, method, scheme), scheme)
-        on_progress("quantize", len(recipe.methods), len(recipe.methods))
     except Unsupported as error:
         return {}, (f"INT8 was not tried: {error.message}",)
+    found: dict[str, Artifact] = {}
+    refusals: list[str] = []
+    ways = [(placement, method) for placement in Placement for method in recipe.methods]
+    for number, (placement, method) in enumerate(ways):
+        on_progress("quantize", number, len(ways))
+        try:
+            model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
+        except Unsupported as error:
+            refusals.append(error.message)
+            continue
+        # On a plain chain of layers both placements write the same model; one candidate of it is enough.
+        if all(model.digest != other.digest for other in found.values()):
+            found[f"{method.value}-{placement.value}"] = model
+    on_progress("quantize", len(ways), len(ways))
+    if not found:
+        return {}, (f"INT8 was not tried: {refusals[0]}",)
     return found, (f"INT8 on this CPU: {scheme.reason}",)
+
+
+def _required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
+    """Weights of full range saturate on CPUs without the dot product that this one has; those of 7 bits run anywhere."""
+    return machine.dot_product_isa[:1] if not scheme.reduce_range else ()
 
 
 def _evidence(

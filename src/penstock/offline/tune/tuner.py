@@ -88,14 +88,13 @@ class Tuner:
         for group in self._groups():
             self._judge_accuracy(group, judge)
             self._screen(group)
-        self._reject_slow(self._trials)
         last = finalists(self._trials)
         self._confirm(last)
         self._reject_slow(last)
         winner = choose(base, last, contract, _compare)
         if winner is None:
             raise unmet(contract, [record(trial, contract) for trial in (base, *self._trials)])
-        explain(winner, base, self._trials, _compare)
+        explain(winner, base, self._trials)
         self._profile(winner)
         return TuneResult(
             chosen=winner.candidate,

@@ -1,0 +1,222 @@
+"""``penstock demo``: the main job on a really trained model, original against built, from file to answers over HTTP."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.build import summary
+from penstock.cli.inspect import make_console, show
+from penstock.cli.progress import StageProgress
+from penstock.errors import NotFound, PenstockError
+from penstock.offline.build import BuildResult, Recipe, build
+from penstock.offline.dataset import Dataset, load_dataset
+from penstock.offline.tune.contract import Contract
+from penstock.perf.http_client import Address
+from penstock.perf.load import closed_loop, run
+from penstock.perf.loops import Window
+from penstock.perf.oip_client import infer_all, infer_request
+from penstock.perf.report import ServedRow, write_report
+from penstock.perf.tally import ClosedLoopResult
+
+NAME = "digits"
+CONNECTIONS = (1, 64)
+_CONTRACT = Contract(max_accuracy_loss=0.01, p99_ms=20.0)
+_REQUESTS = 256
+_ROUNDS, _QUICK_ROUNDS = 7, 3
+_BUDGET_S, _QUICK_BUDGET_S = 20.0, 3.0
+
+
+class Served(msgspec.Struct):
+    """One of the two servers, and what was measured on it."""
+
+    address: Address
+    model: str
+    size_bytes: int
+    accuracy: float = 0.0
+    loads: dict[int, list[ClosedLoopResult]] = {}
+
+    def figure(self, connections: int, pick: Callable[[ClosedLoopResult], float]) -> float:
+        """Median of a figure over the rounds."""
+        return statistics.median(pick(result) for result in self.loads[connections])
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One figure of both servers. ``ratio`` is the median of the rounds' ratios, above 1 where built is better."""
+
+    what: str
+    original: float
+    built: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the bundle and the report.")] = Path(
+        "demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Measure for seconds only; the figures are rough.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Build, serve and measure the digits example, original against built.
+
+    Takes the trained model of examples/digits; optimises and quantises it, measures the candidates on this machine and
+    writes the bundle; serves it and the untouched original side by side, sends the test images to both over HTTP, and
+    writes a report.
+    """
+    example = example_folder()
+    console = Console(stderr=True) if json else make_console()
+    bundle, report = output / f"{NAME}.bundle", output / "report.html"
+    with StageProgress() as progress:
+        result = build(
+            example / "model.onnx",
+            bundle,
+            example / "calibrate.npz",
+            example / "evaluate.npz",
+            Recipe(_CONTRACT, NAME, budget_s=_QUICK_BUDGET_S if quick else _BUDGET_S),
+            progress,
+        )
+        show(console, result.manifest, result.bundle_bytes)
+        data = load_dataset(example / "evaluate.npz", result.manifest.signature)
+        with serving(example / "model.onnx") as first, serving(bundle) as second:
+            original = Served(first, "model", result.evidence.baseline.size_bytes)
+            built = Served(second, NAME, result.chosen.size_bytes)
+            measure(original, built, data, _QUICK_ROUNDS if quick else _ROUNDS, progress)
+    rows = compare(original, built)
+    write_report(report, result.manifest, [_served_row(row) for row in rows])
+    _print(console, rows, data.count)
+    console.print(f"bundle  {bundle}\nreport  {report}")
+    if json:
+        print(msgspec.json.encode(_facts(result, rows, report)).decode())
+
+
+def example_folder() -> Path:
+    """The digits example: in the working directory, in the checkout, or in the installed package. Raises NotFound."""
+    package = Path(__file__).parent.parent
+    for root in (Path.cwd(), package.parent.parent, package):
+        folder = root / "examples" / "digits"
+        if (folder / "model.onnx").is_file():
+            return folder
+    raise NotFound("the digits example is not here", "run `penstock demo` in a checkout of Penstock")
+
+
+@contextmanager
+def serving(target: Path) -> Iterator[Address]:
+    """A server for ``target`` in a process of its own, for as long as the context lasts; drained at its end."""
+    command = [sys.executable, "-m", "penstock", "serve", str(target), "--http-port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own program
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        facts = dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
+        if not line.startswith("ready ") or "http" not in facts:
+            raise PenstockError(f"the server for '{target.name}' did not start", "its message is above")
+        yield Address.parse(f"http://{facts['http']}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def measure(original: Served, built: Served, data: Dataset, rounds: int, progress: StageProgress) -> None:
+    """Accuracy over HTTP of both, then load on both in turn, round by round, the other one first in every second."""
+    for served in (original, built):
+        served.accuracy = _accuracy(served, data)
+    both = [original, built]
+    for connections in CONNECTIONS:
+        stage = f"{connections} conn."
+        for number in range(rounds):
+            progress(stage, number, rounds)
+            for served in both if number % 2 else both[::-1]:
+                requests = _requests(served, data)
+                window = Window(duration_s=1.0, warmup_s=0.3)
+                found = run(closed_loop(served.address, requests, connections, window))
+                if found.errors:
+                    raise PenstockError(f"{found.errors} requests to '{served.model}' failed: {found.errors_by_kind}")
+                served.loads.setdefault(connections, []).append(found)
+        progress(stage, rounds, rounds)
+
+
+def compare(original: Served, built: Served) -> list[Comparison]:
+    """The table of figures; the first row is accuracy, the second size."""
+    rows = [
+        Comparison("accuracy", original.accuracy, built.accuracy, *(built.accuracy / original.accuracy,) * 3),
+        Comparison(
+            "model bytes", original.size_bytes, built.size_bytes, *(original.size_bytes / built.size_bytes,) * 3
+        ),
+    ]
+    for connections in CONNECTIONS:
+        where = f"{connections} connection{'s' if connections > 1 else ''}"
+        rows += [
+            _compare(f"p50 ms, {where}", original, built, connections, lambda found: found.p50_ms, less=True),
+            _compare(f"p99 ms, {where}", original, built, connections, lambda found: found.p99_ms, less=True),
+            _compare(f"requests/s, {where}", original, built, connections, lambda found: found.throughput, less=False),
+        ]
+    return rows
+
+
+def _compare(
+    what: str,
+    original: Served,
+    built: Served,
+    connections: int,
+    pick: Callable[[ClosedLoopResult], float],
+    *,
+    less: bool,
+) -> Comparison:
+    pairs = zip(original.loads[connections], built.loads[connections], strict=True)
+    ratios = [pick(a) / pick(b) if less else pick(b) / pick(a) for a, b in pairs]
+    figures = original.figure(connections, pick), built.figure(connections, pick)
+    return Comparison(what, *figures, statistics.median(ratios), min(ratios), max(ratios))
+
+
+def _requests(served: Served, data: Dataset) -> list[bytes]:
+    count = min(_REQUESTS, data.count)
+    return [infer_request(served.address, served.model, data.rows(row, row + 1), binary=False) for row in range(count)]
+
+
+def _accuracy(served: Served, data: Dataset) -> float:
+    """Share of the test images that get the right digit, one request each."""
+    assert data.labels is not None
+    answers = run(infer_all(served.address, served.model, [data.rows(row, row + 1) for row in range(data.count)]))
+    digits = np.array([next(iter(answer.values())).argmax() for answer in answers])
+    return float((digits == data.labels).mean())
+
+
+def _served_row(row: Comparison) -> ServedRow:
+    if row.what == "accuracy":
+        return ServedRow(row.what, f"{row.original:.2%}", f"{row.built:.2%}", f"{row.built - row.original:+.2%}")
+    text = "{:,.0f}" if row.original >= 100 else "{:.3g}"
+    spread = f" ({row.ratio_low:.2f} … {row.ratio_high:.2f})" if row.ratio_low != row.ratio_high else ""
+    return ServedRow(row.what, text.format(row.original), text.format(row.built), f"{row.ratio:.2f}x{spread}")
+
+
+def _print(console: Console, rows: Sequence[Comparison], images: int) -> None:
+    table = Table(
+        title=f"served over HTTP, {images} test images",
+        title_justify="left",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+    )
+    for title in ("", "original", "built", "built is better by (least … most of the rounds)"):
+        table.add_column(title, justify="right" if title else "left")
+    for row in rows:
+        table.add_row(*msgspec.structs.astuple(_served_row(row)))
+    console.print(table)
+
+
+def _facts(result: BuildResult, rows: Sequence[Comparison], report: Path) -> dict[str, Any]:
+    return {**summary(result), "served": msgspec.to_builtins(list(rows)), "report": str(report)}
