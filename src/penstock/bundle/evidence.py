@@ -32,7 +32,7 @@ class Accuracy(msgspec.Struct, frozen=True):
 
 
 class CandidateRecord(msgspec.Struct, frozen=True):
-    """One candidate and its fate. Latencies are of one forward call at batch 1, in milliseconds."""
+    """One candidate and its fate. Latencies are of one forward call of ``Evidence.rows_per_call`` rows, in milliseconds."""
 
     name: str
     engine: str
@@ -84,6 +84,8 @@ class Evidence(msgspec.Struct, frozen=True):
     conditions: Conditions
     baseline_latency: tuple[LatencyPoint, ...] = ()
     """Profile of the original by batch size, measured beside the chosen variant's."""
+    rows_per_call: int = 1
+    """Rows in the calls that candidates were timed and judged on."""
     optimization: dict[str, Any] = {}
     """The optimiser's report: every pass, nodes before and after, error measured."""
     data: dict[str, str] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -34,6 +34,9 @@ def build(
     prove_accuracy: Annotated[
         bool, typer.Option("--prove-accuracy", help="Demand the loss bound at 95% confidence.")
     ] = False,
+    objective: Annotated[
+        Literal["latency", "throughput"], typer.Option(help="Be fastest at single rows, or at batches of 16.")
+    ] = "latency",
     name: Annotated[str, typer.Option(help="Name of the model when served; default: the file's.")] = "",
     engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; may be repeated.")] = None,
     threads: Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")] = None,
@@ -63,6 +66,7 @@ def build(
         engines=tuple(engine or ()),
         threads=parse_counts(threads) if threads else (),
         methods=_methods(method),
+        objective=objective,
         budget_s=parse_milliseconds(budget) / 1e3,
         overwrite=force,
         folder=folder,

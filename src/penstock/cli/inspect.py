@@ -77,7 +77,8 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     if evidence is None:
         return
     p99 = f", p99 within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
-    console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}")
+    rows = f"; timed on calls of {evidence.rows_per_call} rows" if evidence.rows_per_call > 1 else ""
+    console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}{rows}")
     console.print(_optimization(evidence))
     console.print(_candidates(evidence, everything))
     if not everything:

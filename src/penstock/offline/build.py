@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -29,10 +30,11 @@ from penstock.offline.compress.ptq import quantize
 from penstock.offline.compress.ranges import Method, ranges
 from penstock.offline.compress.scheme import IntegerScheme, integer_scheme
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
-from penstock.offline.optimize.optimizer import OptimizeReport, optimize
+from penstock.offline.optimize.base import OptimizeReport
+from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.tune.contract import Contract
 from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, baseline, candidates, thread_counts
-from penstock.offline.tune.tuner import Tuner, TuneResult
+from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, Signature
 
@@ -41,6 +43,7 @@ Data = str | Path | Mapping[str, Array]
 
 _HELD_OUT = 0.2
 _SHORT_CALL_MS = 1.0
+_THROUGHPUT_ROWS = 16
 _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 
 
@@ -56,6 +59,8 @@ class Recipe(msgspec.Struct, frozen=True):
     """Thread counts to try; empty for one, all cores, and the powers of two between."""
     methods: tuple[Method, ...] = tuple(Method)
     """INT8 calibration methods to try; empty for no INT8."""
+    objective: Literal["latency", "throughput"] = "latency"
+    """What to be fastest at: one call of a single row, or rows per second in calls of sixteen."""
     budget_s: float = 20.0
     """Seconds to spend on timing candidates."""
     overwrite: bool = False
@@ -113,7 +118,9 @@ def build(
     int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
     tried = candidates(fp32, int8, engines, threads, machine, _required_isa(scheme, machine))
     base = baseline(original, max(threads))
-    tuner = Tuner(base, tried, evaluation, recipe.contract, machine.memory_bytes, recipe.budget_s, on_progress)
+    rows = 1 if recipe.objective == "latency" else _THROUGHPUT_ROWS
+    limits = Limits(machine.memory_bytes, recipe.budget_s, rows)
+    tuner = Tuner(base, tried, evaluation, recipe.contract, limits, on_progress)
     tuned = tuner.run(machine.cores)
 
     on_progress("pack", 0, 1)
@@ -175,9 +182,7 @@ def _data(calibrate: Data | None, evaluate: Data | None, signature: Signature) -
 def _dataset(data: Data, signature: Signature) -> Dataset:
     if isinstance(data, str | Path):
         return load_dataset(data, signature)
-    arrays = dict(data)
-    labels = arrays.pop("labels", None)
-    return check_dataset(arrays, labels, signature)
+    return check_dataset(data, signature)
 
 
 def _quantized(
@@ -224,6 +229,7 @@ def _evidence(
     return Evidence(
         max_accuracy_loss=recipe.contract.max_accuracy_loss,
         p99_ms=recipe.contract.p99_ms,
+        rows_per_call=1 if recipe.objective == "latency" else _THROUGHPUT_ROWS,
         baseline=tuned.baseline,
         chosen=tuned.chosen.name,
         candidates=tuned.records,

@@ -67,7 +67,10 @@ def _verdict(manifest: Manifest, evidence: Evidence) -> str:
     ]
     cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     p99 = f", p99 of one call within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
-    return f"<dl>{cards}</dl><p>Contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}. Intervals are 95 %.</p>"
+    return (
+        f"<dl>{cards}</dl><p>Contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}. "
+        f"Timed on calls of {evidence.rows_per_call} row(s). Intervals are 95 %.</p>"
+    )
 
 
 def _served(rows: Sequence[ServedRow]) -> list[str]:

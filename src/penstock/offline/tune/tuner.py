@@ -26,7 +26,7 @@ from penstock.offline.tune.accuracy import Judge, answers, make_judge
 from penstock.offline.tune.contract import Contract, unmet
 from penstock.offline.tune.search import Trial, choose, explain, finalists, record
 from penstock.offline.tune.space import Candidate
-from penstock.perf.measure import ConditionsWatch, feed, interleave, speedup
+from penstock.perf.measure import ConditionsWatch, feed, interleave, repeat_rows, speedup
 from penstock.perf.profile import knee, profile
 from penstock.tensor import Array
 
@@ -36,6 +36,17 @@ _MEMORY_SHARE = 0.5
 
 OnProgress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a tuning run may take, and on what it times."""
+
+    memory_bytes: int
+    """The machine's memory; candidates are timed in groups that fit into half of it."""
+    budget_s: float = 20.0
+    """Seconds to spend on timing; loading and accuracy come on top."""
+    rows: int = 1
+    """Samples in a timed call; a model that is not batchable is timed on what one call of it takes."""
 
 
 class TuneResult(msgspec.Struct, frozen=True):
@@ -52,11 +63,7 @@ class TuneResult(msgspec.Struct, frozen=True):
 
 
 class Tuner:
-    """One tuning run: ``original`` and ``candidates``, judged on ``data`` under ``contract``.
-
-    ``budget_s`` bounds the seconds spent on timing; loading and accuracy come on top. ``memory_bytes`` is the
-    machine's: candidates are timed in groups that fit into half of it.
-    """
+    """One tuning run: ``original`` and ``candidates``, judged on ``data`` under ``contract``."""
 
     def __init__(
         self,
@@ -64,16 +71,16 @@ class Tuner:
         candidates: Sequence[Candidate],
         data: Dataset,
         contract: Contract,
-        memory_bytes: int,
-        budget_s: float,
+        limits: Limits,
         on_progress: OnProgress = lambda *_: None,
     ) -> None:
         self._base = Trial(original, status="baseline", reason="the original, untouched")
         self._trials = [Trial(candidate) for candidate in candidates]
         self._data = data
         self._contract = contract
-        self._memory_bytes = memory_bytes
-        self._budget_s = budget_s
+        self._rows = limits.rows
+        self._memory_bytes = limits.memory_bytes
+        self._budget_s = limits.budget_s
         self._on_progress = on_progress
         self._known: dict[tuple[str, str, str], Accuracy] = {}
 
@@ -159,9 +166,11 @@ class Tuner:
             trial.speedup = _compare(self._base, trial)
 
     def _sample(self) -> Mapping[str, Array]:
-        """One call's worth of rows: a single one, or the model's fixed batch."""
-        fixed = [spec.shape[0] for spec in _model(self._base).signature.inputs if spec.shape]
-        return self._data.rows(0, max(1, *fixed))
+        """One timed call's worth of rows."""
+        signature = _model(self._base).signature
+        if signature.batchable:
+            return repeat_rows(self._data.inputs, self._rows)
+        return self._data.rows(0, max(1, *(spec.shape[0] for spec in signature.inputs if spec.shape)))
 
     def _groups(self) -> list[list[Trial]]:
         """The trials in groups that fit into memory side by side by their engines' estimates; mostly one group."""
