@@ -156,7 +156,8 @@ def test_no_answer_is_a_time_out() -> None:
         writer.write(answer())
 
     result = closed(handle, 1, few(5, timeout_s=0.2))
-    assert (result.requests, result.errors_by_kind) == (5, {"time-out": 1})
+    assert result.requests == 5
+    assert set(result.errors_by_kind) == {"time-out"}
 
 
 def test_a_server_that_goes_away_for_good_ends_a_counted_run() -> None:
@@ -186,7 +187,7 @@ def test_warm_up_does_not_count() -> None:
     async def handle(request, writer):
         writer.write(answer(status="500 Internal Server Error" if next(numbers) < 3 else "200 OK"))
 
-    result = closed(handle, 1, Window(duration_s=0.1, warmup_s=0.1))
+    result = closed(handle, 1, Window(duration_s=0.1, warmup_s=0.3))
     assert result.errors == 0
     assert 0 < result.requests < next(numbers) - 3
 
@@ -249,7 +250,7 @@ def test_late_answers_are_awaited_but_do_not_count_as_throughput() -> None:
     async def main() -> OpenLoopResult:
         async with serving(handle) as address:
             load = asyncio.create_task(open_loop(address, [QUESTION], 200, Window(duration_s=0.2, warmup_s=0.0)))
-            asyncio.get_running_loop().call_later(0.4, released.set)
+            asyncio.get_running_loop().call_later(0.8, released.set)
             return await load
 
     result = run(main())

@@ -1,0 +1,174 @@
+"""``penstock bench``: put load on a server and say how fast it answers."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock.cli.quantities import parse_counts
+from penstock.errors import InvalidArgument, InvalidData
+from penstock.offline.dataset import load_dataset
+from penstock.perf.http_client import Address
+from penstock.perf.load import closed_loop, open_loop, run
+from penstock.perf.loops import Window
+from penstock.perf.oip_client import fetch_signature, infer_request, random_inputs
+from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
+from penstock.tensor import Array, Signature
+
+Row = ClosedLoopResult | OpenLoopResult
+
+_CONCURRENCIES = (1, 16, 64)
+_RANDOM_REQUESTS = 16
+_MOST_REQUESTS = 1024  # made from a file: all are held in memory, ready to send
+_SATURATED = 0.95  # of a core
+
+
+def bench(
+    url: Annotated[str, typer.Argument(help="The server, e.g. http://127.0.0.1:8000", show_default=False)],
+    model: Annotated[str, typer.Option(help="Name of the model to send requests to.", show_default=False)],
+    concurrency: Annotated[
+        str | None, typer.Option(help="Closed loop: numbers of connections to keep busy. Default: 1,16,64.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Open loop: requests per second, as Poisson arrivals, e.g. 500 or 100,500.")
+    ] = None,
+    duration: Annotated[float, typer.Option(help="Seconds to measure, for each row.")] = 5.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of load before that, not counted.")] = 1.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a missing answer is an error.")] = 10.0,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz of arrays named after the model's inputs, sent row by row. Default: random tensors."
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 1,
+    binary: Annotated[
+        bool, typer.Option("--binary", help="Send and receive tensors as raw bytes, not as JSON.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Measure throughput and latency of a model behind any Open Inference Protocol server.
+
+    A closed loop (--concurrency) shows how much the server can do: each connection
+    sends its next request when the last was answered.
+
+    An open loop (--rate) shows what users see at a given traffic: requests are sent
+    when they fall due, however slow the answers are, and latency counts from then, so
+    a stall is charged for everyone whom it kept waiting.
+
+    Exits with 0 if all answers were right, 1 if there were errors.
+
+    [bold]Examples[/bold]
+
+      penstock bench http://127.0.0.1:8000 --model digits
+
+      penstock bench http://127.0.0.1:8000 --model digits --concurrency 64 --binary --inputs evaluate.npz
+
+      penstock bench http://127.0.0.1:8000 --model digits --rate 100,500,1000 --duration 20 --json
+    """
+    window = _window(duration, warmup, timeout)
+    rates = _parse_rates(rate) if rate else ()
+    concurrencies = parse_counts(concurrency) if concurrency else () if rate else _CONCURRENCIES
+    address = Address.parse(url)
+    signature = run(fetch_signature(address, model, timeout))
+    tensors = _from_file(inputs, signature, batch) if inputs else random_inputs(signature, batch, _RANDOM_REQUESTS)
+    requests = [infer_request(address, model, one, binary=binary) for one in tensors]
+    rows = list(_measure(address, requests, window, concurrencies, rates))
+    if json:
+        facts = {
+            "url": address.url,
+            "model": model,
+            "protocol": "http/binary" if binary else "http/json",
+            "batch": batch,
+        }
+        print(msgspec.json.encode({**facts, "rows": rows}).decode())
+    else:
+        _print(f"{model} at {address.url}", rows)
+    if any(row.client_cpu > _SATURATED for row in rows):
+        print("note: this tool used a whole core; the server may be faster than it could measure", file=sys.stderr)
+    if any(row.errors for row in rows) or not any(row.requests for row in rows):
+        raise typer.Exit(1)
+
+
+def _measure(
+    address: Address, requests: Sequence[bytes], window: Window, concurrencies: Sequence[int], rates: Sequence[float]
+) -> Iterator[Row]:
+    loads = [_connections(concurrency) for concurrency in concurrencies] + [f"{rate:g}/s" for rate in rates]
+    seconds = (window.duration_s or 0.0) + window.warmup_s
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    # Drawn between the rows only: a thread that redraws would disturb what is measured.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("", total=len(loads))
+        for number, load in enumerate(loads):
+            progress.update(task, description=f"{number + 1} of {len(loads)}: {load}, {seconds:g} s", refresh=True)
+            if number < len(concurrencies):
+                yield run(closed_loop(address, requests, concurrencies[number], window))
+            else:
+                yield run(open_loop(address, requests, rates[number - len(concurrencies)], window))
+
+
+def _print(title: str, rows: Sequence[Row]) -> None:
+    table = Table(
+        title=f"{title}, latencies in ms", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for heading in ("load", "answers/s", "p50", "p95", "p99", "p99.9", "max", "requests", "errors"):
+        table.add_column(heading, justify="left" if heading == "load" else "right", overflow="fold")
+    errors: list[str] = []
+    for row in rows:
+        load = _connections(row.concurrency) if isinstance(row, ClosedLoopResult) else f"{row.rate:g}/s"
+        latencies = (row.p50_ms, row.p95_ms, row.p99_ms, row.p999_ms, row.max_ms)
+        table.add_row(load, f"{row.throughput:,.0f}", *map(_latency, latencies), f"{row.requests:,}", f"{row.errors:,}")
+        errors += [f"{load}: {count:,} × {kind}" for kind, count in row.errors_by_kind.items()]
+    console = Console()
+    console.print(table)
+    for error in errors:
+        console.print(error)
+
+
+def _latency(milliseconds: float) -> str:
+    if math.isnan(milliseconds):
+        return "-"
+    return f"{milliseconds:.2f}" if milliseconds < 100 else f"{milliseconds:.0f}"
+
+
+def _connections(count: int) -> str:
+    return "1 connection" if count == 1 else f"{count} connections"
+
+
+def _from_file(path: Path, signature: Signature, batch: int) -> list[dict[str, Array]]:
+    data = load_dataset(path, signature)
+    count = min(data.count // batch, _MOST_REQUESTS)
+    if not count:
+        raise InvalidData(f"'{path}' has {data.count} samples, too few for a batch of {batch}", "lower --batch")
+    requests = [data.rows(number * batch, (number + 1) * batch) for number in range(count)]
+    signature.check(requests[0])
+    return requests
+
+
+def _parse_rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate < math.inf for rate in rates):
+        raise InvalidArgument(f"'{text}' is not a list of rates above 0", "write it like 500 or 100,500")
+    return rates
+
+
+def _window(duration_s: float, warmup_s: float, timeout_s: float) -> Window:
+    if not (0 < duration_s < math.inf and 0 <= warmup_s < math.inf and 0 < timeout_s < math.inf):
+        raise InvalidArgument(
+            f"cannot measure for {duration_s:g} s after a warm-up of {warmup_s:g} s with a time-out of {timeout_s:g} s",
+            "give positive numbers of seconds; only the warm-up may be 0",
+        )
+    return Window(duration_s, warmup_s, timeout_s)

@@ -1,0 +1,120 @@
+"""Tests of ``penstock bench`` against real servers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from penstock.cli.bench import bench
+from penstock.errors import InvalidArgument, InvalidData, NotFound, Unavailable
+from servers import answer, double, serving_in_thread
+
+SHORT = ["--model", "double", "--duration", "0.2", "--warmup", "0"]
+
+
+def invoke(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(bench)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_json_has_a_row_per_concurrency_and_rate() -> None:
+    with serving_in_thread(double) as address:
+        result = invoke(address.url, *SHORT, "--concurrency", "1,4", "--rate", "100,200", "--json")
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout.splitlines()[-1])
+    assert (facts["url"], facts["model"], facts["protocol"]) == (address.url, "double", "http/json")
+    assert [row.get("concurrency", row.get("rate")) for row in facts["rows"]] == [1, 4, 100, 200]
+    for row in facts["rows"]:
+        assert row["errors"] == 0
+        assert row["requests"] > 0
+        assert row["throughput"] > 0
+        assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"] <= row["p999_ms"]
+
+
+def test_a_table_for_people() -> None:
+    with serving_in_thread(double) as address:
+        result = invoke(address.url, *SHORT, "--concurrency", "2", "--rate", "300", "--binary", "--batch", "4")
+    assert result.exit_code == 0, result.output
+    assert "2 connections" in result.stdout
+    assert "300/s" in result.stdout
+
+
+def test_inputs_from_a_file_go_row_by_row_in_turn(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    async def handle(request, writer):
+        if request.method == "POST":
+            seen.append(json.loads(request.body)["inputs"][0]["data"])
+        await double(request, writer)
+
+    rows = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.savez(tmp_path / "x.npz", x=rows, labels=np.arange(5))
+    with serving_in_thread(handle) as address:
+        arguments = ("--concurrency", "1", "--inputs", str(tmp_path / "x.npz"), "--batch", "2")
+        assert invoke(address.url, *SHORT, *arguments).exit_code == 0
+        with pytest.raises(InvalidData, match="5 samples, too few for a batch of 6"):
+            raise_from(invoke(address.url, *SHORT, *arguments[:-1], "6"))
+        with pytest.raises(NotFound, match="no data file"):
+            raise_from(invoke(address.url, *SHORT, "--inputs", str(tmp_path / "y.npz")))
+    wanted = itertools.cycle([rows[:2].reshape(-1).tolist(), rows[2:4].reshape(-1).tolist()])
+    assert seen
+    assert all(got == want for got, want in zip(seen, wanted, strict=False))
+
+
+def test_errors_are_shown_by_kind_and_give_exit_code_1() -> None:
+    numbers = itertools.count()
+
+    async def handle(request, writer):
+        if request.method == "POST" and next(numbers) % 2 == 0:
+            writer.write(answer(b'{"error":"full"}', "503 Service Unavailable"))
+        else:
+            await double(request, writer)
+
+    with serving_in_thread(handle) as address:
+        result = invoke(address.url, *SHORT, "--concurrency", "1")
+    assert result.exit_code == 1
+    assert "× HTTP 503" in result.stdout
+
+
+def test_a_server_or_model_that_is_not_there() -> None:
+    with pytest.raises(Unavailable, match=r"cannot connect to http://127\.0\.0\.1:1: .*penstock serve"):
+        raise_from(invoke("http://127.0.0.1:1", *SHORT))
+    with serving_in_thread(double) as address, pytest.raises(NotFound, match="does not describe model 'other'"):
+        raise_from(invoke(address.url, "--model", "other"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--concurrency", "0"), "'0' is not a list of whole numbers"),
+        (("--concurrency", "1,x"), "'1,x' is not a list of whole numbers"),
+        (("--rate", "0"), "'0' is not a list of rates above 0 .*100,500"),
+        (("--rate", "many"), "'many' is not a list of rates"),
+        (("--rate", "nan"), "'nan' is not a list of rates"),
+        (("--duration", "0"), "cannot measure for 0 s"),
+        (("--warmup", "-1"), "cannot measure .* warm-up of -1 s"),
+    ],
+)
+def test_bad_values_are_refused_before_anything_is_sent(arguments: tuple[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        raise_from(invoke("http://127.0.0.1:1", *SHORT, *arguments))
+
+
+def test_the_model_must_be_named_and_help_teaches() -> None:
+    missing = invoke("http://127.0.0.1:1")
+    assert missing.exit_code == 2
+    assert "--model" in missing.stderr
+    assert "penstock bench http://127.0.0.1:8000 --model digits" in invoke("--help").stdout
+
+
+def raise_from(result: Result) -> None:
+    """Errors reach the one place that prints them."""
+    assert result.exception is not None
+    raise result.exception
