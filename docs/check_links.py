@@ -1,0 +1,155 @@
+"""Check the documents: every relative link and anchor leads somewhere, and every ``penstock`` command line shown exists.
+
+Run by ``make docs``. Looked at are all ``*.md`` files of the repository. Links to other sites are not followed. In fenced
+blocks marked ``sh`` or ``console``, a line that begins with ``penstock`` must use a known command and known long options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import typer.main
+
+from penstock.cli.main import COMMANDS, make_app
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_SKIPPED = {"build", "demo", "dist", "node_modules"}
+_FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*(\w*)")
+_CODE = re.compile(r"(`+).*?\1")
+_LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^\s)>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+_REFERENCE = re.compile(r"^\s{0,3}\[[^\]]+\]:\s*<?([^\s>]+)>?")
+_HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$")
+_ANCHOR = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
+_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+_SHELL = {"sh", "bash", "console"}
+_ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>", "<", "2>&1"}
+
+
+def documents(root: Path) -> list[Path]:
+    """All Markdown files below ``root`` but those in hidden folders and in what builds write."""
+    return [
+        path
+        for path in sorted(root.rglob("*.md"))
+        if not any(part.startswith(".") or part in _SKIPPED for part in path.relative_to(root).parts[:-1])
+    ]
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """``(line number, line)`` outside fenced blocks, code spans blanked."""
+    for number, line, language in _lines(text):
+        if language is None:
+            yield number, _CODE.sub("", line)
+
+
+def commands(text: str) -> Iterator[tuple[int, str]]:
+    """``(line number, command)`` for each ``penstock`` line of the shell blocks, continuation lines joined."""
+    begun, parts = 0, ""
+    for number, line, language in _lines(text):
+        if language not in _SHELL:
+            continue
+        stripped = line.strip().removeprefix("$ ")
+        if parts or stripped.startswith("penstock "):
+            begun, parts = begun or number, f"{parts} {stripped.removesuffix(chr(92))}"
+            if not stripped.endswith("\\"):
+                yield begun, parts.strip()
+                begun, parts = 0, ""
+
+
+def link_fault(document: Path, target: str) -> str:
+    """What is wrong with a relative link; empty if it leads somewhere."""
+    path, _, anchor = target.partition("#")
+    aim = (document.parent / path).resolve() if path else document
+    if not aim.exists():
+        return f"link to '{target}': there is no such file"
+    if anchor and aim.suffix == ".md" and anchor not in anchors(aim):
+        return f"link to '{target}': {aim.name} has no such heading"
+    return ""
+
+
+@cache
+def anchors(document: Path) -> frozenset[str]:
+    """The anchors of a document's headings, as GitHub makes them, and explicit ones."""
+    found: list[str] = []
+    for _, line, language in _lines(document.read_text(encoding="utf-8")):
+        found += _ANCHOR.findall(line)
+        heading = _HEADING.match(line) if language is None else None
+        if heading:
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])
+            slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+            repeats = sum(1 for anchor in found if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", anchor))
+            found.append(f"{slug}-{repeats}" if repeats else slug)
+    return frozenset(found)
+
+
+def command_fault(command: str) -> str:
+    """What is wrong with a command line; empty if the command and its long options exist."""
+    try:
+        words = shlex.split(command, comments=True)
+    except ValueError as error:
+        return f"'{command}' cannot be read: {error}"
+    words = words[1 : next((at for at, word in enumerate(words) if word in _ENDS), None)]
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        return f"there is no command 'penstock {name}'"
+    for word in words:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in options(name):
+            return f"'penstock {name or ''}' has no option '{option}'"
+    return ""
+
+
+@cache
+def options(command: str | None) -> frozenset[str]:
+    """The options of ``command``, or of ``penstock`` itself."""
+    group = typer.main.get_command(make_app(command))
+    found = getattr(group, "commands")[command] if command else group  # noqa: B009 - typer's own type hides it
+    return frozenset(name for parameter in found.params for name in parameter.opts) | {"--help"}
+
+
+def check(root: Path) -> tuple[list[str], int, int]:
+    """``(faults, documents, links)``: the faults of all documents as ``file:line: what``, and how much was looked at."""
+    faults: list[str] = []
+    links = 0
+    paths = documents(root)
+    for path in paths:
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(root)
+        for number, line in prose(text):
+            targets = [*_LINK.findall(line), *_REFERENCE.findall(line)]
+            relative = [target for target in targets if not _ELSEWHERE.match(target)]
+            links += len(relative)
+            faults += [f"{name}:{number}: {fault}" for target in relative if (fault := link_fault(path, target))]
+        faults += [f"{name}:{number}: {fault}" for number, line in commands(text) if (fault := command_fault(line))]
+    return faults, len(paths), links
+
+
+def main() -> int:
+    """Print every fault, or that there is none."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("root", nargs="?", type=Path, default=ROOT, help="repository to check; default: this one")
+    faults, count, links = check(parser.parse_args().root.resolve())
+    print("\n".join(faults) or f"{count} documents, {links} links: all lead somewhere")
+    return 1 if faults else 0
+
+
+def _lines(text: str) -> Iterator[tuple[int, str, str | None]]:
+    """``(number, line, language)``: the language of the fenced block that a line is in, None outside; fences are left out."""
+    fence, language = "", None
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _FENCE.match(line)
+        if match and not fence:
+            fence, language = match[1], match[2]
+        elif match and match[1].startswith(fence) and not match[2]:
+            fence, language = "", None
+        else:
+            yield number, line, language
+
+
+if __name__ == "__main__":
+    sys.exit(main())
