@@ -9,16 +9,21 @@ from html import escape
 from penstock.bundle.evidence import CandidateRecord, Evidence, LatencyPoint
 
 _WIDTH, _HEIGHT = 760, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 16, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 24, 46
+_ACROSS, _UP = (_LEFT, _WIDTH - _RIGHT), (_HEIGHT - _BOTTOM, _TOP)
 _COLORS = {"fp32": "#2563eb", "bf16": "#d97706", "int8": "#059669"}
 _SERIES_COLORS = ("#64748b", "#059669")
 
 
 class _Axis:
-    """Maps values to pixels, linearly or by their logarithm, with a margin at both ends."""
+    """Maps values to pixels, linearly or by their logarithm, with a margin at both ends; ``form`` writes a tick."""
 
-    def __init__(self, values: Sequence[float], start: float, end: float, log: bool) -> None:
+    def __init__(
+        self, values: Sequence[float], pixels: tuple[float, float], title: str, form: str, *, log: bool
+    ) -> None:
+        self.title, self.form = title, form
         self._log = log
+        start, end = pixels
         low, high = (math.log(v) if log else v for v in (min(values), max(values)))
         margin = 0.08 * (high - low) or abs(low) * 0.05 or 0.5
         self._low, self._high, self._start, self._end = low - margin, high + margin, start, end
@@ -61,12 +66,11 @@ def pareto_chart(evidence: Evidence) -> str:
     heights = [_value(record) for record in records] + (
         [floor] if floor > lowest - 3 * evidence.max_accuracy_loss else []
     )
-    x = _Axis([record.latency_ms or 1.0 for record in records], _LEFT, _WIDTH - _RIGHT, log=True)
-    y = _Axis(heights, _HEIGHT - _BOTTOM, _TOP, log=False)
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
-    parts = _frame(
-        x, y, "p50 latency of one call, ms (logarithmic)", metric, lambda v: f"{v:.4g}", lambda v: f"{v:.2%}"
-    )
+    title = "p50 latency of one call, ms (logarithmic)"
+    x = _Axis([record.latency_ms or 1.0 for record in records], _ACROSS, title, "{:.4g}", log=True)
+    y = _Axis(heights, _UP, metric, "{:.2%}", log=False)
+    parts = _frame(x, y)
     if floor in heights:
         parts.append(
             f'<line class="floor" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(floor):.1f}" y2="{y(floor):.1f}"/>'
@@ -85,9 +89,11 @@ def pareto_chart(evidence: Evidence) -> str:
 def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
     """Rows per second of one instance by batch size (both logarithmic), one line per profile."""
     rates = {name: [(p.batch, p.batch / p.p50_ms * 1e3) for p in points] for name, points in profiles.items() if points}
-    x = _Axis([batch for points in rates.values() for batch, _ in points], _LEFT, _WIDTH - _RIGHT, log=True)
-    y = _Axis([rate for points in rates.values() for _, rate in points], _HEIGHT - _BOTTOM, _TOP, log=True)
-    parts = _frame(x, y, "batch size (logarithmic)", "rows/s", lambda v: f"{v:g}", lambda v: f"{v:,.0f}")
+    x = _Axis(
+        [b for points in rates.values() for b, _ in points], _ACROSS, "batch size (logarithmic)", "{:g}", log=True
+    )
+    y = _Axis([rate for points in rates.values() for _, rate in points], _UP, "rows/s", "{:,.0f}", log=True)
+    parts = _frame(x, y)
     for (name, points), color in zip(rates.items(), _SERIES_COLORS, strict=False):
         path = " ".join(f"{x(batch):.1f},{y(rate):.1f}" for batch, rate in points)
         parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
@@ -114,35 +120,33 @@ def _point(record: CandidateRecord, x: float, y: float, chosen: str) -> str:
         shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" {mark}</circle>'
     if record.name not in (chosen, "original"):
         return shape
+    is_chosen = record.name == chosen
     ring = (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="{color}" stroke-width="2"/>'
-        if record.name == chosen
-        else ""
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="{color}" stroke-width="2"/>' if is_chosen else ""
     )
-    label = f"{record.name} (chosen)" if record.name == chosen else record.name
-    anchor, shift = ("end", -14) if x > _WIDTH * 0.6 else ("start", 14)
-    text = f'<text class="name" x="{x + shift:.1f}" y="{y + 20:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+    label = f"{record.name} (chosen)" if is_chosen else record.name
+    # One above and one below its mark, so that they do not meet where accuracies are equal.
+    anchor, height = "end" if x > _WIDTH * 0.6 else "start", y + 28 if is_chosen else y - 14
+    text = f'<text class="name" x="{x:.1f}" y="{height:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
     return ring + shape + text
 
 
-def _frame(x: _Axis, y: _Axis, x_title: str, y_title: str, x_text, y_text) -> list[str]:  # type: ignore[no-untyped-def]
+def _frame(x: _Axis, y: _Axis) -> list[str]:
+    """Grid, ticks and titles."""
     parts = []
-    bottom = _HEIGHT - _BOTTOM
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     for value in x.ticks():
-        parts.append(f'<line class="grid" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(f'<text x="{x(value):.1f}" y="{bottom + 16}" text-anchor="middle">{x_text(value)}</text>')
+        at = f"{x(value):.1f}"
+        parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}"/>')
+        parts.append(f'<text x="{at}" y="{bottom + 16}" text-anchor="middle">{x.form.format(value)}</text>')
     for value in y.ticks():
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-        )
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{y_text(value)}</text>')
-    parts.append(
-        f'<text class="title" x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">{x_title}</text>'
-    )
-    middle = (_TOP + bottom) / 2
-    parts.append(
-        f'<text class="title" transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">{y_title}</text>'
-    )
+        at = f"{y(value):.1f}"
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{y.form.format(value)}</text>')
+    across, up = (_LEFT + right) / 2, (_TOP + bottom) / 2
+    parts.append(f'<text class="title" x="{across:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">{x.title}</text>')
+    turn = f"translate(14 {up:.0f}) rotate(-90)"
+    parts.append(f'<text class="title" transform="{turn}" text-anchor="middle">{y.title}</text>')
     return parts
 
 
