@@ -54,7 +54,7 @@ class Model:
         ]
         if not parts:
             raise InvalidArgument("there are no rows to infer", "give at least one")
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
@@ -70,7 +70,7 @@ class Model:
 
     def _rows_per_call(self, batch: int | None) -> int:
         if not self.signature.batchable:
-            return max(1, *(spec.shape[0] for spec in self.signature.inputs if spec.shape))
+            return self.signature.smallest_batch
         return batch or (self.manifest.serving.max_batch if self.manifest else 32)
 
 

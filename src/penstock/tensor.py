@@ -140,6 +140,11 @@ class Signature(msgspec.Struct, frozen=True):
         specs = self.inputs + self.outputs
         return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in specs)
 
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest rows that one call takes: the inputs' first axis where it is fixed, and 1 where it is free."""
+        return max([1, *(spec.shape[0] for spec in self.inputs if spec.shape)])
+
     def check(self, inputs: Mapping[str, Array]) -> None:
         """Raise InvalidArgument unless ``inputs`` are exactly these inputs, and agree in batch size if batchable."""
         for name in inputs:

@@ -98,8 +98,14 @@ def open_bundle(path: str | Path) -> Bundle:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether ``path`` looks like a bundle, without verifying it."""
-    return (path / MANIFEST).is_file() if path.is_dir() else zipfile.is_zipfile(path)
+    """Whether ``path`` looks like a bundle, without verifying it: other archives, npz files for one, do not."""
+    if path.is_dir():
+        return (path / MANIFEST).is_file()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return MANIFEST in archive.namelist()
+    except (OSError, *_ZIP_ERRORS):
+        return False
 
 
 def _read_file(path: Path) -> dict[str, bytes]:

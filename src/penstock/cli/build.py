@@ -80,7 +80,7 @@ def build(
     else:
         console = make_console()
         show(console, result.manifest, result.bundle_bytes)
-        console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""))
+        console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""), markup=False)
 
 
 def summary(result: BuildResult) -> dict[str, Any]:

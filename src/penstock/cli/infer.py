@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.console import Console
 from penstock.errors import ResourceExhausted
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.runtime import open as open_model
-from penstock.tensor import Array
+from penstock.tensor import Array, DataType
 
 
 def infer(
@@ -78,10 +79,12 @@ def write_npz(path: Path, arrays: dict[str, Array]) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
-            np.savez(file, **{name: np.asarray(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+            # Text is written as fixed-width bytes: as objects it would be pickles, which no reader should open.
+            np.savez(file, **{name: a.astype("S") if a.dtype.hasobject else a for name, a in arrays.items()})  # type: ignore[arg-type]
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
 
 
@@ -90,6 +93,7 @@ def _accuracy(data: Dataset, outputs: dict[str, Array]) -> float | None:
     if data.labels is None:
         return None
     for array in outputs.values():
-        if array.ndim == 2 and array.shape[1] > data.labels.max(initial=0):
-            return float((array.argmax(axis=1) == data.labels.reshape(-1)).mean())
+        is_scores = array.ndim == 2 and DataType.from_numpy(array.dtype).is_float
+        if is_scores and array.shape[1] > data.labels.max():
+            return float((array.argmax(axis=1) == data.labels).mean())
     return None

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.bundle.evidence import CandidateRecord, Evidence
@@ -52,9 +53,9 @@ def inspect(
     show(console, opened.manifest, sum(entry.size_bytes for entry in opened.manifest.files), everything)
     console.print(f"digest  sha256:{opened.digest}, verified")
     for difference in opened.differences(machine_facts()):
-        console.print(f"[yellow]note[/yellow]    {difference}; build again here for figures that hold")
+        console.print(f"[yellow]note[/yellow]    {escape(difference)}; build again here for figures that hold")
     if report is not None:
-        console.print(f"report  {report}")
+        console.print(f"report  {escape(str(report))}")
 
 
 def make_console() -> Console:
@@ -67,10 +68,10 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     """Print a manifest for a person to read."""
     serving = manifest.serving
     console.print(
-        f"[bold]{manifest.name}[/bold]  {_specs(manifest.signature.inputs)} → {_specs(manifest.signature.outputs)}"
+        f"[bold]{escape(manifest.name)}[/bold]  {_specs(manifest.signature.inputs)} → {_specs(manifest.signature.outputs)}"
     )
     console.print(
-        f"served as {serving.variant}: {serving.instances} instance(s) × {serving.threads} thread(s), "
+        f"served as {escape(serving.variant)}: {serving.instances} instance(s) × {serving.threads} thread(s), "
         f"batches up to {serving.max_batch}; {size_bytes / 1024:.0f} KiB with {len(manifest.variants)} variant(s)"
     )
     evidence = manifest.evidence
@@ -86,11 +87,11 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
             f"{len(evidence.candidates)} candidates were tried; `penstock inspect --all` and the report show every one"
         )
     machine = manifest.machine
-    console.print(f"measured on {machine.cpu}, {machine.cores} core(s), {' '.join(machine.isa)}")
+    console.print(f"measured on {escape(machine.cpu)}, {machine.cores} core(s), {' '.join(machine.isa)}")
     if evidence.conditions.dirty:
         console.print("[yellow]note[/yellow]    the machine was busy while measuring: build again when it is quiet")
     for note in evidence.notes:
-        console.print(f"note    {note}")
+        console.print(f"note    {escape(note)}")
 
 
 def _candidates(evidence: Evidence, everything: bool) -> Table:
@@ -112,14 +113,14 @@ def _candidates(evidence: Evidence, everything: bool) -> Table:
 def _cells(record: CandidateRecord) -> list[str]:
     speed, accuracy = record.speedup, record.accuracy
     return [
-        record.name,
+        escape(record.name),
         f"{record.latency_ms:.3f}" if record.latency_ms is not None else "–",
         f"{record.p99_ms:.3f}" if record.p99_ms is not None else "–",
         f"{speed.value:.2f}x" if speed else "",
         f"{accuracy.value:.2%}" if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
         f"{record.size_bytes / 1024:.0f}",
-        f"{record.status}: {record.reason}",
+        escape(f"{record.status}: {record.reason}"),
     ]
 
 
@@ -129,7 +130,5 @@ def _optimization(evidence: Evidence) -> str:
 
 
 def _specs(specs: tuple[TensorSpec, ...]) -> str:
-    return ", ".join(
-        f"{spec.name} {spec.datatype.value}[{', '.join('N' if dim < 0 else str(dim) for dim in spec.shape)}]"
-        for spec in specs
-    )
+    shapes = {spec.name: ", ".join("N" if dim < 0 else str(dim) for dim in spec.shape) for spec in specs}
+    return escape(", ".join(f"{spec.name} {spec.datatype.value}[{shapes[spec.name]}]" for spec in specs))

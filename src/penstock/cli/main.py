@@ -27,7 +27,7 @@ import msgspec
 import typer
 
 from penstock import __version__
-from penstock.errors import Code, PenstockError
+from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
 
 COMMANDS = {
     "build": "Build a bundle: optimise, quantise, measure and choose under a contract.",
@@ -48,19 +48,26 @@ _EXIT_CODES = {
     Code.UNAVAILABLE: 6,
     Code.RESOURCE_EXHAUSTED: 7,
     Code.ALREADY_EXISTS: 8,
+    Code.CANCELLED: 130,
 }
-_INTERRUPTED = 130
 
 
 def run() -> None:
     """Entry point of the console script."""
+    as_json = "--json" in sys.argv
     try:
         make_app(_command(sys.argv[1:]))(prog_name="penstock")
     except PenstockError as error:
-        sys.exit(fail(error, as_json="--json" in sys.argv))
+        sys.exit(fail(error, as_json))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+        sys.exit(fail(Cancelled("interrupted"), as_json))
+    except SystemExit as exit:
+        # Typer has met an interrupt, or a command line that is wrong and told so; scripts get their object all the same.
+        if exit.code == _EXIT_CODES[Code.CANCELLED]:
+            fail(Cancelled("interrupted"), as_json)
+        elif exit.code == _EXIT_CODES[Code.INVALID_ARGUMENT] and as_json:
+            _print_json(InvalidArgument("the command line is wrong", "see stderr, or --help"))
+        raise
 
 
 def make_app(command: str | None) -> typer.Typer:
@@ -86,9 +93,13 @@ def fail(error: PenstockError, as_json: bool) -> int:
     if error.hint:
         print(f"  fix: {error.hint}", file=sys.stderr)
     if as_json:
-        report = {"error": {"code": error.code.value, "message": error.message, "hint": error.hint}}
-        print(msgspec.json.encode(report).decode())
+        _print_json(error)
     return _EXIT_CODES.get(error.code, 1)
+
+
+def _print_json(error: PenstockError) -> None:
+    report = {"error": {"code": error.code.value, "message": error.message, "hint": error.hint}}
+    print(msgspec.json.encode(report).decode())
 
 
 def _command(arguments: list[str]) -> str | None:

@@ -32,6 +32,6 @@ def parse_milliseconds(text: str) -> float:
 def parse_counts(text: str) -> tuple[int, ...]:
     """``1,16,64`` -> (1, 16, 64); every one at least 1. Raises InvalidArgument."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) >= 1 for part in parts):
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise InvalidArgument(f"'{text}' is not a list of whole numbers from 1", "write it like 1,16,64")
     return tuple(int(part) for part in parts)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from penstock import __version__
 from penstock.artifact import Artifact
@@ -23,7 +24,7 @@ from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import file_entries, pack
 from penstock.engines.registry import available_engines, get_engine
-from penstock.errors import AlreadyExists, InvalidConfig, InvalidData, Unsupported
+from penstock.errors import AlreadyExists, InvalidConfig, InvalidData, InvalidModel, Unsupported
 from penstock.offline.compress.calibrate import collect
 from penstock.offline.compress.placement import Placement
 from penstock.offline.compress.ptq import quantize
@@ -102,8 +103,7 @@ def build(
     ResourceExhausted.
     """
     output = Path(output)
-    if output.exists() and not (recipe.overwrite or is_bundle(output)):
-        raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
+    _check_target(output, recipe)
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
     original = model if isinstance(model, Artifact) else Artifact.from_file(model)
@@ -111,14 +111,14 @@ def build(
     calibration, evaluation = _data(calibrate, evaluate, signature)
 
     on_progress("optimize", 0, 1)
-    sample = evaluation.rows(0, max(1, *(spec.shape[0] for spec in signature.inputs if spec.shape)))
+    sample = evaluation.rows(0, signature.smallest_batch)
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
     scheme = integer_scheme(machine)
     int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
     tried = candidates(fp32, int8, engines, threads, machine, _required_isa(scheme, machine))
     base = baseline(original, max(threads))
-    rows = 1 if recipe.objective == "latency" else _THROUGHPUT_ROWS
+    rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = Limits(machine.memory_bytes, recipe.budget_s, rows)
     tuner = Tuner(base, tried, evaluation, recipe.contract, limits, on_progress)
     tuned = tuner.run(machine.cores)
@@ -146,6 +146,16 @@ def build(
     return BuildResult(output, _size(output), manifest)
 
 
+def _check_target(output: Path, recipe: Recipe) -> None:
+    """Refuse a target now that ``pack`` would refuse when all the work is done."""
+    if not output.exists() or is_bundle(output):
+        return
+    if output.is_dir() and any(output.iterdir()):
+        raise AlreadyExists(f"'{output}' is a folder that holds no bundle", "choose another name")
+    if not recipe.overwrite and not output.is_dir():
+        raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
+
+
 def _engines(recipe: Recipe) -> tuple[str, ...]:
     """The engines asked for, each tried now so that a missing one is known before any long work."""
     for name in recipe.engines:
@@ -165,6 +175,8 @@ def _signature(original: Artifact) -> Signature:
     model = get_engine(BASELINE_ENGINE).load(original, {"threads": 1, "graph_level": "disabled"})
     signature = model.signature
     model.unload()
+    if not signature.inputs:
+        raise InvalidModel("the model has no inputs: its answer is a constant", "export it with its inputs")
     return signature
 
 
@@ -176,13 +188,13 @@ def _data(calibrate: Data | None, evaluate: Data | None, signature: Signature) -
         raise InvalidData(
             "there is no data to judge accuracy on", "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8"
         )
-    return calibration.split(_HELD_OUT)
+    return calibration.split(_HELD_OUT, signature.smallest_batch)
 
 
 def _dataset(data: Data, signature: Signature) -> Dataset:
     if isinstance(data, str | Path):
         return load_dataset(data, signature)
-    return check_dataset(data, signature)
+    return check_dataset({name: np.asarray(array) for name, array in data.items()}, signature)
 
 
 def _quantized(
@@ -229,7 +241,7 @@ def _evidence(
     return Evidence(
         max_accuracy_loss=recipe.contract.max_accuracy_loss,
         p99_ms=recipe.contract.p99_ms,
-        rows_per_call=1 if recipe.objective == "latency" else _THROUGHPUT_ROWS,
+        rows_per_call=tuned.rows_per_call,
         baseline=tuned.baseline,
         chosen=tuned.chosen.name,
         candidates=tuned.records,

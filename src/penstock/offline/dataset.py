@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,10 +12,16 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidData, NotFound
-from penstock.tensor import Array, DataType, Signature, TensorSpec
+from penstock.tensor import Array, DataType, Signature, TensorSpec, to_wire
 
 LABELS = "labels"
 """The name under which an npz file holds labels."""
+
+_ROWS = 256
+"""Samples looked at together, so that checking takes little memory whatever their number."""
+
+# What numpy and zipfile raise on files that are damaged or made up; MemoryError is a shape that lies.
+_READ_ERRORS = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -33,13 +40,15 @@ class Dataset(msgspec.Struct, frozen=True):
         """Samples ``start`` to ``stop`` of every input."""
         return {name: array[start:stop] for name, array in self.inputs.items()}
 
-    def split(self, held_out: float) -> tuple[Dataset, Dataset]:
-        """All but the last share ``held_out``, and that share; at least one sample each."""
-        cut = min(max(1, round(self.count * (1 - held_out))), self.count - 1)
-        if cut < 1:
+    def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
+        """All but the last share ``held_out``, and that share; both a ``multiple`` of samples, and at least that many."""
+        parts = self.count // multiple
+        if parts < 2:
             raise InvalidData(
-                "one sample cannot be split into calibration and evaluation data", "give at least two samples"
+                f"{self.count} sample(s) cannot be split into calibration and evaluation data",
+                f"give at least {2 * multiple} samples, or evaluation data of their own",
             )
+        cut = multiple * min(max(1, round(parts * (1 - held_out))), parts - 1)
         return self._part(0, cut), self._part(cut, self.count)
 
     def _part(self, start: int, stop: int) -> Dataset:
@@ -53,25 +62,28 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
     """
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InvalidData(f"'{path}' holds a single array, not an npz archive", "write it with numpy.savez")
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InvalidData(f"'{path}' holds a single array, not an npz archive", "write it with numpy.savez")
+        with archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise NotFound(f"no data file '{path}'", "check the path") from None
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except _READ_ERRORS as error:
         raise InvalidData(
             f"cannot read '{path}': {error}", "write it with numpy.savez, without Python objects"
         ) from None
-    labels = arrays.pop(LABELS, None) if LABELS not in signature.input_names else None
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise InvalidData(f"'{path}' is a zip archive, but not of numpy arrays", "write it with numpy.savez")
     try:
-        return check_dataset(arrays, labels, signature)
+        return check_dataset(arrays, signature)
     except InvalidData as error:
         raise InvalidData(f"'{path}': {error.message}", error.hint) from None
 
 
-def check_dataset(arrays: Mapping[str, Array], labels: Array | None, signature: Signature) -> Dataset:
-    """The arrays that ``signature`` names as a dataset; other arrays are left out. Raises InvalidData."""
+def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
+    """The arrays that ``signature`` names, and ``labels``, as a dataset; other arrays are left out. Raises InvalidData."""
+    labels = arrays.get(LABELS) if LABELS not in signature.input_names else None
     missing = [name for name in signature.input_names if name not in arrays]
     if missing:
         raise InvalidData(
@@ -81,6 +93,7 @@ def check_dataset(arrays: Mapping[str, Array], labels: Array | None, signature: 
     inputs = {spec.name: _check_array(spec, arrays[spec.name]) for spec in signature.inputs}
     counts = {name: len(array) for name, array in inputs.items()}
     if labels is not None:
+        labels = _check_labels(labels)
         counts[LABELS] = len(labels)
     if len(set(counts.values())) > 1:
         raise InvalidData(f"arrays differ in number of samples: {counts}", "give every array one row per sample")
@@ -92,16 +105,36 @@ def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
     digest = hashlib.sha256()
     for name, array in sorted({**inputs, **({} if labels is None else {LABELS: labels})}.items()):
         digest.update(f"{name} {array.dtype} {array.shape};".encode())
-        digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes())
+        digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else to_wire(array))
     return Dataset(inputs, labels, digest.hexdigest())
 
 
+def _check_labels(labels: Array) -> Array:
+    """One class number per sample; a second axis of length 1 is dropped."""
+    flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if flat.ndim != 1 or flat.dtype.kind not in "iu":
+        raise InvalidData(
+            f"labels must be one integer class per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
+            "leave labels out where there are no classes",
+        )
+    if flat.min(initial=0) < 0:
+        raise InvalidData(f"labels must not be negative, but one is {flat.min()}", "number the classes from 0")
+    return flat
+
+
 def _check_array(spec: TensorSpec, array: Array) -> Array:
-    datatype = DataType.from_numpy(array.dtype)
-    if datatype is not spec.datatype:
+    if not spec.shape:
+        raise InvalidData(
+            f"input '{spec.name}' is a single number, with no axis for samples",
+            "export the model with that input as a constant",
+        )
+    # A file has no name for bfloat16: numpy reads its 16 bits back as void.
+    if spec.datatype is DataType.BF16 and array.dtype.str[1:] == "V2":
+        array = array.view(spec.datatype.dtype)
+    if not _holds(array, spec.datatype):
         raise InvalidData(
             f"input '{spec.name}' is {spec.datatype.value}, but the data is {array.dtype}",
-            f"save it as {spec.datatype.dtype}",
+            f"save it as {'text' if spec.datatype is DataType.BYTES else spec.datatype.dtype}",
         )
     if array.ndim != len(spec.shape):
         raise InvalidData(
@@ -119,8 +152,8 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
             f"the model takes exactly {spec.shape[0]} samples at a time, but the data has {len(array)}",
             f"give a multiple of {spec.shape[0]}",
         )
-    if datatype.is_float:
-        bad = ~np.isfinite(array.reshape(len(array), -1).astype(np.float64, copy=False)).all(axis=1)
+    if spec.datatype.is_float:
+        bad = np.concatenate([_not_finite(array[at : at + _ROWS]) for at in range(0, len(array), _ROWS)])
         if bad.any():
             first = int(np.flatnonzero(bad)[0])
             raise InvalidData(
@@ -128,3 +161,14 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
                 "clean the data",
             )
     return array.astype(spec.datatype.dtype, copy=False)
+
+
+def _not_finite(rows: Array) -> Array:
+    return ~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
+
+
+def _holds(array: Array, datatype: DataType) -> bool:
+    """Whether the elements of ``array`` are of ``datatype``, in whatever byte order; text counts as BYTES."""
+    if datatype is DataType.BYTES:
+        return array.dtype.kind in "OSU"
+    return array.dtype.newbyteorder("=") == datatype.dtype

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,19 +18,24 @@ import msgspec
 import numpy as np
 
 from penstock.bundle.evidence import Conditions, Interval
+from penstock.clock import Clock, SystemClock
 from penstock.engines.base import LoadedModel
 from penstock.tensor import Array
 
 Run = Callable[[], object]
 
 WARM_UP_ROUNDS = 3
+_PROBES = 3
 _BURST_SECONDS = 0.002
 _MAX_BURST = 20
 _MIN_ROUNDS = 7
+FEWEST_CALLS = _PROBES + WARM_UP_ROUNDS + _MIN_ROUNDS
+"""Calls of every way that ``interleave`` makes, however small its budget."""
 _MAX_ROUNDS = 400
 _RESAMPLES = 1000
 _DIRTY_STEAL_PERCENT = 5.0
 _DIRTY_LOAD_PER_CORE = 1.5
+_SYSTEM_CLOCK = SystemClock()
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -56,26 +60,28 @@ class Timings(msgspec.Struct, frozen=True):
         return float(np.percentile(self.seconds, percent)) * 1e3
 
 
-def interleave(runs: Mapping[str, Run], budget_s: float, seed: int = 0) -> dict[str, Timings]:
+def interleave(
+    runs: Mapping[str, Run], budget_s: float, seed: int = 0, clock: Clock = _SYSTEM_CLOCK
+) -> dict[str, Timings]:
     """Time ``runs`` against one another within about ``budget_s`` seconds, at least seven rounds each.
 
     A round runs every way once: a burst of some two milliseconds, at least one call. The first call of a longer burst
     finds cold caches and is dropped.
     """
     rng = random.Random(seed)
-    bursts = {name: _burst(run) for name, run in runs.items()}
+    bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
     seconds: dict[str, list[list[float]]] = {name: [] for name in runs}
     order = list(runs)
     gc_was_on = gc.isenabled()
     gc.disable()
     try:
-        end = time.perf_counter() + budget_s
+        end = clock.now() + budget_s
         for number in range(WARM_UP_ROUNDS + _MAX_ROUNDS):
-            if number >= WARM_UP_ROUNDS + _MIN_ROUNDS and time.perf_counter() > end:
+            if number >= WARM_UP_ROUNDS + _MIN_ROUNDS and clock.now() > end:
                 break
             rng.shuffle(order)
             for name in order:
-                seconds[name].append(_time_burst(runs[name], bursts[name]))
+                seconds[name].append(_time_burst(runs[name], bursts[name], clock.now))
     finally:
         if gc_was_on:
             gc.enable()
@@ -101,12 +107,12 @@ class ConditionsWatch:
 
     def __init__(self, cores: int, proc: Path = Path("/proc")) -> None:
         self._cores, self._proc = cores, proc
-        self._load = os.getloadavg()[0]
+        self._load = _load(proc)
         self._steal, self._total = _steal(proc)
 
     def finish(self) -> Conditions:
         """How quiet the machine was since this watch was made. Our own work counts as one busy core per core."""
-        load = os.getloadavg()[0]
+        load = _load(self._proc)
         steal, total = _steal(self._proc)
         percent = 100 * (steal - self._steal) / max(1, total - self._total)
         dirty = percent > _DIRTY_STEAL_PERCENT or self._load > _DIRTY_LOAD_PER_CORE * self._cores
@@ -126,22 +132,28 @@ def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
     }
 
 
-def _burst(run: Run) -> int:
+def _burst(run: Run, now: Callable[[], float]) -> int:
     """Calls per burst: one, or one more than fit into the burst's time, of which the first will be dropped."""
-    run()
-    seconds = min(_time_burst(run, 1)[0] for _ in range(2))
+    seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1
 
 
-def _time_burst(run: Run, calls: int) -> list[float]:
-    clock = time.perf_counter
+def _time_burst(run: Run, calls: int, now: Callable[[], float]) -> list[float]:
     seconds = []
     for _ in range(calls):
-        start = clock()
+        start = now()
         run()
-        seconds.append(clock() - start)
+        seconds.append(now() - start)
     return seconds[1:] if calls > 1 else seconds
+
+
+def _load(proc: Path) -> float:
+    """Load average over the last minute."""
+    try:
+        return float((proc / "loadavg").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return os.getloadavg()[0]
 
 
 def _steal(proc: Path) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.bundle.evidence import LatencyPoint
 from penstock.engines.base import LoadedModel
-from penstock.perf.measure import feed, interleave, repeat_rows
+from penstock.perf.measure import FEWEST_CALLS, feed, interleave, repeat_rows
 from penstock.tensor import Array
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -25,14 +25,22 @@ def profile(
 ) -> dict[str, tuple[LatencyPoint, ...]]:
     """Profile ``models`` against one another, interleaved, at each of ``batches``; ``budget_s`` is shared evenly.
 
-    ``samples`` hold rows along their first axis. A model that is not batchable is profiled with a single row only.
+    ``samples`` hold rows along their first axis. Models that are not all batchable are profiled at the rows that one call
+    takes. A batch so slow that the fewest calls at it would take more than the whole budget is left out, and all beyond.
     """
+    if not all(model.signature.batchable for model in models.values()):
+        batches = (max(model.signature.smallest_batch for model in models.values()),)
     points: dict[str, list[LatencyPoint]] = {name: [] for name in models}
+    row_s = 0.0
     for batch in batches:
-        able = {name: model for name, model in models.items() if batch == 1 or model.signature.batchable}
+        if FEWEST_CALLS * batch * row_s > budget_s:
+            break
         inputs = repeat_rows(samples, batch)
-        for name, timings in interleave({n: feed(m, inputs) for n, m in able.items()}, budget_s / len(batches)).items():
+        runs = {name: feed(model, inputs) for name, model in models.items()}
+        timed = interleave(runs, budget_s / len(batches))
+        for name, timings in timed.items():
             points[name].append(LatencyPoint(batch, timings.p50_ms, timings.p99_ms))
+        row_s = sum(timings.p50_ms for timings in timed.values()) / 1e3 / batch
         on_batch(batch)
     return {name: tuple(profiled) for name, profiled in points.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -31,7 +32,8 @@ def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = (
         partial.write_text(render(manifest, served), encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise ResourceExhausted(
             f"cannot write the report '{path}': {error.strerror or error}", "choose another place"
         ) from error

@@ -14,14 +14,17 @@ import numpy as np
 
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.engines.base import LoadedModel
-from penstock.errors import InvalidData
+from penstock.errors import InvalidData, PenstockError, Unsupported
 from penstock.offline.dataset import Dataset
-from penstock.tensor import Array
+from penstock.tensor import Array, DataType
 
 Outputs = dict[str, Array]
 
 _Z95 = 1.959964
-_TINY = float(np.finfo(np.float64).tiny)
+_TINY, _HUGE = 1e-150, 1e150
+"""Bounds of sums of squares, so that their quotients and totals are numbers."""
+_WORST = 1e6
+"""A relative error beyond this says no more than this."""
 
 
 class Judge(msgspec.Struct, frozen=True):
@@ -34,38 +37,33 @@ class Judge(msgspec.Struct, frozen=True):
     labels: Array | None
 
     def compare(self, outputs: Outputs) -> Accuracy:
-        """The accuracy of a candidate that answered ``outputs`` on the same samples."""
+        """The accuracy of a candidate that answered ``outputs`` on the same samples. Raises PenstockError if shapes differ."""
+        for name, array in self.reference.items():
+            if outputs[name].shape != array.shape:
+                raise PenstockError(
+                    f"output '{name}' has shape {list(outputs[name].shape)}, the original's {list(array.shape)}"
+                )
         samples = len(self.reference[self.output])
-        error = sample_errors(self.reference, outputs)
-        if not all(np.isfinite(array).all() for array in outputs.values() if array.dtype.kind == "f"):
-            error = np.where(np.isfinite(error), error, 1.0)
+        error = total_error(self.reference, outputs)
         if self.metric == "fidelity":
-            loss = _mean_interval(error)
-            return Accuracy(self.metric, 1 - loss.value, loss, total_error(self.reference, outputs), samples)
+            loss = _mean_interval(sample_errors(self.reference, outputs))
+            return Accuracy(self.metric, 1 - loss.value, loss, error, samples)
         target = self.labels if self.labels is not None else self.reference[self.output].argmax(axis=1)
-        before = self.reference[self.output].argmax(axis=1) == target
-        after = outputs[self.output].argmax(axis=1) == target
-        loss = paired_interval(before, after)
-        return Accuracy(self.metric, float(after.mean()), loss, total_error(self.reference, outputs), samples)
+        before, after = _hits(self.reference[self.output], target), _hits(outputs[self.output], target)
+        return Accuracy(self.metric, float(after.mean()), paired_interval(before, after), error, samples)
+
+    def original(self) -> Accuracy:
+        """The original's own accuracy, which loses nothing by definition."""
+        return msgspec.structs.replace(self.compare(self.reference), loss=Interval(0.0, 0.0, 0.0))
 
 
 def make_judge(reference: Outputs, labels: Array | None) -> Judge:
     """Choose the metric from the shape of the original's outputs. Raises InvalidData if labels fit no output."""
-    scores = [
-        name for name, array in reference.items() if array.ndim == 2 and array.shape[1] >= 2 and array.dtype.kind == "f"
-    ]
+    scores = [name for name, array in reference.items() if array.ndim == 2 and array.shape[1] >= 2 and _is_float(array)]
     if labels is None:
         if scores:
             return Judge("agreement", scores[0], reference, None)
         return Judge("fidelity", next(iter(reference)), reference, None)
-    labels = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise InvalidData(
-            f"labels must be one integer class per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
-            "leave labels out to be judged by agreement with the original",
-        )
-    if labels.min() < 0:
-        raise InvalidData(f"labels must not be negative, but one is {labels.min()}")
     for name in scores:
         if labels.max() < reference[name].shape[1]:
             return Judge("top-1", name, reference, labels)
@@ -77,11 +75,25 @@ def make_judge(reference: Outputs, labels: Array | None) -> Judge:
 
 
 def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
-    """The outputs of ``model`` on all of ``data``, in chunks of ``batch`` rows, or of the model's fixed batch."""
-    fixed = [spec.shape[0] for spec in model.signature.inputs if spec.shape]
-    size = batch if all(dim == -1 for dim in fixed) else max(1, *fixed)
-    parts = [model.forward(data.rows(start, start + size)) for start in range(0, data.count, size)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """The outputs of ``model`` on all of ``data``, one row per sample, in chunks of ``batch`` rows or of its fixed batch.
+
+    Raises Unsupported if the outputs have no axis for samples, or differ in shape from one call to the next.
+    """
+    size = batch if model.signature.batchable else model.signature.smallest_batch
+    parts: dict[str, list[Array]] = {name: [] for name in model.signature.output_names}
+    for start in range(0, data.count, size):
+        rows = data.rows(start, start + size)
+        count = min(size, data.count - start)
+        for name, array in model.forward(rows).items():
+            # A model for one sample may answer without an axis for it.
+            parts[name].append(array if array.shape[:1] == (count,) else _one_row(name, array, count))
+    for name, arrays in parts.items():
+        if len({array.shape[1:] for array in arrays}) > 1:
+            raise Unsupported(
+                f"output '{name}' differs in shape from sample to sample, so that it cannot be compared",
+                "export the model with outputs of fixed shape",
+            )
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
 def paired_interval(before: Array, after: Array) -> Interval:
@@ -96,30 +108,61 @@ def paired_interval(before: Array, after: Array) -> Interval:
 
 
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
-    """Relative error of each sample over all outputs: norm of the difference by norm of the reference."""
+    """Relative error of each sample over all outputs: norm of the difference by norm of the reference, at most 1.
+
+    A sample with NaN or infinity that the reference does not have in the same place has error 1.
+    """
     difference, norm = _squares(reference, outputs)
-    return np.asarray(np.sqrt(difference / np.maximum(norm, _TINY)))
+    return np.asarray(np.sqrt(difference / norm).clip(max=1.0))
 
 
 def total_error(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> float:
-    """Relative error over all samples and outputs at once."""
+    """Relative error over all samples and outputs at once; finite always, since a manifest can hold no other number."""
     difference, norm = _squares(reference, outputs)
-    return float(np.sqrt(difference.sum() / max(norm.sum(), _TINY)))
+    return min(float(np.sqrt(difference.sum() / norm.sum())), _WORST)
+
+
+def _hits(scores: Array, target: Array) -> Array:
+    """Whether the class of highest score is ``target``, per sample; a sample with NaN is a miss."""
+    return np.asarray((scores.argmax(axis=1) == target) & ~np.isnan(scores).any(axis=1))
+
+
+def _one_row(name: str, array: Array, count: int) -> Array:
+    if count == 1:
+        return array[np.newaxis]
+    raise Unsupported(
+        f"output '{name}' has shape {list(array.shape)} for {count} samples: its first axis does not count them",
+        "export the model with a batch axis on every output",
+    )
+
+
+def _is_float(array: Array) -> bool:
+    return DataType.from_numpy(array.dtype).is_float
 
 
 def _squares(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Per sample, the sum of squared differences and the sum of squares of the reference; text differs by 0 or 1."""
+    """Per sample, the sum of squared differences and the sum of squares of the reference; text differs by 0 or 1.
+
+    Where NaN and infinities are the same they count as no difference; a sample in which they are not differs by its norm.
+    """
     difference: Array = np.zeros(len(next(iter(reference.values()))))
     norm = np.zeros_like(difference)
+    broken = np.zeros(len(difference), bool)
     for name, want in reference.items():
         got, rows = outputs[name].reshape(len(want), -1), want.reshape(len(want), -1)
         if want.dtype.kind in "OSU":
             difference += (got != rows).sum(axis=1)
             norm += rows.shape[1]
         else:
-            difference += ((got.astype(np.float64) - rows.astype(np.float64)) ** 2).sum(axis=1)
-            norm += (rows.astype(np.float64) ** 2).sum(axis=1)
-    return difference, norm
+            got, rows = got.astype(np.float64), rows.astype(np.float64)
+            finite = np.isfinite(got) & np.isfinite(rows)
+            same = (got == rows) | (np.isnan(got) & np.isnan(rows))
+            broken |= (~finite & ~same).any(axis=1)
+            with np.errstate(over="ignore"):
+                difference += (np.subtract(got, rows, out=np.zeros_like(rows), where=finite) ** 2).sum(axis=1)
+                norm += (np.where(np.isfinite(rows), rows, 0) ** 2).sum(axis=1)
+    norm = np.clip(norm, _TINY, _HUGE)
+    return np.where(broken, np.maximum(difference, norm), difference).clip(max=_HUGE), norm
 
 
 def _mean_interval(values: Array) -> Interval:

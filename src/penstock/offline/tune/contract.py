@@ -62,15 +62,21 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")
     accurate = [record for record in measured if not contract.accuracy_objection(_accuracy(record))]
+    quick = [record for record in measured if not contract.latency_objection(_p99(record))]
+    unproven = [record for record in accurate if record in quick]
+    accurate, quick = ([r for r in some if r not in unproven] for some in (accurate, quick))
     ways = []
     if accurate:
         nearest = min(accurate, key=_p99)
         ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would do ({nearest.name})")
-    quick = [record for record in measured if not contract.latency_objection(_p99(record))]
     if quick:
         kindest = min(quick, key=lambda record: _bound(contract, record))
         ways.append(f"--max-accuracy-loss {_round_up(100 * _bound(contract, kindest)):g}% would do ({kindest.name})")
-    if accurate and not quick:
+    if unproven:
+        binding = (
+            f"latency binds: only {unproven[0].name} is within it, by chance perhaps, since it is not provably faster"
+        )
+    elif accurate and not quick:
         quickest = min(_p99(record) for record in measured)
         binding = (
             f"latency binds: the quickest candidate has a p99 of {quickest:.3g} ms, {contract.p99_ms:g} ms are allowed"

@@ -23,7 +23,7 @@ Compare = Callable[["Trial", "Trial"], Interval]
 """How many times faster the second trial is than the first."""
 
 
-class Trial(msgspec.Struct):
+class Trial(msgspec.Struct, eq=False):
     """A candidate on its way through the tuner, and what is known of it so far."""
 
     candidate: Candidate
@@ -69,24 +69,24 @@ def choose(base: Trial, trials: Sequence[Trial], contract: Contract, compare: Co
     """The winner, ``base`` itself if nothing is provably faster, or None if not even that meets the contract.
 
     1. Exact candidates must beat the original.
-    2. Inexact ones must beat the original and the best exact one.
+    2. Inexact ones must beat the original and the quickest exact one.
     3. Among those that did, the quickest; in a close call the one with fewer threads, then the more accurate one.
-    4. If the original misses the latency that is asked for, the quickest of those that meet it, proof or not.
+    4. If the original misses the latency that is asked for, the quickest exact one that meets it, proof or not.
     """
     ranked = sorted(running(trials), key=lambda trial: trial.p50_ms)
-    best_exact = next((trial for trial in ranked if trial.candidate.exact and _beats(trial, base)), None)  # 1
-    rival = best_exact or base
+    best_exact = next((trial for trial in ranked if trial.candidate.exact), None)
     proven = [
         trial
         for trial in ranked
-        if _beats(trial, base) and (trial.candidate.exact or is_faster(compare(rival, trial)))  # 2
+        if _beats(trial, base)  # 1
+        and (trial.candidate.exact or best_exact is None or is_faster(compare(best_exact, trial)))  # 2
     ]
     if proven:
         close = [trial for trial in proven if trial.p50_ms <= CLOSE_CALL * proven[0].p50_ms]  # 3
         return min(close, key=lambda trial: (trial.candidate.threads, _error(trial), trial.p50_ms))
     if not contract.latency_objection(base.p99_ms):
         return base
-    return ranked[0] if ranked else None  # 4
+    return best_exact  # 4
 
 
 def explain(winner: Trial, base: Trial, trials: Sequence[Trial]) -> None:

@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True):
     budget_s: float = 20.0
     """Seconds to spend on timing; loading and accuracy come on top."""
     rows: int = 1
-    """Samples in a timed call; a model that is not batchable is timed on what one call of it takes."""
+    """Samples in a timed call."""
 
 
 class TuneResult(msgspec.Struct, frozen=True):
@@ -59,6 +59,7 @@ class TuneResult(msgspec.Struct, frozen=True):
     """Profile of the chosen candidate by batch size."""
     baseline_latency: tuple[LatencyPoint, ...]
     max_batch: int
+    rows_per_call: int
     conditions: Conditions
 
 
@@ -91,7 +92,7 @@ class Tuner:
         base.model = _load(base.candidate)
         reference = answers(base.model, self._data)
         judge = make_judge(reference, self._data.labels)
-        base.accuracy = judge.compare(reference)
+        base.accuracy = judge.original()
         for group in self._groups():
             self._judge_accuracy(group, judge)
             self._screen(group)
@@ -100,16 +101,20 @@ class Tuner:
         self._reject_slow(last)
         winner = choose(base, last, contract, _compare)
         if winner is None:
-            raise unmet(contract, [record(trial, contract) for trial in (base, *self._trials)])
+            # A p99 counts only where it was confirmed, so the other trials cannot be named as a way out.
+            judged = [trial for trial in self._trials if trial in last or trial.status == "rejected"]
+            raise unmet(contract, [record(trial, contract) for trial in (base, *judged)])
         explain(winner, base, self._trials)
         self._profile(winner)
+        batchable = _model(winner).signature.batchable
         return TuneResult(
             chosen=winner.candidate,
             baseline=record(base, contract),
             records=tuple(record(trial, contract) for trial in self._trials),
             latency=winner.latency,
             baseline_latency=base.latency,
-            max_batch=knee(winner.latency, contract.p99_ms).batch,
+            max_batch=knee(winner.latency, contract.p99_ms).batch if batchable else 1,
+            rows_per_call=self._rows,
             conditions=watch.finish(),
         )
 
@@ -167,10 +172,7 @@ class Tuner:
 
     def _sample(self) -> Mapping[str, Array]:
         """One timed call's worth of rows."""
-        signature = _model(self._base).signature
-        if signature.batchable:
-            return repeat_rows(self._data.inputs, self._rows)
-        return self._data.rows(0, max(1, *(spec.shape[0] for spec in signature.inputs if spec.shape)))
+        return repeat_rows(self._data.inputs, self._rows)
 
     def _groups(self) -> list[list[Trial]]:
         """The trials in groups that fit into memory side by side by their engines' estimates; mostly one group."""
