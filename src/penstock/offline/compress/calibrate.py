@@ -23,9 +23,6 @@ from penstock.tensor import Array, DataType, Signature
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in total."""
 
-_BUDGET_BYTES = 256 << 20
-"""Most memory for the outputs of one batch of one group."""
-
 
 def collect(
     artifact: Artifact,
@@ -34,12 +31,13 @@ def collect(
     batch_size: int = 32,
     threads: int = 1,
     progress: Progress | None = None,
+    memory_bytes: int = 256 << 20,
 ) -> dict[str, TensorStatistics]:
     """Statistics of ``tensors``, by default of all that an integer version of the model may need a range for.
 
     ``data`` holds an array for each input by name, samples along the first axis; arrays of other names are left out. Batches
     have ``batch_size`` samples and the last one what is left; a model with a fixed first axis of k gets k at a time.
-    The state is one histogram a tensor; beside ``data``, memory is bounded by one batch and a fixed budget.
+    The state is one histogram a tensor; the outputs of one batch take up to ``memory_bytes``, or what the largest takes.
 
     Raises InvalidData if the data do not fit the model, are not a multiple of k samples, or make a tensor NaN or infinite;
     Unsupported if the model has nothing to quantise; InvalidArgument if ``tensors`` names one that is not FP32.
@@ -51,7 +49,7 @@ def collect(
     found = {name: TensorStatistics(Histogram(), name not in unclippable, fixed.get(name)) for name in names}
     from_inputs = [name for name in names if name in model.input_names and name not in fixed]
     computed = [name for name in names if name not in model.input_names and name not in fixed]
-    groups = _groups(model, computed, batches, threads)
+    groups = _groups(model, computed, batches, threads, memory_bytes)
     steps, total = 0, batches.count * (len(groups) + bool(from_inputs))
 
     def step() -> None:
@@ -82,9 +80,7 @@ class _Batches:
         loaded = get_engine("onnxruntime").load(artifact, {"threads": 1, "graph_level": "disabled"})
         signature: Signature = loaded.signature
         loaded.unload()
-        self._dataset = check_dataset(
-            {name: data[name] for name in signature.input_names if name in data}, None, signature
-        )
+        self._dataset = check_dataset({name: data[name] for name in signature.input_names if name in data}, signature)
         fixed = {spec.shape[0] for spec in signature.inputs if spec.shape[0] > 0}
         if len(fixed) > 1:
             raise Unsupported(f"the inputs' first axes are fixed to different sizes: {sorted(fixed)}")
@@ -116,8 +112,8 @@ def _checked(model: FloatModel, tensors: Sequence[str] | None) -> list[str]:
     return list(tensors)
 
 
-def _groups(model: FloatModel, names: list[str], batches: _Batches, threads: int) -> list[list[str]]:
-    """``names`` in groups whose outputs for one batch fit the budget, judged by running the smallest input once."""
+def _groups(model: FloatModel, names: list[str], batches: _Batches, threads: int, memory_bytes: int) -> list[list[str]]:
+    """``names`` in groups whose outputs for one batch fit ``memory_bytes``, judged by running the smallest input once."""
     if not names:
         return []
     loaded = _load(model, names, threads)
@@ -127,7 +123,7 @@ def _groups(model: FloatModel, names: list[str], batches: _Batches, threads: int
     used = 0
     for name in names:
         size = outputs[name].nbytes * batches.size // batches.smallest
-        if groups[-1] and used + size > _BUDGET_BYTES:
+        if groups[-1] and used + size > memory_bytes:
             groups.append([])
             used = 0
         groups[-1].append(name)

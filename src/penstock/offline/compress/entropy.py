@@ -24,21 +24,27 @@ from penstock.tensor import Array
 
 _MIN_BINS = 128
 """The narrowest window tried, as in the talk; with more levels than bins, each bin is a level of its own."""
+_MIN_KEPT = 0.9
+"""The least share of the mass inside a window. P and Q of a window that cuts off all but its own last bin agree, and mean nothing:
+tensors without values near zero, such as averages after a ReLU, have such windows.
+"""
 _COARSE = 64
 """Places tried in the coarse scan of one end of a window."""
+_BLOCK = 128
+"""Windows scored together: their intermediate results fit the cache."""
 _ROUNDS = 4
 """Most scans of each end; two or three are usual until neither end moves."""
 
 
 def symmetric_range(histogram: Histogram, levels: int = 128) -> Range:
-    """±T for signed integers: the search on |x|."""
+    """±T for integers with zero in the middle: the search on |x|, with the talk's 128 levels."""
     magnitudes = histogram.counts[BINS:] + histogram.counts[BINS - 1 :: -1]
     limit = min(_threshold(magnitudes, levels, histogram.bin_width), max(-histogram.min, histogram.max))
     return Range(-limit, limit)
 
 
 def affine_range(histogram: Histogram, levels: int = 256) -> Range:
-    """The range for unsigned integers with a zero point: one-sided where the tensor is, else both ends are searched."""
+    """The range for integers with a zero point: one-sided where the tensor is, else both ends are searched."""
     if histogram.min >= 0:
         return Range(0.0, min(_threshold(histogram.counts[BINS:], levels, histogram.bin_width), histogram.max))
     if histogram.max <= 0:
@@ -79,7 +85,8 @@ class _Windows:
         self._levels = levels
         self._counts = counts.astype(np.float64)
         self._mass = _prefix_sum(self._counts)
-        self._filled = _prefix_sum(counts > 0)
+        self._filled = _prefix_sum(counts > 0).astype(np.intp)
+        self._logarithms = _log(np.arange(counts.size + 1))
         self._entropy = _prefix_sum(_x_log_x(self._counts))
 
     def best_high(self, low: int, high: int, stop: int) -> int:
@@ -93,14 +100,19 @@ class _Windows:
     def divergences(self, lows: Array, highs: Array) -> Array:
         """KL(P‖Q) of each window [low, high) of bins, shape (windows,).
 
-        Infinite for windows that are empty or too narrow, and where mass outside falls to a level that is empty inside.
+        Infinite for windows that keep or hold too little, and where mass outside falls to a level that is empty inside.
         """
+        blocks = range(0, lows.size, _BLOCK)
+        return np.concatenate([self._block(lows[at : at + _BLOCK], highs[at : at + _BLOCK]) for at in blocks])
+
+    def _block(self, lows: Array, highs: Array) -> Array:
         levels = self._levels
         rows = np.arange(lows.size)
         widths = highs - lows
         used = np.minimum(levels, np.maximum(widths, 1))[:, None]
         steps = np.minimum(np.arange(levels + 1), used)
-        borders = lows[:, None] + (2 * widths[:, None] * steps + used) // (2 * used)
+        # The product with 1 / used is exact where used is a power of two, and within rounding of a whole number elsewhere.
+        borders = lows[:, None] + np.floor(steps * (widths[:, None] / used) + 0.5).astype(np.intp)
 
         inside = np.diff(self._mass[borders], axis=1)
         filled = np.diff(self._filled[borders], axis=1)
@@ -113,14 +125,14 @@ class _Windows:
         filled[:, 0] += (first == 0) & (below > 0)
         filled[rows, ends] += (last == 0) & (above > 0)
 
-        total, kept = self._mass[-1], self._mass[highs] - self._mass[lows]
+        kept = self._mass[highs] - self._mass[lows]
+        lost = (inside[:, 0] == 0) & (below > 0) | (inside[rows, ends] == 0) & (above > 0)
+        undefined = lost | (kept < _MIN_KEPT * self._mass[-1]) | (widths < _MIN_BINS)
+        cross = np.einsum("ij,ij->i", mass, _log(inside) - self._logarithms[filled])
         entropy = self._entropy[highs] - self._entropy[lows]
         entropy += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            shares = np.log(inside / filled)
-            cross = np.where(mass > 0, mass * shares, 0.0).sum(axis=1)
-            result = (entropy - cross) / total - np.log(total) + np.log(kept)
-        return np.where((widths < _MIN_BINS) | ~np.isfinite(result), np.inf, result)
+        total = self._mass[-1]
+        return np.where(undefined, np.inf, (entropy - cross) / total - np.log(total) + _log(kept))
 
 
 def divergences(counts: Array, lows: Array, highs: Array, levels: int) -> Array:
@@ -153,4 +165,9 @@ def _prefix_sum(values: Array) -> Array:
 
 
 def _x_log_x(values: Array) -> Array:
-    return values * np.log(np.where(values > 0, values, 1.0))
+    return values * _log(values)
+
+
+def _log(values: Array) -> Array:
+    """The logarithm, and 0 for 0."""
+    return np.log(np.maximum(values, values <= 0))

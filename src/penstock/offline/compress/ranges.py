@@ -104,7 +104,7 @@ def _choose(histogram: Histogram, method: Method, scheme: IntegerScheme, percent
 
 
 def _legal(range: Range, scheme: IntegerScheme) -> Range:
-    """Zero is always inside, so that it is an integer exactly; signed integers are spread evenly about it."""
+    """Zero is always inside, so that it is an integer exactly; a symmetric range reaches equally far both ways."""
     low, high = min(range.low, 0.0), max(range.high, 0.0)
     if scheme.symmetric:
         high = max(-low, high)

@@ -20,15 +20,17 @@ class IntegerScheme(msgspec.Struct, frozen=True):
     """Weights take 7 of their 8 bits, so that two products added in 16 bits do not saturate."""
     reason: str
 
-    @property
-    def symmetric(self) -> bool:
-        """Whether zero is the middle of the activations' integers (signed) or anywhere (unsigned)."""
-        return self.activation is DataType.INT8
+    symmetric: bool = False
+    """Zero is the middle of the activations' integers. Otherwise it is wherever it suits the tensor, so that a ReLU's values take
+    all integers and the ReLU itself becomes the clipping at the smallest; only then do engines compute it in integers.
+    """
 
     @property
     def activation_limits(self) -> tuple[int, int]:
         """The smallest and largest integer of an activation."""
-        return (-127, 127) if self.symmetric else (0, 255)
+        if self.activation is DataType.UINT8:
+            return 0, 255
+        return (-127 if self.symmetric else -128), 127
 
 
 def integer_scheme(machine: MachineFacts) -> IntegerScheme:

@@ -1,0 +1,95 @@
+"""Placement: what becomes integer and what stays float."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import networks
+from penstock.artifact import Artifact
+from penstock.errors import InvalidModel, Unsupported
+from penstock.offline.compress.placement import FloatModel, Placement
+
+
+def chosen(artifact: Artifact, placement: Placement) -> list[str]:
+    return [node.op_type for node in FloatModel(artifact).integer_nodes(placement)]
+
+
+def test_linear_takes_weights_and_their_activations() -> None:
+    assert chosen(networks.cnn(), Placement.LINEAR) == ["Conv", "Relu", "Conv", "Relu", "Conv", "Gemm"]
+
+
+def test_wide_takes_what_lies_between() -> None:
+    assert chosen(networks.cnn(), Placement.WIDE) == [
+        *("Conv", "Relu", "Conv", "Relu", "Conv", "Add", "Relu"),
+        *("MaxPool", "GlobalAveragePool", "Flatten", "Gemm"),
+    ]
+
+
+def test_attention_scores_stay_float() -> None:
+    model = FloatModel(networks.attention())
+    linear = {node.output[0] for node in model.integer_nodes(Placement.LINEAR)}
+    wide = {node.output[0] for node in model.integer_nodes(Placement.WIDE)}
+    assert {"q", "k", "v"} <= linear
+    assert not {"scores", "mixed", "scaled", "masked"} & linear
+    assert {"scores", "mixed", "y"} <= wide
+    assert not {"scaled", "masked", "shares"} & wide
+    assert {"scores", "scaled", "masked", "y"} <= model.unclippable()
+    assert list(model.fixed_ranges()) == ["shares"]
+
+
+def test_activations_are_the_float_tensors_but_weights() -> None:
+    model = FloatModel(networks.mlp())
+    names = model.activations(model.integer_nodes(Placement.WIDE))
+    assert names[0] == "x"
+    assert names[-1] == "y"
+    assert "hidden" in names
+    assert not set(names) & set(model.weights)
+
+
+@pytest.mark.parametrize(("low", "high", "fits"), [(0.0, 6.0, True), (-1.0, 1.0, True), (0.5, 6.0, False)])
+def test_clip_that_moves_zero_stays_float(low: float, high: float, fits: bool) -> None:
+    n = networks.Network()
+    n.op("Clip", n.gemm("x", 16, 8), n.weight(np.float32(low)), n.weight(np.float32(high)), name="y")
+    artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 8]})
+    assert ("Clip" in chosen(artifact, Placement.LINEAR)) is fits
+
+
+def test_computed_weights_and_odd_biases_stay_float() -> None:
+    n = networks.Network()
+    n.op("Gemm", "x", "b", name="computed")
+    n.op("Gemm", "computed", n.normal(8, 8), n.normal(1, 8), name="odd bias")
+    n.op("MatMul", "odd bias", n.normal(8, 4), name="y")
+    artifact = n.artifact({"x": ["N", 16], "b": [16, 8]}, {"y": ["N", 4]})
+    assert chosen(artifact, Placement.LINEAR) == ["MatMul"]
+
+
+def test_constant_nodes_count_as_weights() -> None:
+    n = networks.Network()
+    value = helper.make_tensor("value", 1, [16, 4], np.ones(64, np.float32))
+    n.op("MatMul", "x", n.op("Constant", value=value), name="y")
+    assert chosen(n.artifact({"x": ["N", 16]}, {"y": ["N", 4]}), Placement.LINEAR) == ["MatMul"]
+
+
+def test_old_opsets_are_converted() -> None:
+    assert chosen(networks.mlp(opset=11), Placement.LINEAR) == ["Gemm", "Relu", "Gemm", "Relu", "Gemm"]
+
+
+def test_nothing_to_quantise_is_an_empty_list() -> None:
+    n = networks.Network()
+    n.op("Add", "x", "x", name="y")
+    assert chosen(n.artifact({"x": ["N", 2]}, {"y": ["N", 2]}), Placement.WIDE) == []
+
+
+def test_a_quantised_model_is_refused() -> None:
+    n = networks.Network()
+    scale, zero = n.weight(np.float32(0.1)), n.weight(np.uint8(3))
+    n.op("DequantizeLinear", n.op("QuantizeLinear", "x", scale, zero), scale, zero, name="y")
+    with pytest.raises(Unsupported, match="quantised already"):
+        FloatModel(n.artifact({"x": ["N", 2]}, {"y": ["N", 2]}))
+
+
+def test_a_corrupt_model_is_refused() -> None:
+    with pytest.raises(InvalidModel):
+        FloatModel(Artifact.from_bytes(b"\x00not a model"))

@@ -1,0 +1,188 @@
+"""Quantisation end to end, on the engines that will run the result."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import networks
+from penstock.artifact import Artifact
+from penstock.engines.registry import available_engines, get_engine
+from penstock.errors import Unsupported
+from penstock.offline.compress.calibrate import collect
+from penstock.offline.compress.histogram import Range, TensorStatistics
+from penstock.offline.compress.placement import Placement
+from penstock.offline.compress.ptq import quantize
+from penstock.offline.compress.ranges import Method, ranges
+from penstock.offline.compress.scheme import IntegerScheme
+from penstock.tensor import Array, DataType
+
+SATURATING = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")
+UNSIGNED = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
+SIGNED = IntegerScheme(DataType.INT8, DataType.INT8, True, "test")
+SYMMETRIC = IntegerScheme(DataType.INT8, DataType.INT8, True, "test", symmetric=True)
+
+NETWORKS = {
+    "cnn": (networks.cnn(), networks.images(32)),
+    "mlp": (networks.mlp(), np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)),
+    "attention": (networks.attention(), np.random.default_rng(0).standard_normal((32, 5, 32)).astype(np.float32)),
+}
+
+
+def run(artifact: Artifact, x: Array, engine: str = "onnxruntime") -> Array:
+    return get_engine(engine).load(artifact, {"threads": 1}).forward({"x": x})["y"]
+
+
+@functools.cache
+def statistics(network: str) -> dict[str, TensorStatistics]:
+    artifact, x = NETWORKS[network]
+    return collect(artifact, {"x": x})
+
+
+def int8(
+    network: str,
+    scheme: IntegerScheme = SATURATING,
+    placement: Placement = Placement.LINEAR,
+    method: Method = Method.MSE,
+) -> Artifact:
+    return quantize(NETWORKS[network][0], ranges(statistics(network), method, scheme), scheme, placement)
+
+
+def relative_error(actual: Array, expected: Array) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+def initializers(artifact: Artifact) -> dict[str, Array]:
+    graph = onnx.load_model_from_string(artifact.data).graph
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("placement", list(Placement))
+@pytest.mark.parametrize("scheme", [SATURATING, SIGNED, SYMMETRIC], ids=["u8", "s8", "symmetric"])
+@pytest.mark.parametrize("network", list(NETWORKS))
+def test_answers_stay_close(network: str, scheme: IntegerScheme, placement: Placement, engine: str) -> None:
+    artifact, x = NETWORKS[network]
+    error = relative_error(run(int8(network, scheme, placement), x, engine), run(artifact, x))
+    assert 0 < error < 0.06
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_every_method_serves(method: Method) -> None:
+    artifact, x = NETWORKS["cnn"]
+    assert relative_error(run(int8("cnn", method=method), x), run(artifact, x)) < 0.06
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+def test_signature_and_batch_stay_as_they_were(placement: Placement) -> None:
+    artifact, x = NETWORKS["cnn"]
+    engine = get_engine("onnxruntime")
+    original, quantised = engine.load(artifact, {}), engine.load(int8("cnn", placement=placement), {})
+    assert quantised.signature == original.signature
+    whole = quantised.forward({"x": x})["y"]
+    assert whole.dtype == np.float32
+    np.testing.assert_allclose(quantised.forward({"x": x[:1]})["y"], whole[:1], atol=1e-5)
+
+
+def test_size_is_about_a_quarter() -> None:
+    artifact = networks.cnn(channels=256)
+    data = {"x": networks.images(2)}
+    quantised = quantize(artifact, ranges(collect(artifact, data), Method.MIN_MAX, UNSIGNED), UNSIGNED)
+    assert quantised.size_bytes < 0.27 * artifact.size_bytes
+
+
+def test_same_arguments_give_the_same_bytes() -> None:
+    assert int8("cnn").data == int8("cnn").data
+
+
+def test_provenance() -> None:
+    artifact, _ = NETWORKS["cnn"]
+    step = int8("cnn").provenance[-1]
+    assert step.name == "quantize"
+    assert step.source_digest == artifact.digest
+    assert step.options["activation"] == "UINT8"
+    assert step.options["placement"] == "linear"
+    assert step.facts["linear_operators"] == 4
+
+
+def test_weights_of_seven_bits_where_eight_would_saturate() -> None:
+    def largest(scheme: IntegerScheme) -> int:
+        weights = [
+            array for array in initializers(int8("cnn", scheme)).values() if array.dtype == np.int8 and array.ndim == 4
+        ]
+        assert len(weights) == 3
+        return max(int(np.abs(array.astype(int)).max()) for array in weights)
+
+    assert largest(SATURATING) == 64
+    assert largest(UNSIGNED) == 127
+
+
+def test_zero_is_an_integer_and_ranges_are_ours() -> None:
+    artifact, _ = NETWORKS["mlp"]
+    wanted = {"x": Range(-1.0, 3.0), "hidden": Range(0.0, 2.0), "y": Range(-1.0, 1.0)}
+    found = initializers(quantize(artifact, {**dict.fromkeys(statistics("mlp"), Range(0.0, 1.0)), **wanted}, UNSIGNED))
+    assert found["x_scale"] == pytest.approx(4 / 255)
+    assert found["x_zero_point"] == 64
+    assert found["hidden_scale"] == pytest.approx(2 / 255)
+    assert found["hidden_zero_point"] == 0
+
+
+def test_range_after_relu_holds_before_it() -> None:
+    # The convolution's own result reaches far below zero; quantised with its own range, half of the integers would be lost.
+    artifact, known = NETWORKS["cnn"][0], statistics("cnn")
+    graph = onnx.load_model_from_string(
+        quantize(artifact, ranges(known, Method.MIN_MAX, UNSIGNED), UNSIGNED).data
+    ).graph
+    assert sum(node.op_type == "Relu" for node in graph.node) == 1  # the one after the addition, which stays float
+    quantizers = {node.input[1] for node in graph.node if node.op_type == "QuantizeLinear"}
+    scales = {
+        tensor.name: float(numpy_helper.to_array(tensor)) for tensor in graph.initializer if tensor.name in quantizers
+    }
+    assert scales["stem_scale"] == pytest.approx(known["stem"].histogram.max / 255)
+
+
+def test_attention_scores_keep_their_order_under_a_mask() -> None:
+    artifact, x = NETWORKS["attention"]
+    quantised = int8("attention", placement=Placement.WIDE, method=Method.ENTROPY)
+    changed = x.copy()
+    changed[:, 1:] = 7  # must not be seen by the first position
+    np.testing.assert_allclose(run(quantised, x)[:, 0], run(quantised, changed)[:, 0], atol=1e-5)
+    assert relative_error(run(quantised, x), run(artifact, x)) < 0.06
+
+
+def test_operators_without_ranges_stay_float() -> None:
+    artifact, x = NETWORKS["mlp"]
+    found = ranges(collect(artifact, {"x": x}), Method.MIN_MAX, UNSIGNED)
+    partly = quantize(artifact, {"x": found["x"]}, UNSIGNED)
+    assert partly.provenance[-1].facts["linear_operators"] == 1
+    assert relative_error(run(partly, x), run(artifact, x)) < 0.02
+
+
+def test_nothing_to_quantise_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="no operator to quantise"):
+        quantize(NETWORKS["mlp"][0], {}, UNSIGNED)
+
+
+def test_old_opset_and_overridable_weights() -> None:
+    artifact, (_, x) = networks.mlp(opset=11), NETWORKS["mlp"]
+    quantised = quantize(artifact, ranges(collect(artifact, {"x": x}), Method.MSE, UNSIGNED), UNSIGNED)
+    assert relative_error(run(quantised, x), run(artifact, x)) < 0.06
+
+
+def test_it_is_silent_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    handlers = list(logging.getLogger().handlers)
+    int8("attention", placement=Placement.WIDE)
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+    assert logging.getLogger().handlers == handlers
