@@ -62,22 +62,15 @@ def pareto_chart(evidence: Evidence) -> str:
     """Every candidate by latency (logarithmic) and accuracy, the Pareto front, and the least accuracy allowed."""
     records = _measured((evidence.baseline, *evidence.candidates))
     floor = _value(evidence.baseline) - evidence.max_accuracy_loss
-    lowest = min(_value(record) for record in records)
-    heights = [_value(record) for record in records] + (
-        [floor] if floor > lowest - 3 * evidence.max_accuracy_loss else []
-    )
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
     title = "p50 latency of one call, ms (logarithmic)"
     x = _Axis([record.latency_ms or 1.0 for record in records], _ACROSS, title, "{:.4g}", log=True)
-    y = _Axis(heights, _UP, metric, "{:.2%}", log=False)
+    y = _Axis([floor, *(_value(record) for record in records)], _UP, metric, "{:.2%}", log=False)
     parts = _frame(x, y)
-    if floor in heights:
-        parts.append(
-            f'<line class="floor" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(floor):.1f}" y2="{y(floor):.1f}"/>'
-        )
-        parts.append(
-            f'<text class="note" x="{_WIDTH - _RIGHT - 4}" y="{y(floor) - 5:.1f}" text-anchor="end">least allowed</text>'
-        )
+    parts.append(f'<line class="floor" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(floor):.1f}" y2="{y(floor):.1f}"/>')
+    parts.append(
+        f'<text class="note" x="{_WIDTH - _RIGHT - 4}" y="{y(floor) - 5:.1f}" text-anchor="end">least allowed</text>'
+    )
     front = pareto(records)
     path = " ".join(f"{x(r.latency_ms or 1.0):.1f},{y(_value(r)):.1f}" for r in front)
     parts.append(f'<polyline class="front" points="{path}"/>')
@@ -104,7 +97,7 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
             )
         batch, rate = points[-1]
         parts.append(
-            f'<text x="{x(batch) - 8:.1f}" y="{y(rate) - 10:.1f}" text-anchor="end" fill="{color}">{escape(name)}</text>'
+            f'<text x="{x(batch) - 8:.1f}" y="{y(rate) - 10:.1f}" text-anchor="end" style="fill:{color}">{escape(name)}</text>'
         )
     return _svg(parts, "Throughput by batch size")
 

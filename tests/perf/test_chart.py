@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evidences import evidence, points, record
+from penstock.bundle.evidence import Evidence, LatencyPoint
+from penstock.perf.chart import pareto, pareto_chart, throughput_chart
+
+SVG = "{http://www.w3.org/2000/svg}"
+WIDTH, HEIGHT = 760, 380
+
+
+def parse(chart: str) -> ET.Element:
+    """The chart's root, after a check that every coordinate is a number inside the picture."""
+    root = ET.fromstring(chart)
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            limit = {"x": WIDTH, "x1": WIDTH, "x2": WIDTH, "cx": WIDTH, "y": HEIGHT, "y1": HEIGHT, "y2": HEIGHT}
+            if name in limit or name == "cy":
+                assert -20 <= float(value) <= limit.get(name, HEIGHT) + 20, (element.tag, name, value)
+    assert "nan" not in re.sub(r"<title>.*?</title>", "", chart).lower()
+    return root
+
+
+def titles(root: ET.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(SVG + "title")]
+
+
+def lines(root: ET.Element, css: str) -> list[ET.Element]:
+    return [element for element in root.iter() if element.get("class") == css]
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    quick, middle, worse, best = (
+        record("quick", 0.2, 0.95),
+        record("middle", 0.5, 0.97),
+        record("worse", 0.6, 0.96),
+        record("best", 0.9, 0.99),
+    )
+    failed = record("failed", None)
+    assert pareto([best, worse, failed, quick, middle]) == [quick, middle, best]
+
+
+def test_equal_candidates_are_on_the_front_once() -> None:
+    assert len(pareto([record("a"), record("b")])) == 1
+    assert pareto([]) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.001, 1000), st.floats(0, 1)).map(lambda pair: record("x", *pair)), min_size=1, max_size=20
+    )
+)
+def test_everything_off_the_front_is_beaten_by_something_on_it(records: list) -> None:
+    front = pareto(records)
+    values = [(r.latency_ms, r.accuracy.value) for r in front]
+    assert values == sorted(values)
+    for one in records:
+        assert any(f.latency_ms <= one.latency_ms and f.accuracy.value >= one.accuracy.value for f in front)
+
+
+def test_every_measured_candidate_is_a_mark_with_its_reason() -> None:
+    found = evidence(
+        record("int8", 0.4, 0.985, precision="int8", status="chosen", reason="2.5x"),
+        record("rejected-int8", 0.3, 0.5, precision="int8", status="rejected", reason="loses 49 %"),
+        record("openvino-fp32", 0.9, engine="openvino"),
+        record("broken", None, status="failed", reason="does not load"),
+    )
+    root = parse(pareto_chart(found))
+    tips = titles(root)
+    assert [tip.split(":")[0] for tip in tips] == ["original", "int8", "rejected-int8", "openvino-fp32"]
+    assert "0.3 ms, 50.00% — rejected: loses 49 %" in tips[2]
+    assert len(list(root.iter(SVG + "rect"))) == 1
+    named = [element.text for element in lines(root, "name")]
+    assert named == ["original", "int8 (chosen)"]
+    (front,) = lines(root, "front")
+    assert len((front.get("points") or "").split()) == 3
+
+
+def test_the_least_accuracy_allowed_is_a_line_below_what_is_allowed() -> None:
+    chart = parse(pareto_chart(evidence(record("allowed", 0.5, 0.985), record("not", 0.4, 0.97))))
+    (floor,) = lines(chart, "floor")
+    marks = {tip.split(":")[0]: mark for mark in chart.iter() for tip in titles(mark) if mark.tag == SVG + "circle"}
+    # Pixels are counted from the top.
+    assert float(marks["allowed"].get("cy", 0)) < float(floor.get("y1", 0)) < float(marks["not"].get("cy", 0))
+
+
+def test_names_and_reasons_are_escaped() -> None:
+    name = """<script>alert("1")</script>&'"""
+    chart = pareto_chart(evidence(record(name, 0.5, reason="a < b & c")))
+    assert "<script" not in chart
+    assert any(tip.startswith(name) and tip.endswith("a < b & c") for tip in titles(parse(chart)))
+    assert name in {element.text for element in parse(throughput_chart({name: points(1.0)})).iter(SVG + "text")}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        evidence(),
+        evidence(record("same", 1.0, 0.99)),
+        evidence(record("same", 1.0, 0.99), record("twin", 1.0, 0.99), max_accuracy_loss=0.0),
+        evidence(record("hopeless", 1e-6, 0.0)),
+        evidence(record("slow", 1e6, 1.0)),
+        evidence(record("failed", None)),
+    ],
+    ids=["nothing tried", "equal", "no loss allowed", "zero accuracy", "very slow", "all failed"],
+)
+def test_degenerate_evidence_still_is_a_chart(found: Evidence) -> None:
+    root = parse(pareto_chart(found))
+    assert len(titles(root)) == 1 + sum(one.latency_ms is not None for one in found.candidates)
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 1e4), st.floats(0, 1)), max_size=8))
+def test_any_measurements_make_a_chart(measured: list[tuple[float, float]]) -> None:
+    records = [record(f"c{index}", *pair) for index, pair in enumerate(measured)]
+    assert len(titles(parse(pareto_chart(evidence(*records))))) == len(records) + 1
+
+
+def test_throughput_has_a_line_and_a_name_for_each_profile() -> None:
+    root = parse(throughput_chart({"original": points(2.0), "int8": points(1.0)}))
+    assert len(list(root.iter(SVG + "polyline"))) == 2
+    assert titles(root)[0] == "original: 500 rows/s at batch 1"
+    assert len(titles(root)) == 6
+
+
+def test_throughput_of_one_point_or_an_empty_profile() -> None:
+    root = parse(throughput_chart({"original": (), "int8": (LatencyPoint(1, 0.5, 0.6),)}))
+    assert titles(root) == ["int8: 2,000 rows/s at batch 1"]
+
+
+def test_ticks_are_round_numbers() -> None:
+    texts = [element.text or "" for element in parse(throughput_chart({"m": points(1.0)})).iter(SVG + "text")]
+    numbers = [float(text.replace(",", "")) for text in texts if re.fullmatch(r"[\d.,]+", text)]
+    assert len(numbers) >= 4
+    mantissas = [number / 10 ** math.floor(math.log10(number)) for number in numbers]
+    assert mantissas == pytest.approx([round(mantissa, 1) for mantissa in mantissas])

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bundles import FILES, manifest_for
+from evidences import QUIET, accuracy, evidence, points, record
+from penstock.bundle.manifest import Manifest, ServingConfig
+from penstock.errors import ResourceExhausted
+from penstock.perf.report import ServedRow, render, write_report
+
+OPTIMIZATION = {
+    "nodes_before": 30,
+    "nodes_after": 21,
+    "passes": [
+        {
+            "name": "fold",
+            "status": "applied",
+            "nodes_before": 30,
+            "nodes_after": 21,
+            "max_relative_error": 1e-7,
+            "reason": "",
+        },
+        {
+            "name": "wrong",
+            "status": "reverted",
+            "nodes_before": 21,
+            "nodes_after": 21,
+            "max_relative_error": None,
+            "reason": "output y differs",
+        },
+        {
+            "name": "idle",
+            "status": "unchanged",
+            "nodes_before": 21,
+            "nodes_after": 21,
+            "max_relative_error": None,
+            "reason": "",
+        },
+    ],
+}
+
+
+def manifest(**changes: object) -> Manifest:
+    found = evidence(
+        record("int8", 0.4, 0.985, precision="int8", status="chosen", reason="2.5x the original's speed"),
+        record("slow", 2.0, status="rejected", reason="p99 3 ms, 2 ms are allowed"),
+        record("broken", None, status="failed", reason="cannot load"),
+        optimization=OPTIMIZATION,
+        data={"evaluate": "ab" * 32},
+        notes=("INT8 on this CPU: fast",),
+    )
+    serving = ServingConfig("int8", 1, 2, max_batch=4, latency=points(0.4))
+    return manifest_for(FILES, evidence=msgspec.structs.replace(found, **changes), serving=serving)
+
+
+class Page(HTMLParser):
+    """What a page loads, and whether its tags close in order."""
+
+    VOID = frozenset({"meta", "br", "line"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loads += [
+            f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")
+        ]
+        self.loads += [name for name, _ in attrs if name.startswith("on")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_else() -> None:
+    page = render(manifest(), [ServedRow("requests/s", "100", "400", "4.0x")])
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.loads == []
+    assert not parsed.tags & {"script", "link", "img", "iframe", "object", "embed", "base"}
+    assert "@import" not in page
+    assert "url(" not in page
+    assert set(re.findall(r"https?://[^\"']*", page)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_the_page_tells_everything() -> None:
+    text = Page(render(manifest(), [ServedRow("requests/s", "100", "400", "4.0x")])).text
+    for fact in (
+        "int8",
+        "2.50x (2.25 … 2.75)",
+        "+0.50% (+0.30% … +0.70%)",
+        "2 × 1 thread(s), batches up to 4",
+        "at most 1.00% accuracy lost",
+        "p99 3 ms, 2 ms are allowed",
+        "cannot load",
+        "30 nodes, 21 after the passes",
+        "output y differs",
+        "INT8 on this CPU: fast",
+        "evaluate data: sha256 abababababababab…",
+        "The machine was quiet enough.",
+        "Test CPU",
+        "4.0x",
+    ):
+        assert fact in text, fact
+    assert "idle" not in text
+    assert "nan" not in text.lower()
+
+
+def test_the_contract_and_the_conditions_are_said() -> None:
+    busy = msgspec.structs.replace(QUIET, dirty=True)
+    text = Page(render(manifest(p99_ms=5.0, rows_per_call=16, conditions=busy))).text
+    assert "p99 of one call within 5 ms" in text
+    assert "calls of 16 row(s)" in text
+    assert "The machine was busy" in text
+
+
+def test_an_original_that_won_is_reported_as_such() -> None:
+    page = render(manifest_for(FILES, evidence=evidence(chosen="original"), serving=ServingConfig("original", 1, 1, 1)))
+    assert "the original's" in Page(page).text
+    assert "Served over HTTP" not in page
+
+
+def test_hostile_names_are_text() -> None:
+    evil = """<script>alert('1')</script><img src=x onerror="1">{body}&"""
+    found = evidence(
+        record(evil, 0.5, status="chosen", reason=evil, calibration=evil),
+        notes=(evil,),
+        data={evil: "0" * 64},
+        optimization={**OPTIMIZATION, "passes": [{**OPTIMIZATION["passes"][1], "name": evil, "reason": evil}]},
+    )
+    serving = ServingConfig(evil, 1, 1, 1, latency=points(1.0))
+    page = render(
+        manifest_for(FILES, name=evil, evidence=found, serving=serving, tools={evil: evil}),
+        [ServedRow(evil, evil, evil, evil)],
+    )
+    parsed = Page(page)
+    assert not parsed.tags & {"script", "img"}
+    assert parsed.loads == []
+    assert evil in parsed.text
+
+
+def test_a_worthless_candidate_has_numbers_all_the_same() -> None:
+    nothing = record("wrong", 0.1, status="rejected", accuracy=accuracy(0.0, 1.0, relative_error=1e6))
+    text = Page(render(manifest(candidates=(record("int8", 0.4, 0.985), nothing)))).text.lower()
+    assert "nan" not in text
+    assert "inf" not in text.replace("info", "")
+
+
+def test_a_bundle_without_evidence_says_so() -> None:
+    assert "This bundle carries no evidence." in render(manifest_for(FILES))
+
+
+def test_the_report_is_written_whole(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "report.html"
+    write_report(target, manifest())
+    assert target.read_text(encoding="utf-8") == render(manifest())
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ResourceExhausted, match=r"report\.html"):
+        write_report(tmp_path / "file" / "report.html", manifest())
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ResourceExhausted):
+        write_report(tmp_path / "folder", manifest())
+    assert not list(tmp_path.glob("*.partial"))
