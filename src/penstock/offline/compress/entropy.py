@@ -102,41 +102,44 @@ class _Windows:
 
         Infinite for windows that keep or hold too little, and where mass outside falls to a level that is empty inside.
         """
-        blocks = range(0, lows.size, _BLOCK)
-        return np.concatenate([self._block(lows[at : at + _BLOCK], highs[at : at + _BLOCK]) for at in blocks])
+        kept = self._mass[highs] - self._mass[lows]
+        eligible = np.flatnonzero((kept >= _MIN_KEPT * self._mass[-1]) & (highs - lows >= _MIN_BINS))
+        result = np.full(lows.size, np.inf)
+        for start in range(0, eligible.size, _BLOCK):
+            block = eligible[start : start + _BLOCK]
+            result[block] = self._block(lows[block], highs[block])
+        return result
 
     def _block(self, lows: Array, highs: Array) -> Array:
         levels = self._levels
         rows = np.arange(lows.size)
         widths = highs - lows
-        used = np.minimum(levels, np.maximum(widths, 1))[:, None]
+        used = np.minimum(levels, widths)[:, None]
         steps = np.minimum(np.arange(levels + 1), used)
-        # The product with 1 / used is exact where used is a power of two, and within rounding of a whole number elsewhere.
+        # Exact, since ``used`` is a power of two or the width itself.
         borders = lows[:, None] + np.floor(steps * (widths[:, None] / used) + 0.5).astype(np.intp)
 
-        inside = np.diff(self._mass[borders], axis=1)
-        filled = np.diff(self._filled[borders], axis=1)
+        inside = np.diff(np.take(self._mass, borders), axis=1)
+        filled = np.diff(np.take(self._filled, borders), axis=1)
         below, above = self._mass[lows], self._mass[-1] - self._mass[highs]
         first, last = self._counts[lows], self._counts[highs - 1]
-        mass = inside.copy()
         ends = used[:, 0] - 1
-        mass[:, 0] += below
-        mass[rows, ends] += above
         filled[:, 0] += (first == 0) & (below > 0)
         filled[rows, ends] += (last == 0) & (above > 0)
 
         kept = self._mass[highs] - self._mass[lows]
         lost = (inside[:, 0] == 0) & (below > 0) | (inside[rows, ends] == 0) & (above > 0)
-        undefined = lost | (kept < _MIN_KEPT * self._mass[-1]) | (widths < _MIN_BINS)
-        cross = np.einsum("ij,ij->i", mass, _log(inside) - self._logarithms[filled])
+        logs = _log(inside)
+        logs -= np.take(self._logarithms, filled)
+        cross = np.einsum("ij,ij->i", inside, logs) + below * logs[:, 0] + above * logs[rows, ends]
         entropy = self._entropy[highs] - self._entropy[lows]
         entropy += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
         total = self._mass[-1]
-        return np.where(undefined, np.inf, (entropy - cross) / total - np.log(total) + _log(kept))
+        return np.where(lost, np.inf, (entropy - cross) / total - np.log(total) + _log(kept))
 
 
 def divergences(counts: Array, lows: Array, highs: Array, levels: int) -> Array:
-    """KL(P‖Q) of the windows [lows, highs) of the bins ``counts``, shape (windows,); infinite where it is not defined."""
+    """KL(P‖Q) of the windows [lows, highs) of ``counts``, shape (windows,); infinite where undefined. ``levels``: a power of two."""
     return _Windows(counts, levels).divergences(lows, highs)
 
 
@@ -164,10 +167,11 @@ def _prefix_sum(values: Array) -> Array:
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
-def _x_log_x(values: Array) -> Array:
-    return values * _log(values)
+def _x_log_x(counts: Array) -> Array:
+    return counts * _log(counts)
 
 
-def _log(values: Array) -> Array:
-    """The logarithm, and 0 for 0."""
-    return np.log(np.maximum(values, values <= 0))
+def _log(counts: Array) -> Array:
+    """The logarithm of whole numbers, and 0 for 0."""
+    result: Array = np.log(np.maximum(counts, 1.0))
+    return result
