@@ -26,9 +26,11 @@ def main() -> int:
         total += lines
         if lines > FILE_LINES:
             violations.append(f"{path}: {lines} lines, the limit is {FILE_LINES}")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > FUNCTION_LINES:
-                violations.append(f"{path}:{node.lineno}: {node.name} has {body_lines(node)} lines, the limit is {FUNCTION_LINES}")
+        violations += [
+            f"{path}:{node.lineno}: {node.name} has {body_lines(node)} lines, the limit is {FUNCTION_LINES}"
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > FUNCTION_LINES
+        ]
     if total > SOURCE_LINES:
         violations.append(f"src has {total} lines, the budget is {SOURCE_LINES}")
     print("\n".join(violations) or f"sizes are within the gates: {total} lines in src")
