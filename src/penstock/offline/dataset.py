@@ -62,10 +62,11 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
     """
     path = Path(path)
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InvalidData(f"'{path}' holds a single array, not an npz archive", "write it with numpy.savez")
-        with archive:
+        # numpy leaves a file that it opened itself open when the archive is damaged.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise InvalidData(f"'{path}' holds a single array, not an npz archive", "write it with numpy.savez")
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise NotFound(f"no data file '{path}'", "check the path") from None
@@ -164,7 +165,7 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
 
 
 def _not_finite(rows: Array) -> Array:
-    return ~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
+    return np.asarray(~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
 
 
 def _holds(array: Array, datatype: DataType) -> bool:
