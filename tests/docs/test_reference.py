@@ -1,0 +1,90 @@
+"""The reference pages name everything that there is: options, settings, errors, statuses, public names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer.main
+
+import penstock
+from penstock import errors
+from penstock.cli.main import _EXIT_CODES, COMMANDS, make_app
+from penstock.engines.onnxruntime import OnnxRuntimeOptions
+from penstock.offline.build import Recipe
+from penstock.offline.optimize.passes import default_passes
+from penstock.offline.tune.contract import Contract
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.http_answer import STATUS
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def rows(page: str, heading: str = "") -> dict[str, list[str]]:
+    """The tables of a page, or of its section ``heading``: first column without marks -> the other cells."""
+    text = (DOCS / page).read_text()
+    if heading:
+        text = re.split(rf"^#+ {heading}$", text, flags=re.MULTILINE)[1]
+        text = re.split(r"^## ", text, flags=re.MULTILINE)[0]
+    lines = [
+        line.strip("| ").split(" | ")
+        for line in text.splitlines()
+        if line.startswith("|") and not line.startswith("|--")
+    ]
+    return {re.sub(r"[`├└│ ]", "", cells[0]): [cell.strip("` ") for cell in cells[1:]] for cells in lines}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_every_command(command: str) -> None:
+    found = typer.main.get_command(make_app(command)).commands[command]
+    options = {name for parameter in found.params for name in parameter.opts if name.startswith("--")} - {"--json"}
+    shown = {
+        option
+        for cell in rows("reference/cli.md", f"penstock {command}")
+        for option in re.findall(r"--[a-z][\w-]*", cell)
+    }
+    assert shown - {"--json"} == options
+
+
+@pytest.mark.parametrize(
+    ("page", "struct"),
+    [
+        ("reference/configuration.md", ServerConfig),
+        ("reference/configuration.md", OnnxRuntimeOptions),
+        ("reference/python.md", Recipe),
+        ("reference/python.md", Contract),
+    ],
+)
+def test_every_field(page: str, struct: type[msgspec.Struct]) -> None:
+    assert {field.name for field in msgspec.structs.fields(struct)} <= set(rows(page))
+
+
+def test_defaults_of_the_server() -> None:
+    shown = rows("reference/configuration.md")
+    for field in msgspec.structs.fields(ServerConfig):
+        if field.default is not None:
+            assert shown[field.name][0] == str(field.default).removesuffix(".0")
+
+
+def test_every_error_with_its_code_status_and_exit_code() -> None:
+    tree = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    shown = rows("reference/errors.md")
+    for kind in tree:
+        code, _, status, exit_code = shown[kind.__name__]
+        assert (code, status, exit_code) == (
+            kind.code.value,
+            str(STATUS[kind.code]),
+            str(_EXIT_CODES.get(kind.code, 1)),
+        )
+
+
+def test_every_public_name() -> None:
+    page = (DOCS / "reference" / "python.md").read_text()
+    assert [name for name in penstock.__all__ if f"`{name}" not in page] == []
+
+
+def test_every_pass_in_its_order() -> None:
+    shown = [name for name in rows("concepts/life-of-a-model.md", "The passes") if "_" in name]
+    assert shown == [each.name for each in default_passes()]
