@@ -37,7 +37,7 @@ def build(
     objective: Annotated[
         Literal["latency", "throughput"], typer.Option(help="Be fastest at single rows, or at batches of 16.")
     ] = "latency",
-    name: Annotated[str, typer.Option(help="Name of the model when served; default: the file's.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the model when served; default: the bundle's file name.")] = "",
     engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; may be repeated.")] = None,
     threads: Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")] = None,
     method: Annotated[

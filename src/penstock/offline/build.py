@@ -53,7 +53,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     contract: Contract = Contract()
     name: str = ""
-    """Name of the model in the bundle; empty for the model file's own."""
+    """Name under which the model is served; empty for the bundle file's, without its suffix."""
     engines: tuple[str, ...] = ()
     """Engines to try; empty for all that are installed."""
     threads: tuple[int, ...] = ()
@@ -128,10 +128,9 @@ def build(
     if calibration is not None and calibration.digest == evaluation.digest:
         notes = (*notes, "calibration and evaluation used the same samples: the accuracy of INT8 may be flattered")
     evidence = _evidence(recipe, tuned, optimization, data, notes)
-    name = recipe.name or (original.path.stem if original.path else "model")
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
-        name=name,
+        name=recipe.name or output.stem,
         signature=signature,
         variants=variants,
         serving=_serving(variants[0], tuned, recipe, machine),
