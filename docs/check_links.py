@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 _SKIPPED = {"build", "demo", "dist", "node_modules"}
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*(\w*)")
-_CODE = re.compile(r"(`+).*?\1")
+_CODE = re.compile(r"(`+)(?:(?!\n\n).)*?\1", re.DOTALL)
 _LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^\s)>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
-_REFERENCE = re.compile(r"^\s{0,3}\[[^\]]+\]:\s*<?([^\s>]+)>?")
+_REFERENCE = re.compile(r"^ {0,3}\[[^\]]+\]:\s*<?([^\s>]+)>?", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$")
 _ANCHOR = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
@@ -41,11 +41,16 @@ def documents(root: Path) -> list[Path]:
     ]
 
 
-def prose(text: str) -> Iterator[tuple[int, str]]:
-    """``(line number, line)`` outside fenced blocks, code spans blanked."""
+def links(text: str) -> Iterator[tuple[int, str]]:
+    """``(line number, target)`` of every link, outside fenced blocks and code spans, that does not lead to another site."""
+    lines = [""] * (text.count("\n") + 1)
     for number, line, language in _lines(text):
-        if language is None:
-            yield number, _CODE.sub("", line)
+        lines[number - 1] = line if language is None else ""
+    prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), "\n".join(lines))
+    for pattern in (_LINK, _REFERENCE):
+        for match in pattern.finditer(prose):
+            if not _ELSEWHERE.match(match[1]):
+                yield prose.count("\n", 0, match.start()) + 1, match[1]
 
 
 def commands(text: str) -> Iterator[tuple[int, str]]:
@@ -116,25 +121,23 @@ def options(command: str | None) -> frozenset[str]:
 def check(root: Path) -> tuple[list[str], int, int]:
     """``(faults, documents, links)``: the faults of all documents as ``file:line: what``, and how much was looked at."""
     faults: list[str] = []
-    links = 0
+    count = 0
     paths = documents(root)
     for path in paths:
         text, name = path.read_text(encoding="utf-8"), path.relative_to(root)
-        for number, line in prose(text):
-            targets = [*_LINK.findall(line), *_REFERENCE.findall(line)]
-            relative = [target for target in targets if not _ELSEWHERE.match(target)]
-            links += len(relative)
-            faults += [f"{name}:{number}: {fault}" for target in relative if (fault := link_fault(path, target))]
+        for number, target in links(text):
+            count += 1
+            faults += [f"{name}:{number}: {fault}"] if (fault := link_fault(path, target)) else []
         faults += [f"{name}:{number}: {fault}" for number, line in commands(text) if (fault := command_fault(line))]
-    return faults, len(paths), links
+    return faults, len(paths), count
 
 
 def main() -> int:
     """Print every fault, or that there is none."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("root", nargs="?", type=Path, default=ROOT, help="repository to check; default: this one")
-    faults, count, links = check(parser.parse_args().root.resolve())
-    print("\n".join(faults) or f"{count} documents, {links} links: all lead somewhere")
+    faults, documents_seen, links_seen = check(parser.parse_args().root.resolve())
+    print("\n".join(faults) or f"{documents_seen} documents, {links_seen} links: all lead somewhere")
     return 1 if faults else 0
 
 

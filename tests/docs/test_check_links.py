@@ -49,6 +49,7 @@ def test_what_is_right_passes(tmp_path: Path, text: str) -> None:
     ("text", "expected"),
     [
         ("one\n\n[gone](gone.md)", "page.md:3: link to 'gone.md': there is no such file"),
+        ("`a` [over two\nlines](gone.md)", "page.md:1: link to 'gone.md': there is no such file"),
         ("# A\n[to](#b)", "page.md:2: link to '#b': page.md has no such heading"),
         ("[1]: gone.md", "page.md:1: link to 'gone.md': there is no such file"),
         ("```sh\n# a comment\npenstock biuld x\n```", "page.md:3: there is no command 'penstock biuld'"),
@@ -57,7 +58,7 @@ def test_what_is_right_passes(tmp_path: Path, text: str) -> None:
             "page.md:2: 'penstock build' has no option '--fast'",
         ),
     ],
-    ids=["file", "heading", "reference", "command", "option"],
+    ids=["file", "two lines", "heading", "reference", "command", "option"],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
     assert faults(tmp_path, text) == [expected]
