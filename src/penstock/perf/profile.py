@@ -12,6 +12,9 @@ from penstock.tensor import Array
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Batch sizes that are profiled."""
 
+HAND_OVER_MS = 0.1
+"""About what a server adds to a call of the engine: waking the instance, merging, splitting, waking the event loop."""
+
 _ENOUGH = 0.95
 """A batch that reaches this share of the best throughput is as good as the best, and kinder to latency."""
 
@@ -51,10 +54,11 @@ def rows_per_second(point: LatencyPoint) -> float:
 
 
 def knee(points: Sequence[LatencyPoint], p99_ms: float | None = None) -> LatencyPoint:
-    """The smallest batch that reaches 95 % of the best throughput among those whose p99 is within ``p99_ms``.
+    """The smallest batch that serves 95 % of the best rows per second, among those whose p99 is within ``p99_ms``.
 
-    If no batch is within it, the first point (batch 1).
+    What a server adds to each call counts: for a model of microseconds larger batches pay although the engine gains
+    nothing by them. If no batch is within ``p99_ms``, the first point (batch 1).
     """
     allowed = [point for point in points if p99_ms is None or point.p99_ms <= p99_ms] or list(points[:1])
-    best = max(rows_per_second(point) for point in allowed)
-    return next(point for point in allowed if rows_per_second(point) >= _ENOUGH * best)
+    served = [point.batch / (point.p50_ms + HAND_OVER_MS) for point in allowed]
+    return next(point for point, rate in zip(allowed, served, strict=True) if rate >= _ENOUGH * max(served))
