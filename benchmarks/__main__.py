@@ -1,0 +1,104 @@
+"""Run the scenarios: ``python -m benchmarks [--scenario NAME] [--quick] [--check]``.
+
+Each writes ``results/<scenario>.json``; ``RESULTS.md`` is made anew of all there are. Exits with 0 also where a goal does not
+hold (unless ``--check``), and says so; with 1 if a scenario failed to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib
+import signal
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import REPORT, Result, failed, goal, load, render, save, shown
+from benchmarks.scenarios import SCENARIOS
+from penstock.errors import PenstockError
+from penstock.perf.measure import ConditionsWatch
+from penstock.resources import machine_facts
+
+_PACKAGES = (
+    "penstock", "onnxruntime", "openvino", "numpy", "orjson", "httptools", "uvloop", "fastapi", "uvicorn", "pydantic",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure the figures that Penstock claims."
+    )
+    parser.add_argument("--scenario", choices=SCENARIOS, help="run only this one")
+    parser.add_argument("--quick", action="store_true", help="rough figures, each scenario within a minute")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal does not hold")
+    arguments = parser.parse_args()
+    # Ended by a signal, the servers started must be ended too: SystemExit unwinds through their contexts.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    missed = broken = 0
+    for scenario in (arguments.scenario,) if arguments.scenario else SCENARIOS:
+        console.print(f"[bold]{scenario}[/bold]{', quick' if arguments.quick else ''} …")
+        try:
+            result = measure(scenario, arguments.quick)
+        except (PenstockError, RuntimeError, OSError) as error:
+            console.print(f"failed to run: {error}", style="red", markup=False)
+            broken += 1
+            continue
+        path = save(result)
+        show(console, result)
+        console.print(f"written to {path}")
+        missed += len(failed(result.rows))
+    REPORT.write_text(render(load(SCENARIOS)))
+    if missed:
+        console.print(f"{missed} goal{'s do' if missed > 1 else ' does'} not hold", style="red")
+    return 1 if broken or (arguments.check and missed) else 0
+
+
+def measure(scenario: str, quick: bool) -> Result:
+    """Run one scenario on this machine."""
+    module = importlib.import_module(f"benchmarks.scenarios.{scenario}")
+    facts = machine_facts()
+    watch = ConditionsWatch(facts.cores)
+    rows = module.run(quick)
+    machine: dict[str, Any] = {
+        **msgspec.to_builtins(facts),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        **msgspec.to_builtins(watch.finish()),
+        "versions": _versions(),
+    }
+    about = " ".join((module.__doc__ or "").split())
+    return Result(scenario=scenario, about=about, machine=machine, quick=quick, rows=tuple(rows))
+
+
+def show(console: Console, result: Result) -> None:
+    """Print the rows for people."""
+    rough = ", rough: a quick run" if result.quick else ""
+    busy = ", the machine was busy" if result.machine["dirty"] else ""
+    table = Table(title=f"{result.scenario}{rough}{busy}", title_justify="left")
+    for heading in ("figure", "value", "goal", "holds", "note"):
+        table.add_column(heading, justify="right" if heading in ("value", "goal") else "left")
+    for row in result.rows:
+        holds = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}[row.holds]
+        table.add_row(row.name, shown(row).replace("[", "\\["), goal(row), holds, row.note)
+    console.print(table)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

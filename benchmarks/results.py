@@ -1,0 +1,138 @@
+"""Rows, result files, and ``RESULTS.md`` made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.bundle.evidence import Interval
+
+RESULTS = Path(__file__).parent / "results"
+REPORT = Path(__file__).parent / "RESULTS.md"
+
+Operator = Literal[">=", "<="]
+
+_HEADING = """# Benchmark results
+
+Made by `make bench` from the files in `results/`; do not edit. What is compared is measured interleaved, in one run, on one
+machine, so that a ratio says something where a time alone would not. Brackets hold 95 % confidence intervals.
+"""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. ``op``, ``goal`` and ``holds`` are None where it is there for information only."""
+
+    name: str
+    value: float
+    unit: str
+    op: Operator | None = None
+    goal: float | None = None
+    holds: bool | None = None
+    interval: tuple[float, float] | None = None
+    """95 % confidence interval of ``value``."""
+    note: str = ""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one scenario: a file ``results/<scenario>.json``."""
+
+    scenario: str
+    about: str
+    """What is compared, and how."""
+    machine: dict[str, Any]
+    """MachineFacts, ``date``, the conditions while measuring and ``versions`` of packages."""
+    quick: bool
+    """Whether the run was cut short, so that its figures are rough."""
+    rows: tuple[Row, ...]
+
+
+def fact(name: str, value: float, unit: str, *, interval: Interval | None = None, note: str = "") -> Row:
+    """A row for information."""
+    return Row(name=name, value=value, unit=unit, interval=_bounds(interval), note=note)
+
+
+def claim(name: str, value: float | Interval, unit: str, op: Operator, goal: float, *, note: str = "") -> Row:
+    """A row with a goal, which holds if the estimate itself, not only a bound of its interval, keeps to it."""
+    interval = value if isinstance(value, Interval) else None
+    estimate = interval.value if interval else value
+    assert isinstance(estimate, int | float)
+    holds = estimate >= goal if op == ">=" else estimate <= goal
+    return Row(
+        name=name, value=estimate, unit=unit, op=op, goal=goal, holds=holds, interval=_bounds(interval), note=note
+    )
+
+
+def failed(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose goal does not hold."""
+    return [row for row in rows if row.holds is False]
+
+
+def save(result: Result, folder: Path = RESULTS) -> Path:
+    """Write the file of ``result``, over an earlier one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.scenario}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return path
+
+
+def load(scenarios: Sequence[str], folder: Path = RESULTS) -> list[Result]:
+    """The results there are, in the order of ``scenarios``."""
+    paths = [folder / f"{scenario}.json" for scenario in scenarios]
+    return [msgspec.json.decode(path.read_bytes(), type=Result) for path in paths if path.exists()]
+
+
+def render(results: Sequence[Result]) -> str:
+    """``RESULTS.md``: a table per scenario, under the machine that it ran on."""
+    return "\n".join([_HEADING, *(_section(result) for result in results)])
+
+
+def _section(result: Result) -> str:
+    machine = result.machine
+    lines = [f"## {result.scenario}\n", result.about, ""]
+    if result.quick:
+        lines += ["**Rough: a quick run.**", ""]
+    if machine.get("dirty"):
+        lines += ["**The machine was busy with other work while this was measured.**", ""]
+    lines += ["| figure | value | goal | holds | note |", "|---|---:|---:|---|---|"]
+    lines += [_line(row) for row in result.rows]
+    lines += ["", _conditions(machine), ""]
+    return "\n".join(lines)
+
+
+def _conditions(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"{machine['date']} · {machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"{' '.join(machine['isa'])} · {machine['system']}, Python {machine['python']} · "
+        f"load {machine['load_before']:g} before, steal {machine['steal_percent']:g} % · {versions}"
+    )
+
+
+def _line(row: Row) -> str:
+    holds = {True: "yes", False: "**no**", None: ""}[row.holds]
+    return f"| {row.name} | {shown(row)} | {goal(row)} | {holds} | {row.note.replace('|', '/')} |"
+
+
+def shown(row: Row) -> str:
+    """Value, unit and interval for people."""
+    interval = f" [{number(row.interval[0])}, {number(row.interval[1])}]" if row.interval else ""
+    return f"{number(row.value)}{'' if row.unit == '×' else ' '}{row.unit}".rstrip() + interval
+
+
+def goal(row: Row) -> str:
+    """The goal for people; empty if there is none."""
+    if row.goal is None:
+        return ""
+    return f"{'≥' if row.op == '>=' else '≤'} {number(row.goal)}{'' if row.unit == '×' else ' '}{row.unit}".rstrip()
+
+
+def number(value: float) -> str:
+    """Three significant digits, and no more after the point than mean anything."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _bounds(interval: Interval | None) -> tuple[float, float] | None:
+    return (interval.low, interval.high) if interval else None

@@ -1,0 +1,117 @@
+"""Servers against one another under the same load: in turn, round by round, so that a disturbance hits all alike."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from benchmarks.results import Row, claim, fact
+from benchmarks.servers import Server, pinned, split_cores
+from penstock.bundle.evidence import Interval
+from penstock.perf.load import closed_loop, run
+from penstock.perf.loops import Window
+from penstock.perf.measure import Timings, speedup
+from penstock.perf.oip_client import infer_request
+from penstock.tensor import Array
+
+T = TypeVar("T")
+
+_SATURATED = 0.95
+
+
+class Side(msgspec.Struct, frozen=True):
+    """A server under load, and the requests that it gets, in turn."""
+
+    server: Server
+    requests: list[bytes]
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One burst of load on one server."""
+
+    throughput: float
+    p50_ms: float
+    p99_ms: float
+    client_cpu: float
+    per_cpu_second: float
+    """Requests answered per second of CPU time that the server process used."""
+
+
+Pick = Callable[[Round], float]
+
+
+def side(server: Server, model: str, inputs: Sequence[Mapping[str, Array]], *, binary: bool = False) -> Side:
+    """``inputs`` as requests to ``model`` on ``server``."""
+    return Side(server, [infer_request(server.address, model, one, binary=binary) for one in inputs])
+
+
+def measure(sides: Mapping[str, Side], connections: int, rounds: int, seconds: float) -> dict[str, list[Round]]:
+    """Load every side in turn, ``rounds`` times for ``seconds``. Raises RuntimeError if any request fails."""
+    return interleave({name: partial(burst, side, connections, seconds) for name, side in sides.items()}, rounds)
+
+
+def interleave(runs: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each of ``runs`` returned in ``rounds`` rounds, the order turned round in every second; a first round is dropped."""
+    found: dict[str, list[T]] = {name: [] for name in runs}
+    names = list(runs)
+    for number in range(rounds + 1):
+        for name in names if number % 2 else names[::-1]:
+            found[name].append(runs[name]())
+    return {name: results[1:] for name, results in found.items()}
+
+
+def burst(side: Side, connections: int, seconds: float, warmup_s: float = 0.0) -> Round:
+    """Load ``side`` once, from a core of its own if there is one. Raises RuntimeError if any request fails.
+
+    With a warm-up ``per_cpu_second`` is too low, since the CPU time is that of all requests.
+    """
+    before = side.server.cpu_seconds()
+    with pinned(split_cores()[1]):
+        load = run(closed_loop(side.server.address, side.requests, connections, Window(seconds, warmup_s)))
+    used = side.server.cpu_seconds() - before
+    if load.errors or not load.requests:
+        raise RuntimeError(
+            f"{load.errors} of {load.requests} requests to {side.server.address.url} failed: {load.errors_by_kind}"
+        )
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    return Round(load.throughput, load.p50_ms, load.p99_ms, load.client_cpu, load.requests / max(used, tick))
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
+    """Median of ``over`` by median of ``under``, which are paired by round, with its 95 % block-bootstrap interval."""
+    return speedup(_timings(over), _timings(under))
+
+
+def _timings(values: Sequence[float]) -> Timings:
+    return Timings(np.array(values)[:, None])
+
+
+def throughput_claim(name: str, ours: Sequence[Round], theirs: Sequence[Round], goal: float) -> Row:
+    """That our throughput is at least ``goal`` times theirs."""
+    found = ratio([one.throughput for one in ours], [one.throughput for one in theirs])
+    busy = max(one.client_cpu for one in ours) > _SATURATED
+    figures = " : ".join(f"{median(rounds, lambda one: one.throughput):,.0f}" for rounds in (ours, theirs))
+    note = f"{figures} requests/s" + ("; the load tool had no time left: the server may be faster" if busy else "")
+    return claim(name, found, "×", ">=", goal, note=note)
+
+
+def latency_facts(where: str, ours: Sequence[Round], theirs: Sequence[Round]) -> list[Row]:
+    """How many times shorter our p50 and p99 are than theirs."""
+    rows = []
+    picks: dict[str, Pick] = {"p50": lambda one: one.p50_ms, "p99": lambda one: one.p99_ms}
+    for name, pick in picks.items():
+        found = ratio([pick(one) for one in theirs], [pick(one) for one in ours])
+        note = f"{median(ours, pick):.3g} : {median(theirs, pick):.3g} ms"
+        rows.append(fact(f"{name} ratio at {where}", found.value, "×", interval=found, note=note))
+    return rows
+
+
+def median(rounds: Sequence[Round], pick: Pick) -> float:
+    """Median of one figure over rounds."""
+    return statistics.median(pick(one) for one in rounds)

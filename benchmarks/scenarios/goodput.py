@@ -1,0 +1,77 @@
+"""What serving costs a model of a few milliseconds (a residual CNN on 3×64×64 images): requests/s of `penstock serve` at 64
+connections against rows/s of calling the same engine in a loop at its best batch, with nothing around it. Both use one
+thread of the same core, in turn. Images go in binary, as large tensors should; JSON is there to compare."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import models
+from benchmarks.results import Row, claim, fact
+from benchmarks.rounds import Side, burst, interleave, ratio, side
+from benchmarks.servers import penstock, pinned, split_cores
+from penstock.artifact import Artifact
+from penstock.bundle.evidence import LatencyPoint
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.perf.measure import feed, repeat_rows
+from penstock.perf.profile import profile, rows_per_second
+from penstock.tensor import Array
+
+_CONNECTIONS = 64
+
+
+def run(quick: bool) -> list[Row]:
+    """The rows of this scenario."""
+    cores, _ = split_cores()
+    rounds, seconds = (6, 1.0) if quick else (11, 3.0)
+    rng = np.random.default_rng(0)
+    images = {"input": rng.standard_normal((64, 3, 64, 64)).astype(np.float32)}
+    requests = [{"input": images["input"][row : row + 1]} for row in range(64)]
+    with tempfile.TemporaryDirectory() as folder, pinned(cores):
+        path = models.small_cnn(Path(folder) / "cnn.onnx")
+        engine = get_engine("onnxruntime").load(Artifact.from_file(path), {"threads": 1})
+        single, best = best_batch(engine, images, 2.0 if quick else 10.0)
+        with penstock(path, cores, "--max-batch", str(best.batch)) as server:
+            binary, text = (side(server, "cnn", requests, binary=binary) for binary in (True, False))
+            runs: dict[str, Callable[[], float]] = {
+                "engine": partial(loop, feed(engine, repeat_rows(images, best.batch)), best.batch, seconds),
+                "binary": partial(goodput, binary, seconds),
+                "json": partial(goodput, text, seconds),
+            }
+            found = interleave(runs, rounds)
+    in_json = ratio(found["json"], found["engine"])
+    note = f"{np.median(found['binary']):,.0f} requests/s : {np.median(found['engine']):,.0f} rows/s"
+    return [
+        claim("goodput at 64 connections, binary", ratio(found["binary"], found["engine"]), "", ">=", 0.95, note=note),
+        fact("goodput at 64 connections, JSON", in_json.value, "", interval=in_json, note="12,288 numbers as text"),
+        fact("one call of the engine, one row", single.p50_ms, "ms", note=f"its best batch is {best.batch}"),
+    ]
+
+
+def best_batch(model: LoadedModel, images: dict[str, Array], budget_s: float) -> tuple[LatencyPoint, LatencyPoint]:
+    """The latency of a single row, and of the batch of highest throughput."""
+    points = profile({"cnn": model}, images, budget_s)["cnn"]
+    return points[0], max(points, key=rows_per_second)
+
+
+def goodput(side: Side, seconds: float) -> float:
+    """Requests answered per second; warmed up, since the first batch of a burst would weigh too much."""
+    return burst(side, _CONNECTIONS, seconds, warmup_s=0.3).throughput
+
+
+def loop(call: Callable[[], object], rows: int, seconds: float) -> float:
+    """Rows per second of calling again and again."""
+    calls = 0
+    start = now = time.perf_counter()
+    while now < start + seconds:
+        call()
+        calls += 1
+        now = time.perf_counter()
+    return calls * rows / (now - start)

@@ -1,0 +1,76 @@
+"""Servers for benchmarks start, answer alike, and are gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import models, servers
+from benchmarks.rounds import burst, interleave, ratio, side
+from penstock.perf.load import run
+from penstock.perf.oip_client import infer_all
+
+INPUTS = [{"input": np.full((1, 32), value, np.float32)} for value in (0.5, -1.0)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_peer_and_penstock_give_the_same_answers(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the peer is an extra")
+    model = models.mlp(tmp_path / "mlp.onnx")
+    cores, _ = servers.split_cores()
+    with servers.penstock(model, cores) as ours, servers.fastapi(model, cores) as theirs:
+        answers = [run(infer_all(server.address, "mlp", INPUTS)) for server in (ours, theirs)]
+        loaded = burst(side(ours, "mlp", INPUTS), connections=2, seconds=0.1)
+        assert ours.cpu_seconds() > 0
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_allclose(one["output"], other["output"], rtol=1e-5)
+    assert loaded.throughput > 0
+    assert not is_running(ours.pid)
+    assert not is_running(theirs.pid)
+
+
+def test_a_server_that_fails_to_start_says_why() -> None:
+    with (
+        pytest.raises(RuntimeError, match="out of luck"),
+        servers.serving(["-c", "raise SystemExit('out of luck')"], servers.split_cores()[0]),
+    ):
+        pass
+
+
+def test_a_server_is_ended_with_the_scenario_that_fails() -> None:
+    code = "import time; print('ready http=127.0.0.1:9', flush=True); time.sleep(60)"
+    with pytest.raises(KeyError), servers.serving(["-c", code], servers.split_cores()[0]) as server:
+        raise KeyError
+    assert not is_running(server.pid)
+
+
+def test_pinning_ends_with_its_context() -> None:
+    before = os.sched_getaffinity(0)
+    with servers.pinned({min(before)}):
+        assert os.sched_getaffinity(threading.get_native_id()) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_rounds_take_turns_and_drop_the_first() -> None:
+    calls: list[str] = []
+    runs = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
+    found = interleave(runs, rounds=2)
+    assert calls == ["b", "a", "a", "b", "b", "a"]
+    assert found == {"a": [3, 6], "b": [4, 5]}
+
+
+def test_ratio_of_medians() -> None:
+    found = ratio([8.0, 9.0, 100.0], [2.0, 3.0, 4.0])
+    assert found.value == 3.0
+    assert found.low <= 3.0 <= found.high
