@@ -71,7 +71,7 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
         ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would do ({nearest.name})")
     if quick:
         kindest = min(quick, key=lambda record: _bound(contract, record))
-        ways.append(f"--max-accuracy-loss {_round_up(100 * _bound(contract, kindest)):g}% would do ({kindest.name})")
+        ways.append(f"--max-accuracy-loss {min(100.0, _round_up(100 * _bound(contract, kindest))):g}% would do ({kindest.name})")
     if unproven:
         binding = (
             f"latency binds: only {unproven[0].name} is within it, by chance perhaps, since it is not provably faster"
@@ -112,4 +112,4 @@ def _round_up(value: float) -> float:
         return 0.0
     value *= 1.1
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return math.ceil(value / unit) * unit
+    return math.ceil(value / unit - 1e-9) * unit

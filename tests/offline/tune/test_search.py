@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import models
+from evidences import accuracy, points
+from penstock.bundle.evidence import Interval
+from penstock.offline.tune.contract import Contract, is_faster
+from penstock.offline.tune.search import FINALISTS, Trial, choose, explain, finalists, record, running
+from penstock.offline.tune.space import Candidate
+from penstock.perf.measure import Timings
+
+MODEL = models.linear()
+UNCERTAINTY = 0.03
+"""Half the width of every interval here, as a share."""
+
+
+def trial(name: str, ms: float, precision: str = "fp32", threads: int = 1, **changes: object) -> Trial:
+    """A candidate that always takes ``ms``, against an original of 1 ms."""
+    candidate = Candidate(name, "onnxruntime", precision, threads, MODEL, {"threads": threads})
+    made = Trial(
+        candidate,
+        accuracy=accuracy(relative_error=0.0 if precision == "fp32" else 0.05),
+        timings=Timings(np.full((8, 1), ms / 1e3)),
+        speedup=interval(1 / ms),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def original(ms: float = 1.0) -> Trial:
+    return trial("original", ms, status="baseline", speedup=None)
+
+
+def interval(value: float) -> Interval:
+    return Interval(value, value * (1 - UNCERTAINTY), value * (1 + UNCERTAINTY))
+
+
+def compare(base: Trial, other: Trial) -> Interval:
+    return interval(base.p50_ms / other.p50_ms)
+
+
+def chosen(*trials: Trial, base: Trial | None = None, contract: Contract = Contract()) -> str | None:  # noqa: B008
+    winner = choose(base or original(), trials, contract, compare)
+    return winner.candidate.name if winner else None
+
+
+def test_the_quickest_exact_one_wins() -> None:
+    assert chosen(trial("a", 0.8), trial("b", 0.5), trial("c", 0.9)) == "b"
+
+
+def test_what_is_not_provably_faster_leaves_the_original() -> None:
+    assert chosen(trial("same", 1.0), trial("hardly", 0.97), trial("int8", 0.97, "int8")) == "original"
+    assert chosen() == "original"
+
+
+def test_int8_must_beat_the_original() -> None:
+    assert chosen(trial("int8", 0.5, "int8")) == "int8"
+    assert chosen(trial("int8", 1.5, "int8")) == "original"
+    assert chosen(trial("int8", 0.98, "int8")) == "original"
+
+
+def test_int8_must_beat_the_best_exact_one() -> None:
+    assert chosen(trial("fp32", 0.5), trial("int8", 0.49, "int8")) == "fp32"
+    assert chosen(trial("fp32", 0.5), trial("int8", 0.4, "int8")) == "int8"
+
+
+def test_int8_must_beat_an_exact_one_that_itself_proved_nothing() -> None:
+    fp32, int8 = trial("fp32", 0.98), trial("int8", 0.955, "int8")
+    assert chosen(int8) == "int8"
+    assert chosen(fp32, int8) == "original"
+
+
+def test_a_close_call_prefers_fewer_threads() -> None:
+    assert chosen(trial("two", 0.50, threads=2), trial("one", 0.52, threads=1)) == "one"
+    assert chosen(trial("two", 0.50, threads=2), trial("one", 0.60, threads=1)) == "two"
+
+
+def test_then_a_close_call_prefers_the_smaller_error() -> None:
+    rough = trial("rough", 0.30, "int8", accuracy=accuracy(relative_error=0.2))
+    fine = trial("fine", 0.31, "int8", accuracy=accuracy(relative_error=0.1))
+    assert chosen(rough, fine) == "fine"
+
+
+def test_rejected_and_failed_ones_never_win() -> None:
+    assert chosen(trial("inaccurate", 0.1, "int8", status="rejected"), trial("fp32", 0.5)) == "fp32"
+    assert chosen(trial("broken", 0.1, status="failed", timings=None), trial("fp32", 0.5)) == "fp32"
+
+
+def test_an_original_that_is_too_slow_is_not_served() -> None:
+    contract = Contract(p99_ms=0.99)
+    assert chosen(trial("hardly", 0.985), contract=contract) == "hardly"
+    assert chosen(trial("int8", 0.985, "int8"), contract=contract) is None
+    assert chosen(trial("rejected", 1.2, status="rejected"), contract=contract) is None
+    assert chosen(contract=contract) is None
+
+
+TRIALS = st.lists(
+    st.tuples(
+        st.floats(0.1, 2.0),
+        st.sampled_from(["fp32", "int8", "bf16"]),
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from(["outrun", "outrun", "rejected", "failed"]),
+    ),
+    max_size=8,
+).map(
+    lambda rows: [
+        trial(f"c{i}", ms, precision, threads, status=status) for i, (ms, precision, threads, status) in enumerate(rows)
+    ]
+)
+
+
+@given(TRIALS, st.none() | st.floats(0.05, 2.0))
+def test_no_winner_is_unproven(trials: list[Trial], p99_ms: float | None) -> None:
+    base, contract = original(), Contract(p99_ms=p99_ms)
+    for one in trials:
+        if contract.latency_objection(one.p99_ms) and one.status == "outrun":
+            one.reject("too slow")
+    winner = choose(base, trials, contract, compare)
+    if winner is None:
+        assert contract.latency_objection(base.p99_ms)
+        return
+    assert not contract.latency_objection(winner.p99_ms)
+    if winner is base:
+        return
+    assert winner.status == "outrun"
+    if not winner.candidate.exact:
+        assert is_faster(compare(base, winner))
+        assert all(is_faster(compare(one, winner)) for one in running(trials) if one.candidate.exact)
+
+
+@given(TRIALS)
+def test_finalists_are_the_quickest_and_one_exact(trials: list[Trial]) -> None:
+    last = finalists(trials)
+    alive = running(trials)
+    assert len(last) <= FINALISTS + 1
+    assert all(one in alive for one in last)
+    assert len(last) >= min(FINALISTS, len(alive))
+    exact = [one for one in alive if one.candidate.exact]
+    assert not exact or min(exact, key=lambda one: one.p50_ms).p50_ms in [one.p50_ms for one in last]
+
+
+def test_only_what_was_measured_and_not_refused_is_running() -> None:
+    trials = [trial("a", 1.0), trial("b", 1.0, status="rejected"), trial("c", 1.0, timings=None)]
+    assert [one.candidate.name for one in running(trials)] == ["a"]
+
+
+def test_every_loser_is_told_why() -> None:
+    base, winner = original(), trial("winner", 0.5)
+    slow, int8 = trial("slow", 0.98), trial("int8", 0.49, "int8")
+    many, twice = trial("many", 0.5, threads=4), trial("twice", 0.9)
+    refused = trial("refused", 0.1, status="rejected", reason="loses 50 %")
+    trials = [winner, slow, int8, many, twice, refused]
+    explain(winner, base, trials)
+    assert (winner.status, winner.reason) == ("chosen", "2.00x (1.94 … 2.06) the original's speed")
+    assert slow.reason == "not provably faster than the original: 1.02x (0.99 … 1.05)"
+    assert int8.reason.startswith("not provably faster than the chosen one, which keeps FP32")
+    assert many.reason == "a close call, 1.00x the chosen one's speed, which has fewer threads"
+    assert twice.reason == "0.56x the chosen one's speed"
+    assert (refused.status, refused.reason) == ("rejected", "loses 50 %")
+    assert {one.status for one in (slow, int8, many, twice)} == {"outrun"}
+
+
+def test_an_original_that_wins_is_told_why() -> None:
+    base, slow = original(), trial("slow", 1.2)
+    explain(base, base, [slow])
+    assert (base.status, base.reason) == ("chosen", "nothing was provably faster")
+    assert slow.reason.startswith("not provably faster than the original")
+
+
+@given(TRIALS)
+def test_nobody_is_left_without_a_reason(trials: list[Trial]) -> None:
+    base = original()
+    winner = choose(base, trials, Contract(), compare)
+    assert winner is not None
+    explain(winner, base, trials)
+    assert all(one.reason for one in trials if one.status in ("outrun", "chosen"))
+
+
+def test_a_record_holds_what_was_measured() -> None:
+    measured = trial("int8", 0.5, "int8", latency=points(0.5), reason="2x", status="chosen")
+    found = record(measured, Contract())
+    assert (found.latency_ms, found.p99_ms) == pytest.approx((0.5, 0.5))
+    assert (found.batch, found.rows_per_second) == (4, pytest.approx(4000))
+    assert found.size_bytes == MODEL.size_bytes
+    assert (found.status, found.reason, found.precision) == ("chosen", "2x", "int8")
+    assert record(measured, Contract(p99_ms=1.0)).batch == 2
+
+
+def test_a_record_of_what_failed_has_no_figures() -> None:
+    found = record(Trial(trial("broken", 1.0).candidate, status="failed", reason="cannot load"), Contract())
+    assert (found.latency_ms, found.p99_ms, found.speedup, found.accuracy, found.rows_per_second) == (None,) * 5
+    assert found.batch == 1

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+import models
+from penstock.artifact import Artifact
+from penstock.errors import ContractUnmet, InvalidData, InvalidModel
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.tune.contract import Contract
+from penstock.offline.tune.space import Candidate, baseline
+from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
+
+FP32 = TensorProto.FLOAT
+LIMITS = Limits(memory_bytes=1 << 34, budget_s=0.3)
+CONTRACT = Contract()
+
+
+def classifier(factor: float = 1.0, ballast: int = 0) -> Artifact:
+    """Scores ``factor * (x @ w)`` of four classes; ``ballast`` sines of 20 000 numbers cost time and change nothing."""
+    nodes = [("MatMul", ["x", "w"], ["scores"])]
+    weights = {"w": factor * np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
+    if ballast:
+        weights |= {"wide": np.ones((3, 20_000), np.float32), "zeros": np.zeros((20_000, 4), np.float32)}
+        nodes.append(("MatMul", ["x", "wide"], ["h0"]))
+        nodes += [("Sin", [f"h{index}"], [f"h{index + 1}"]) for index in range(ballast)]
+        nodes += [("MatMul", [f"h{ballast}", "zeros"], ["nothing"]), ("Add", ["scores", "nothing"], ["y"])]
+    else:
+        nodes.append(("Identity", ["scores"], ["y"]))
+    return models.artifact(nodes, [("x", FP32, ["N", 3])], [("y", FP32, ["N", 4])], weights)
+
+
+def candidate(name: str, artifact: Artifact, precision: str = "fp32") -> Candidate:
+    return Candidate(name, "onnxruntime", precision, 1, artifact, {"threads": 1})
+
+
+def data(labels: bool = True) -> Dataset:
+    x = np.random.default_rng(1).standard_normal((40, 3)).astype(np.float32)
+    weights = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    return make_dataset({"x": x}, (x @ weights).argmax(axis=1) if labels else None)
+
+
+def tune(
+    original: Artifact,
+    *tried: Candidate,
+    contract: Contract = CONTRACT,
+    limits: Limits = LIMITS,
+) -> TuneResult:
+    return Tuner(baseline(original, 1), tried, data(), contract, limits).run(cores=2)
+
+
+def test_a_faster_model_with_the_same_answers_is_chosen() -> None:
+    result = tune(classifier(ballast=6), candidate("lean", classifier()))
+    assert result.chosen.name == "lean"
+    assert result.baseline.status == "baseline"
+    (lean,) = result.records
+    assert lean.status == "chosen"
+    assert lean.speedup is not None
+    assert lean.speedup.low > 1
+    assert lean.accuracy is not None
+    assert (lean.accuracy.metric, lean.accuracy.value, lean.accuracy.loss.value) == ("top-1", 1.0, 0.0)
+    assert result.latency[0].batch == result.baseline_latency[0].batch == 1
+    assert 1 <= result.max_batch <= 64
+    assert result.rows_per_call == 1
+
+
+def test_what_fails_to_load_or_answers_wrongly_is_told_apart() -> None:
+    result = tune(
+        classifier(),
+        candidate("broken", Artifact.from_bytes(b"not a model")),
+        candidate("unknown", models.unknown_operator()),
+        candidate("other-shape", models.linear(3, 2)),
+        candidate("wrong", classifier(factor=-1.0), "int8"),
+    )
+    records = {record.name: record for record in result.records}
+    assert {name: record.status for name, record in records.items()} == {
+        "broken": "failed",
+        "unknown": "failed",
+        "other-shape": "failed",
+        "wrong": "rejected",
+    }
+    assert "refuses the model" in records["broken"].reason
+    assert "'y' has shape [40, 2], the original's [40, 4]" in records["other-shape"].reason
+    assert records["wrong"].reason.startswith("loses")
+    assert records["wrong"].latency_ms is not None
+    assert records["broken"].latency_ms is None
+    assert result.chosen.name == "original"
+
+
+def test_a_candidate_that_answers_nan_is_rejected_with_figures_that_json_can_hold() -> None:
+    result = tune(classifier(), candidate("nan", classifier(factor=float("nan")), "int8"))
+    (record,) = result.records
+    assert record.status == "rejected"
+    assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record
+
+
+def test_the_slower_int8_is_never_chosen() -> None:
+    slow = candidate("int8", classifier(ballast=6), "int8")
+    result = tune(classifier(), slow)
+    assert result.chosen.name == "original"
+    assert result.records[0].reason.startswith("not provably faster than the original")
+
+
+def test_with_nothing_to_try_the_original_is_served() -> None:
+    result = tune(classifier())
+    assert result.chosen.name == "original"
+    assert result.baseline.status == "chosen"
+    assert result.records == ()
+
+
+def test_a_contract_that_nothing_meets() -> None:
+    with pytest.raises(ContractUnmet, match="latency binds") as raised:
+        tune(classifier(), candidate("same", classifier()), contract=Contract(p99_ms=1e-6))
+    assert "--p99" in raised.value.hint
+
+
+def test_a_small_memory_is_filled_in_groups() -> None:
+    tried = [candidate(f"c{index}", classifier()) for index in range(3)]
+    result = tune(classifier(), *tried, limits=msgspec.structs.replace(LIMITS, memory_bytes=1))
+    assert all(record.latency_ms is not None and record.speedup is not None for record in result.records)
+
+
+def test_an_original_that_does_not_load_is_an_error() -> None:
+    with pytest.raises(InvalidModel):
+        tune(Artifact.from_bytes(b"not a model"))
+
+
+def test_labels_beyond_the_classes_are_an_error() -> None:
+    bad = msgspec.structs.replace(data(), labels=np.full(40, 9))
+    with pytest.raises(InvalidData, match="labels go up to 9"):
+        Tuner(baseline(classifier(), 1), [], bad, CONTRACT, LIMITS).run(cores=1)
+
+
+def test_rows_per_call_are_those_asked_for() -> None:
+    result = tune(classifier(), limits=msgspec.structs.replace(LIMITS, rows=16))
+    assert result.rows_per_call == 16
+
+
+def test_a_model_of_fixed_batch_is_timed_and_served_at_it() -> None:
+    original = models.fixed_batch()
+    samples = make_dataset({"x": np.ones((6, 3), np.float32)}, None)
+    result = Tuner(baseline(original, 1), [candidate("same", original)], samples, CONTRACT, LIMITS).run(cores=1)
+    assert result.max_batch == 1
+    assert [point.batch for point in result.latency] == [1]
+
+
+def test_progress_comes_in_order() -> None:
+    stages: list[str] = []
+    Tuner(
+        baseline(classifier(), 1),
+        [candidate("same", classifier())],
+        data(labels=False),
+        CONTRACT,
+        LIMITS,
+        lambda stage, done, total: stages.append(stage),
+    ).run(cores=1)
+    assert list(dict.fromkeys(stages)) == ["accuracy", "screen", "confirm", "profile"]
