@@ -1,0 +1,35 @@
+"""``penstock serve``: serve bundles and models over the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from penstock.config import read_file, resolve
+from penstock.online.server import app
+from penstock.online.server.config import ServerConfig
+
+
+def serve(
+    targets: Annotated[list[Path], typer.Argument(metavar="TARGET...", help="Bundles or .onnx files.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one [default: 8000].")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most rows in one batch [default: the bundle's].")] = None,
+    instances: Annotated[int | None, typer.Option(help="Copies of each model [default: the bundle's].")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; its table [server] holds the settings.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
+) -> None:
+    """Serve TARGETs over HTTP until interrupted. Prints one line when all models are loaded and warm."""
+    flags = {"host": host, "http_port": http_port, "max_batch": max_batch, "instances": instances}
+    file = read_file(config, ["server"]).get("server") if config else None
+    resolved = resolve(ServerConfig, "server", file, os.environ, flags)
+
+    def announce(ready: app.Ready) -> None:
+        text = f"ready http={ready.http} models={','.join(ready.models)}"
+        typer.echo(msgspec.json.encode(ready).decode() if json else text)
+
+    app.serve(resolved.config, targets, announce)

@@ -1,0 +1,1 @@
+"""The repository: which models and versions are there, loading them, and letting go of them."""

@@ -1,0 +1,133 @@
+"""From a target on the command line to models in memory, warmed up and checked.
+
+A target is a bundle, served as its tuner found best, or a plain ``.onnx`` file, served by ONNX Runtime under the file's
+stem. Everything here blocks and belongs on a thread of its own, not on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.bundle.open import open_bundle
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import AlreadyExists, NotFound, PenstockError
+from penstock.resources import machine_facts, usable_cores
+from penstock.tensor import Array, DataType, Signature
+
+DEFAULT_MAX_BATCH = 64
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A model found and verified, and how to serve it; nothing is loaded yet."""
+
+    name: str
+    artifact: Artifact
+    engine: str
+    options: dict[str, Any]
+    max_batch: int
+    instances: int
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A model in memory, warm. ``models`` holds one copy per instance, or the same one for each if it is reentrant."""
+
+    source: Source
+    models: tuple[LoadedModel, ...]
+    max_batch: int | None
+    """None if requests cannot be merged."""
+
+    @property
+    def platform(self) -> str:
+        """The protocol's name for what runs it."""
+        return f"{self.source.engine}_onnx" if self.source.engine == "onnxruntime" else self.source.engine
+
+
+def find_sources(
+    targets: Sequence[str | Path], max_batch: int | None = None, instances: int | None = None
+) -> list[Source]:
+    """What is to be loaded for ``targets``; ``max_batch`` and ``instances`` override what bundles say.
+
+    Raises NotFound, InvalidModel, Unsupported, IntegrityError, and AlreadyExists if two targets have one name.
+    """
+    sources: dict[str, Source] = {}
+    for target in targets:
+        source = _find(Path(target), max_batch, instances)
+        if source.name in sources:
+            raise AlreadyExists(f"two targets are called '{source.name}'", "rename one of the files")
+        sources[source.name] = source
+    return list(sources.values())
+
+
+def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
+    if not path.exists():
+        raise NotFound(f"no model or bundle '{path}'", "check the path")
+    if path.suffix.lower() == ".onnx" and not path.is_dir():
+        count = instances or 1
+        # The event loop needs a core too, and threads that spin would keep it from getting one.
+        options = {"threads": max(1, usable_cores() // count), "spinning": False}
+        return Source(
+            path.stem, Artifact.from_file(path), "onnxruntime", options, max_batch or DEFAULT_MAX_BATCH, count
+        )
+    bundle = open_bundle(path)
+    variant, serving = bundle.choose(machine_facts()), bundle.manifest.serving
+    return Source(
+        bundle.name,
+        bundle.artifact(variant),
+        variant.engine,
+        dict(variant.options),
+        max_batch or serving.max_batch,
+        instances or serving.instances,
+    )
+
+
+def load(source: Source) -> Loaded:
+    """Load every instance's model and warm each up. Raises what the engine raises; then nothing stays in memory."""
+    engine = get_engine(source.engine)
+    models: list[LoadedModel] = []
+    try:
+        models.append(engine.load(source.artifact, source.options))
+        while len(models) < source.instances:
+            models.append(models[0] if models[0].reentrant else engine.load(source.artifact, source.options))
+        batchable = [warm_up(model, source.max_batch) for model in models]
+    except PenstockError:
+        for model in models:
+            model.unload()
+        raise
+    return Loaded(source, tuple(models), source.max_batch if all(batchable) else None)
+
+
+def warm_up(model: LoadedModel, max_batch: int) -> bool:
+    """Run batches of 1 and ``max_batch`` of zeros, and say whether the model answers row for row, so that requests may be merged.
+
+    A model may refuse zeros in a shape that is only guessed (a free dimension counts as 1); then it stays cold and, as
+    nothing is known about its rows, unmerged.
+    Raises PenstockError if it refuses the one shape that it declares.
+    """
+    signature = model.signature
+    for batch in (1, max_batch) if signature.batchable else (1,):
+        try:
+            outputs = model.forward(_zeros(signature, batch))
+        except PenstockError:
+            if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
+                return False
+            raise
+        if signature.batchable and any(array.shape[0] != batch for array in outputs.values()):
+            return False
+    return signature.batchable
+
+
+def _zeros(signature: Signature, batch: int) -> dict[str, Array]:
+    inputs: dict[str, Array] = {}
+    for spec in signature.inputs:
+        shape = [1 if dim == -1 else dim for dim in spec.shape]
+        if signature.batchable:
+            shape[0] = batch
+        inputs[spec.name] = np.full(shape, b"" if spec.datatype is DataType.BYTES else 0, spec.datatype.dtype)
+    return inputs

@@ -1,0 +1,156 @@
+"""The composition root of the server: builds everything, starts it, and takes it down in order.
+
+Starting: listen (so that a port in use is known at once, and health can be asked) → load and warm up → ready.
+Stopping: readiness off → a short grace → no new connections → answer what is in flight → unload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from penstock.clock import SystemClock
+from penstock.errors import EngineUnavailable, InvalidArgument, Unavailable
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.loader import Loaded, Source, find_sources, load
+from penstock.online.repository.manager import Repository
+from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
+from penstock.online.scheduler.instance import Instance
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.http import HttpServer
+
+VERSION = "1"
+"""The version under which a target given by hand is served."""
+
+_SWITCH_INTERVAL_S = 0.0005
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Where the server listens and what it serves."""
+
+    http: str
+    """``host:port``."""
+    models: list[str]
+
+
+def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callable[[Ready], None]) -> None:
+    """Serve ``targets`` until SIGTERM or SIGINT; ``on_ready`` is called once all are loaded and warm.
+
+    Raises NotFound, InvalidModel, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in use).
+    """
+    if not targets:
+        raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
+    sources = find_sources(targets, config.max_batch, config.instances)
+    # The loop and the instances hand the interpreter lock to and fro; at the default of 5 ms an instance that is
+    # ready with a batch would keep, or wait for, the lock longer than a small model runs.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory(config)) as runner:
+            runner.run(Application(config).run(sources, on_ready))
+    finally:
+        sys.setswitchinterval(before)
+
+
+class Application:
+    """The server's parts, put together."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._repository = Repository()
+        self._dataplane = DataPlane(self._repository)
+        self._http = HttpServer(self._dataplane, config, SystemClock())
+        self._stopping = asyncio.Event()
+
+    async def run(self, sources: Sequence[Source], on_ready: Callable[[Ready], None]) -> None:
+        """See ``serve``."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        address = await self._listen()
+        work = asyncio.ensure_future(self._load(sources))
+        stop = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+                self._dataplane.ready = True
+                # What start-up made lives as long as the process; the collector need not look at it again and again.
+                gc.collect()
+                gc.freeze()
+                on_ready(Ready(address, self._repository.names()))
+                await stop
+                await self._drain()
+        finally:
+            stop.cancel()
+            self._http.stop()
+
+    async def _listen(self) -> str:
+        config = self._config
+        try:
+            host, port = await self._http.start()
+        except OSError as error:
+            raise Unavailable(
+                f"cannot listen on {config.host}:{config.http_port}: {error.strerror or error}",
+                "choose another --http-port; 0 picks a free one",
+            ) from None
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _load(self, sources: Sequence[Source]) -> None:
+        for source in sources:
+            loaded = await asyncio.get_running_loop().run_in_executor(None, load, source)
+            handle = self._assemble(loaded)
+            handle.start()
+            self._repository.add(handle)
+
+    def _assemble(self, loaded: Loaded) -> Handle:
+        name, signature = loaded.source.name, loaded.models[0].signature
+        batching = BatchingConfig(
+            batchable=loaded.max_batch is not None,
+            max_batch=loaded.max_batch or 1,
+            max_queue=self._config.max_queue,
+        )
+        batcher = DynamicBatcher(batching, asyncio.get_running_loop())
+        return Handle(
+            name=name,
+            version=VERSION,
+            platform=loaded.platform,
+            check=InputCheck(name, signature, loaded.max_batch),
+            scheduler=batcher,
+            models=loaded.models,
+            instances=[Instance(f"{name}-{n}", model, batcher) for n, model in enumerate(loaded.models)],
+        )
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            # Asked twice: whoever asks does not want to wait for requests in flight.
+            self._http.stop()
+            raise SystemExit(1)
+        self._dataplane.ready = False
+        self._stopping.set()
+
+    async def _drain(self) -> None:
+        await self._http.drain(self._config.shutdown_grace_s, self._config.drain_timeout_s)
+        await self._repository.unload_all()
+
+
+def _loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop]:
+    if config.event_loop != "asyncio":
+        try:
+            uvloop: ModuleType = importlib.import_module("uvloop")
+        except ImportError as error:
+            if config.event_loop == "uvloop":
+                raise EngineUnavailable("uvloop", "uvloop", str(error)) from None
+        else:
+            return uvloop.new_event_loop  # type: ignore[no-any-return]
+    return asyncio.new_event_loop

@@ -1,0 +1,80 @@
+"""The HTTP server: listens, bounds its connections, drains. What happens on one connection is in ``http_connection.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from penstock.clock import Clock
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.http_connection import Connection, Shared
+
+_log = logging.getLogger(__name__)
+
+
+class HttpServer:
+    """Accepts connections and bounds them. Belongs to the event loop; ``start`` begins listening."""
+
+    def __init__(self, dataplane: DataPlane, config: ServerConfig, clock: Clock) -> None:
+        self._shared = Shared(dataplane, config, self._forget)
+        self._config = config
+        self._clock = clock
+        self._listener: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; returns the address bound. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            lambda: Connection(self._shared), self._config.host, self._config.http_port, backlog=4096
+        )
+        self._sweep_later()
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return host, port
+
+    def sweep(self) -> None:
+        """Cut off connections that take longer than they may: one pass over all, and no timer per connection."""
+        now = self._clock.now()
+        for connection in list(self._shared.connections):
+            connection.check_time(now)
+
+    async def drain(self, grace_s: float, timeout_s: float) -> None:
+        """Close the listener after ``grace_s``, each connection once nothing is in flight on it, and after ``timeout_s`` the rest."""
+        self._shared.draining = True
+        await asyncio.sleep(grace_s)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._shared.connections):
+            connection.close_if_idle()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._shared.connections:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            _log.warning("%d connections were cut off: not done within %g s", len(self._shared.connections), timeout_s)
+        self.stop()
+
+    def stop(self) -> None:
+        """Cut off everything."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._shared.connections):
+            connection.abort()
+
+    def _sweep_later(self) -> None:
+        interval = min(1.0, self._config.request_timeout_s / 4, self._config.idle_timeout_s / 4)
+        self._sweeper = asyncio.get_running_loop().call_later(max(0.01, interval), self._sweep_and_again)
+
+    def _sweep_and_again(self) -> None:
+        self.sweep()
+        self._sweep_later()
+
+    def _forget(self, connection: Connection) -> None:
+        self._shared.connections.discard(connection)
+        if not self._shared.connections:
+            self._empty.set()
