@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import models
+import penstock
+from penstock.artifact import Artifact
+from penstock.bundle.manifest import encode
+from penstock.bundle.open import open_bundle
+from penstock.errors import (
+    AlreadyExists,
+    ContractUnmet,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidData,
+    InvalidModel,
+    NotFound,
+)
+from penstock.offline.build import BuildResult, Recipe, build, instances
+from penstock.offline.compress.ranges import Method
+from penstock.offline.tune.contract import Contract
+from penstock.tensor import Array
+
+QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.2)
+INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MIN_MAX, Method.MSE), budget_s=0.3)
+RNG = np.random.default_rng
+
+
+def network(batch: int | str = "N") -> bytes:
+    """Convolution, batch normalisation, ReLU, pooling and a linear layer: x (N, 1, 8, 8) to y (N, 4)."""
+    rng = RNG(0)
+    weights = {
+        "kernel": rng.standard_normal((16, 1, 3, 3)),
+        "scale": rng.random(16) + 0.5,
+        "shift": rng.standard_normal(16),
+        "mean": rng.standard_normal(16),
+        "variance": rng.random(16) + 0.5,
+        "dense": rng.standard_normal((16, 4)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["b"]),
+        helper.make_node("Relu", ["b"], ["r"]),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "dense"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 1, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 4])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def samples(count: int = 40, seed: int = 1) -> dict[str, Array]:
+    return {"x": RNG(seed).standard_normal((count, 1, 8, 8)).astype(np.float32)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(network())
+    np.savez(tmp_path / "data.npz", **samples())
+    return path
+
+
+@pytest.fixture(scope="module")
+def int8_build(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    folder = tmp_path_factory.mktemp("build")
+    (folder / "net.onnx").write_bytes(network())
+    return build(folder / "net.onnx", folder / "net.bundle", samples(), samples(seed=2), INT8)
+
+
+def test_a_bundle_is_built_verified_and_answers_as_the_original(int8_build: BuildResult) -> None:
+    bundle = open_bundle(int8_build.bundle)
+    assert encode(bundle.manifest) == encode(int8_build.manifest)
+    assert bundle.name == "net"
+    assert int8_build.bundle_bytes == int8_build.bundle.stat().st_size
+    with penstock.open(int8_build.bundle) as built, penstock.open(int8_build.bundle.with_name("net.onnx")) as original:
+        got, want = built.infer(samples())["y"], original.infer(samples())["y"]
+    assert np.linalg.norm(got - want) < 0.1 * np.linalg.norm(want)
+
+
+def test_the_evidence_tells_what_was_done(int8_build: BuildResult) -> None:
+    evidence = int8_build.evidence
+    assert evidence.optimization["nodes_before"] == 6
+    assert evidence.optimization["nodes_after"] < 6
+    assert evidence.baseline.name == "original"
+    assert set(evidence.data) == {"calibrate", "evaluate"}
+    kinds = {record.precision for record in evidence.candidates}
+    assert kinds == {"fp32", "int8"}
+    assert all(record.status == "outrun" or record.reason for record in evidence.candidates)
+    assert any(note.startswith("INT8 on this CPU") for note in evidence.notes)
+    assert int8_build.manifest.tools["penstock"] == penstock.__version__
+    assert int8_build.chosen.status == "chosen"
+
+
+def test_int8_is_chosen_only_with_proof(int8_build: BuildResult) -> None:
+    chosen = int8_build.chosen
+    if chosen.precision == "int8":
+        assert chosen.speedup is not None
+        assert chosen.speedup.low > 1
+    for record in int8_build.evidence.candidates:
+        assert record.accuracy is not None
+        assert record.accuracy.metric == "agreement"
+        assert record.accuracy.samples == 40
+
+
+def test_serving_is_what_was_measured(int8_build: BuildResult) -> None:
+    manifest = int8_build.manifest
+    assert manifest.serving.variant == manifest.variants[0].name == int8_build.chosen.name
+    assert manifest.serving.max_batch in [point.batch for point in manifest.serving.latency]
+    assert manifest.variants[-1].engine == "onnxruntime"
+    assert manifest.variants[-1].precision == "fp32"
+
+
+def test_without_calibration_int8_is_not_tried(model: Path, tmp_path: Path) -> None:
+    result = build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=QUICK)
+    assert {record.precision for record in result.evidence.candidates} == {"fp32"}
+    assert "there was no calibration data" in result.evidence.notes[0]
+
+
+def test_without_evaluation_a_fifth_is_held_out(model: Path, tmp_path: Path) -> None:
+    result = build(model, tmp_path / "out.bundle", calibrate=tmp_path / "data.npz", recipe=QUICK)
+    assert result.evidence.baseline.accuracy is not None
+    assert result.evidence.baseline.accuracy.samples == 8
+    assert "no calibration method was asked for" in result.evidence.notes[0]
+
+
+def test_the_same_samples_for_both_are_noted(model: Path, tmp_path: Path) -> None:
+    result = build(model, tmp_path / "out.bundle", samples(), samples(), QUICK)
+    assert any("used the same samples" in note for note in result.evidence.notes)
+
+
+def test_a_model_without_anything_to_quantise_is_built_in_fp32(tmp_path: Path) -> None:
+    data = {"x": np.ones((4, 2), np.float32)}
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MSE,), budget_s=0.1)
+    result = build(models.input_as_output(), tmp_path / "out.bundle", data, data, recipe)
+    assert any(note.startswith("INT8 was not tried: ") for note in result.evidence.notes)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_model_of_fixed_batch(tmp_path: Path, batch: int) -> None:
+    artifact = Artifact.from_bytes(network(batch))
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MSE,), objective="throughput", budget_s=0.1)
+    result = build(artifact, tmp_path / "out.bundle", calibrate=samples(20), recipe=recipe)
+    assert result.manifest.serving.max_batch == 1
+    assert result.evidence.rows_per_call == batch
+    with penstock.open(result.bundle) as built:
+        assert built.infer_rows(samples(8))["y"].shape == (8, 4)
+
+
+def test_throughput_is_timed_in_batches(model: Path, tmp_path: Path) -> None:
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), objective="throughput", budget_s=0.1)
+    assert build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe).evidence.rows_per_call == 16
+
+
+def test_a_name_and_a_folder_may_be_asked_for(model: Path, tmp_path: Path) -> None:
+    recipe = Recipe(name="digits", folder=True, engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    result = build(model, tmp_path / "out", evaluate=samples(), recipe=recipe)
+    assert (tmp_path / "out" / "manifest.json").is_file()
+    assert open_bundle(result.bundle).name == "digits"
+    assert result.bundle_bytes == sum(file.stat().st_size for file in result.bundle.rglob("*") if file.is_file())
+
+
+def test_a_second_build_replaces_the_bundle(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.bundle"
+    build(model, target, evaluate=samples(), recipe=QUICK)
+    before = target.read_bytes()
+    build(model, target, evaluate=samples(seed=3), recipe=QUICK)
+    assert target.read_bytes() != before
+    assert open_bundle(target).name == "out"
+
+
+def test_what_is_not_a_bundle_is_not_written_over(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("mine")
+    # An npz is a zip archive, as a bundle is.
+    for target in (tmp_path / "notes.txt", tmp_path / "data.npz", tmp_path / "folder", model):
+        with pytest.raises(AlreadyExists) as raised:
+            build(model, target, evaluate=samples(), recipe=QUICK)
+        assert target.name in raised.value.message
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert np.load(tmp_path / "data.npz")["x"].shape == (40, 1, 8, 8)
+
+
+def test_force_writes_over_a_file_but_never_over_a_folder(model: Path, tmp_path: Path) -> None:
+    force = Recipe(overwrite=True, engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    (tmp_path / "notes.txt").write_text("old")
+    build(model, tmp_path / "notes.txt", evaluate=samples(), recipe=force)
+    assert open_bundle(tmp_path / "notes.txt").name == "notes"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("mine")
+    with pytest.raises(AlreadyExists, match="holds no bundle"):
+        build(model, tmp_path / "folder", evaluate=samples(), recipe=force)
+
+
+def test_bad_models_are_refused_before_any_work(tmp_path: Path) -> None:
+    target = tmp_path / "out.bundle"
+    whole = network()
+    (tmp_path / "cut.onnx").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.onnx").write_text("not a model")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    for name in ("cut.onnx", "text.onnx", "empty.onnx"):
+        with pytest.raises(InvalidModel) as raised:
+            build(tmp_path / name, target, evaluate=samples(), recipe=QUICK)
+        assert raised.value.hint
+    with pytest.raises(NotFound, match=r"none\.onnx"):
+        build(tmp_path / "none.onnx", target, evaluate=samples(), recipe=QUICK)
+    constant = models.artifact(
+        [("Identity", ["w"], ["y"])], [], [("y", TensorProto.FLOAT, [1])], {"w": np.ones(1, "f")}
+    )
+    with pytest.raises(InvalidModel, match="has no inputs"):
+        build(constant, target, evaluate={}, recipe=QUICK)
+    assert not target.exists()
+
+
+def test_bad_data_is_refused_before_any_work(model: Path, tmp_path: Path) -> None:
+    stages: list[str] = []
+
+    def refuse(cause: str, calibrate: object = None, evaluate: object = None) -> None:
+        with pytest.raises(InvalidData, match=cause):
+            build(model, tmp_path / "out.bundle", calibrate, evaluate, QUICK, lambda stage, *_: stages.append(stage))
+
+    refuse("no data to judge accuracy on")
+    refuse("no array for input", evaluate={"image": samples()["x"]})
+    refuse("holds NaN", evaluate={"x": np.full_like(samples()["x"], np.nan)})
+    refuse("is FP32, but the data is float64", calibrate={"x": samples()["x"].astype(float)}, evaluate=samples())
+    refuse("labels must be one integer class", evaluate={**samples(), "labels": np.ones(40)})
+    refuse("cannot be split", calibrate=samples(1))
+    refuse("cannot read", evaluate=model)
+    assert stages == []
+
+
+def test_bad_recipes_are_refused_before_any_work(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="unknown engine 'tensorflow'"):
+        build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(engines=("tensorflow",)))
+    with pytest.raises(InvalidConfig, match="at least 1, not 0"):
+        build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(threads=(0,)))
+
+
+def test_a_contract_that_nothing_meets_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    recipe = Recipe(contract=Contract(p99_ms=1e-6), engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ContractUnmet, match="latency binds") as raised:
+        build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe)
+    assert "--p99" in raised.value.hint
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "ms", "copies"), [(8, 2, 5.0, 4), (8, 3, 5.0, 2), (2, 4, 5.0, 1), (8, 1, 0.2, 1)]
+)
+def test_instances(cores: int, threads: int, ms: float, copies: int) -> None:
+    assert instances(cores, threads, ms) == copies
+
+
+COMMAND = ["build", "net.onnx", "--evaluate", "data.npz", "--method", "none", "--engine", "onnxruntime"]
+COMMAND += ["--threads", "1", "--budget", "100ms", "-o", "net.bundle"]
+
+# The command itself, with the disk or the process taken away at the moment that a test names.
+RUN = "import sys; sys.argv[1:] = {command}; from penstock.cli.main import run; {accident}; run()"
+KILL_WHILE_TUNING = (
+    "import os; from penstock.offline.tune import tuner; tuner.finalists = lambda trials: os.kill(os.getpid(), 9)"
+)
+KILL_BEFORE_RENAME = "import os; os.fsync = lambda file: os.kill(os.getpid(), 9)"
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
+
+
+def penstock_build(folder: Path, accident: str = "pass") -> subprocess.CompletedProcess[str]:
+    code = RUN.format(command=COMMAND, accident=accident)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.parametrize("accident", [KILL_WHILE_TUNING, KILL_BEFORE_RENAME], ids=["tuning", "packing"])
+def test_a_killed_build_leaves_what_was_there_and_the_next_one_works(model: Path, accident: str) -> None:
+    folder, target = model.parent, model.parent / "net.bundle"
+    build(model, target, evaluate=samples(), recipe=QUICK)
+    before = target.read_bytes()
+    assert penstock_build(folder, accident).returncode == -signal.SIGKILL
+    assert target.read_bytes() == before
+    build(model, target, evaluate=samples(seed=3), recipe=QUICK)
+    assert open_bundle(target).name == "net"
+    assert sorted(path.name for path in folder.iterdir()) == ["data.npz", "net.bundle", "net.onnx"]
+
+
+def test_a_full_disk_leaves_no_half_bundle(model: Path) -> None:
+    done = penstock_build(model.parent, FULL_DISK)
+    assert done.returncode == 7
+    assert "error: cannot write 'net.bundle': File too large" in done.stderr
+    assert "fix: free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in model.parent.iterdir()) == ["data.npz", "net.onnx"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_leave_to_write(model: Path) -> None:
+    model.parent.chmod(0o500)
+    done = penstock_build(model.parent)
+    model.parent.chmod(0o700)
+    assert done.returncode == 7
+    assert "Permission denied" in done.stderr
