@@ -37,9 +37,9 @@ def available_engines() -> list[str]:
 
 
 def is_available(name: str) -> bool:
-    """Whether engine ``name`` can be loaded here; imports it to find out."""
+    """Whether engine ``name`` can be loaded here; imports it to find out. False for one that Penstock does not know."""
     try:
         get_engine(name)
-    except EngineUnavailable:
+    except (EngineUnavailable, InvalidArgument):
         return False
     return True
