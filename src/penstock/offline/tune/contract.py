@@ -27,10 +27,13 @@ class Contract(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 0 <= self.max_accuracy_loss <= 1:
             raise InvalidConfig(
-                f"the accuracy loss allowed must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}"
+                f"the accuracy loss allowed must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
+                "give a share, e.g. 1% or 0.01",
             )
         if self.p99_ms is not None and not (self.p99_ms > 0 and math.isfinite(self.p99_ms)):
-            raise InvalidConfig(f"the p99 latency must be a positive time, not {self.p99_ms} ms")
+            raise InvalidConfig(
+                f"the p99 latency must be a positive time, not {self.p99_ms} ms", "leave it out for no demand"
+            )
 
     def accuracy_objection(self, accuracy: Accuracy) -> str:
         """Why ``accuracy`` is not good enough; empty if it is."""
@@ -71,7 +74,9 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
         ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would do ({nearest.name})")
     if quick:
         kindest = min(quick, key=lambda record: _bound(contract, record))
-        ways.append(f"--max-accuracy-loss {min(100.0, _round_up(100 * _bound(contract, kindest))):g}% would do ({kindest.name})")
+        ways.append(
+            f"--max-accuracy-loss {min(100.0, _round_up(100 * _bound(contract, kindest))):g}% would do ({kindest.name})"
+        )
     if unproven:
         binding = (
             f"latency binds: only {unproven[0].name} is within it, by chance perhaps, since it is not provably faster"

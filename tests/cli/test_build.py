@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.artifact import Artifact
+from penstock.bundle.evidence import CandidateRecord
+from penstock.bundle.open import open_bundle
+from penstock.cli.build import summary
+from penstock.offline.build import Recipe, build
+
+QUICK = ("--engine", "onnxruntime", "--threads", "1", "--method", "min-max", "--budget", "200ms")
+DATA = ("--calibrate", "data.npz", "--evaluate", "data.npz")
+
+
+def test_json_is_what_scripts_rely_on(penstock, folder: Path) -> None:
+    done = penstock("build", "linear.onnx", *DATA, *QUICK, "-o", "out.bundle", "--json")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 1
+    found = done.json
+    assert found["bundle"] == "out.bundle"
+    assert found["chosen"].keys() >= {"engine", "precision", "threads", "batch"}
+    assert found["baseline"].keys() >= {"latency_ms", "accuracy"}
+    assert found["built"].keys() >= {"latency_ms", "accuracy", "size_bytes"}
+    assert isinstance(found["speedup"], float)
+    assert isinstance(found["accuracy_loss"], float)
+    assert {one["precision"] for one in found["candidates"]} == {"fp32", "int8"}
+    for one in found["candidates"]:
+        assert one["status"] in ("chosen", "outrun", "rejected", "failed")
+        assert one["reason"]
+        assert msgspec.convert(one, CandidateRecord).name == one["name"]
+    assert found["baseline"]["accuracy"] == 1.0
+    assert found["metric"] == "top-1"
+    assert open_bundle(folder / "out.bundle").manifest.serving.variant == found["chosen"]["name"]
+
+
+def test_the_summary_is_json_whatever_failed(folder: Path) -> None:
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    with np.load("data.npz") as data:
+        inputs = {"x": data["x"]}
+    result = build(Artifact.from_file("linear.onnx"), "out.bundle", evaluate=inputs, recipe=recipe)
+    failed = msgspec.structs.replace(
+        result.evidence,
+        candidates=(CandidateRecord("broken", "openvino", "int8", 1, "failed", "cannot load"),),
+        chosen="original",
+    )
+    manifest = msgspec.structs.replace(result.manifest, evidence=failed)
+    found = json.loads(msgspec.json.encode(summary(msgspec.structs.replace(result, manifest=manifest))))
+    assert found["chosen"]["name"] == "original"
+    assert (found["speedup"], found["accuracy_loss"]) == (1.0, 0.0)
+    assert found["candidates"][0]["latency_ms"] is None
+
+
+def test_a_person_reads_a_table_and_gets_a_report(penstock, folder: Path) -> None:
+    done = penstock("build", "linear.onnx", *DATA, *QUICK, "-o", "out.bundle", "--report", "report.html")
+    assert done.code == 0
+    assert "x FP32[N, 3] → y FP32[N, 2]" in done.out
+    assert "original" in done.out
+    assert "bundle  out.bundle\nreport  report.html" in done.out
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    # Progress is on stderr, so that stdout is for results.
+    assert "optimize" in done.err
+    assert "optimize  " not in done.out
+
+
+def test_options_reach_the_recipe(penstock, folder: Path) -> None:
+    options = (
+        "--name",
+        "renamed",
+        "--folder",
+        "--max-accuracy-loss",
+        "2%",
+        "--p99",
+        "10s",
+        "--objective",
+        "throughput",
+    )
+    done = penstock("build", "linear.onnx", *DATA, *QUICK, *options, "--method", "mse", "-o", "out", "--json")
+    assert done.code == 0
+    manifest = open_bundle(folder / "out").manifest
+    assert (folder / "out").is_dir()
+    assert manifest.name == "renamed"
+    assert manifest.serving.p99_ms == 10_000
+    assert manifest.evidence is not None
+    assert (manifest.evidence.max_accuracy_loss, manifest.evidence.rows_per_call) == (0.02, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "cause"),
+    [
+        (("--max-accuracy-loss", "5"), 2, "more than the whole"),
+        (("--p99", "soon"), 2, "'soon' is not a time"),
+        (("--p99", "0ms"), 2, "must be a positive time"),
+        (("--threads", "0"), 2, "is not a list of whole numbers"),
+        (("--method", "magic"), 2, "unknown calibration method 'magic'"),
+        (("--engine", "magic"), 2, "unknown engine 'magic'"),
+        (("--evaluate", "none.npz"), 3, "no data file 'none.npz'"),
+        (("--evaluate", "linear.onnx"), 2, "cannot read 'linear.onnx'"),
+        (("-o", "data.npz"), 8, "'data.npz' exists and is not a bundle"),
+        (("--p99", "1us", "--budget", "10ms"), 4, "no candidate meets the contract; latency binds"),
+    ],
+)
+def test_mistakes_are_told_with_their_fix(
+    penstock, folder: Path, options: tuple[str, ...], code: int, cause: str
+) -> None:
+    before = sorted(folder.iterdir())
+    arguments = {"--evaluate": "data.npz", "--engine": "onnxruntime", "--threads": "1", "-o": "out.bundle"}
+    arguments |= dict(zip(options[::2], options[1::2], strict=True))
+    done = penstock("build", "linear.onnx", *(part for pair in arguments.items() for part in pair), "--json")
+    assert done.code == code
+    assert cause in done.err
+    assert "  fix: " in done.err
+    assert "Traceback" not in done.err
+    assert done.json["error"]["message"] in done.err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_model_that_is_not_one(penstock, folder: Path) -> None:
+    (folder / "bad.onnx").write_text("not a model")
+    done = penstock("build", "bad.onnx", "--evaluate", "data.npz", "-o", "out.bundle")
+    assert done.code == 2
+    assert "error: ONNX Runtime refuses the model" in done.err
+    assert penstock("build", "none.onnx", "--evaluate", "data.npz", "-o", "out.bundle").code == 3
+    assert penstock("build", "data.npz", "--evaluate", "data.npz", "-o", "out.bundle").code == 2

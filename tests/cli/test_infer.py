@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+from bundles import packed
+from penstock.cli.infer import write_npz
+from penstock.errors import ResourceExhausted
+from penstock.tensor import DataType
+
+
+def test_a_bundle_answers_a_file(penstock, folder: Path) -> None:
+    packed(folder / "linear.bundle", {"model.onnx": models.linear(3, 2).data})
+    done = penstock("infer", "linear.bundle", "--inputs", "data.npz", "--outputs", "out.npz", "--json")
+    assert done.code == 0
+    found = done.json
+    assert (found["model"], found["variant"], found["rows"]) == ("test", "fp32", 20)
+    assert (found["accuracy"], found["outputs"], found["written"]) == (1.0, {"y": [20, 2]}, "out.npz")
+    assert found["rows_per_second"] > 0
+    with np.load("data.npz") as data, np.load("out.npz") as out:
+        np.testing.assert_allclose(out["y"], data["x"] @ models.linear_weight(3, 2), rtol=1e-5)
+
+
+def test_a_person_reads_shapes_and_accuracy(penstock, folder: Path) -> None:
+    done = penstock("infer", "linear.onnx", "--inputs", "data.npz", "--batch", "7")
+    assert done.code == 0
+    assert "20 rows in" in done.out
+    assert "y  float32[20, 2]" in done.out
+    assert "accuracy  100.00% of 20 labels" in done.out
+
+
+def test_without_labels_there_is_no_accuracy(penstock, folder: Path) -> None:
+    np.savez("plain.npz", x=np.ones((3, 3), np.float32))
+    assert penstock("infer", "linear.onnx", "--inputs", "plain.npz", "--json").json["accuracy"] is None
+
+
+def test_labels_beyond_the_classes_give_no_accuracy(penstock, folder: Path) -> None:
+    np.savez("many.npz", x=np.ones((3, 3), np.float32), labels=np.array([0, 1, 7]))
+    assert penstock("infer", "linear.onnx", "--inputs", "many.npz", "--json").json["accuracy"] is None
+
+
+def test_mistakes(penstock, folder: Path) -> None:
+    np.savez("wrong.npz", image=np.ones((3, 3), np.float32))
+    for arguments, code in (
+        (("none.bundle", "--inputs", "data.npz"), 3),
+        (("linear.onnx", "--inputs", "none.npz"), 3),
+        (("linear.onnx", "--inputs", "wrong.npz"), 2),
+        (("data.npz", "--inputs", "data.npz"), 5),
+        (("linear.onnx", "--inputs", "data.npz", "--outputs", "no/such/folder.npz"), 7),
+    ):
+        done = penstock("infer", *arguments)
+        assert done.code == code, arguments
+        assert done.err.startswith("error: ")
+        assert "Traceback" not in done.err
+
+
+def test_text_is_written_without_pickles(tmp_path: Path) -> None:
+    write_npz(tmp_path / "out.npz", {"y": np.array([[b"a", "grün".encode()]], object)})
+    with np.load(tmp_path / "out.npz", allow_pickle=False) as found:
+        assert found["y"].astype(object).tolist() == [[b"a", "grün".encode()]]
+
+
+def test_text_goes_in_and_comes_out(penstock, folder: Path) -> None:
+    (folder / "text.onnx").write_bytes(models.identity(DataType.BYTES).data)
+    np.savez("words.npz", x=np.array([["a", "grün"]]))
+    assert penstock("infer", "text.onnx", "--inputs", "words.npz", "--outputs", "out.npz").code == 0
+    with np.load("out.npz") as out:
+        assert out["y"].astype(object).tolist() == [[b"a", "grün".encode()]]
+
+
+def test_outputs_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder").mkdir()
+    for target in (tmp_path / "file" / "out.npz", tmp_path / "folder"):
+        with pytest.raises(ResourceExhausted):
+            write_npz(target, {"y": np.ones(3)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundles import packed
+from evidences import evidence, points, record
+from penstock.bundle.manifest import ServingConfig, Variant
+
+EVIDENCE = evidence(
+    record("int8-best", 0.4, 0.985, precision="int8", status="chosen", reason="2.5x the original's speed"),
+    record("int8-second", 0.5, 0.985, precision="int8", reason="0.80x the chosen one's speed"),
+    record("int8-third", 0.6, 0.985, precision="int8", reason="0.67x the chosen one's speed"),
+    record("wrong", 0.3, 0.5, precision="int8", status="rejected", reason="loses 49.00% top-1"),
+    record("broken", None, engine="openvino", status="failed", reason="cannot load"),
+    p99_ms=5.0,
+    notes=("a note",),
+    optimization={"nodes_before": 30, "nodes_after": 21, "passes": []},
+)
+VARIANTS = (Variant("int8-best", "model.onnx", "onnxruntime", "int8"),)
+SERVING = ServingConfig("int8-best", 1, 2, 4, points(0.4))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return packed(tmp_path / "test.bundle", evidence=EVIDENCE, variants=VARIANTS, serving=SERVING)
+
+
+def test_a_person_sees_what_was_chosen_and_why_others_lost(penstock, bundle: Path) -> None:
+    done = penstock("inspect", bundle)
+    assert done.code == 0
+    for fact in (
+        "test  x FP32[N, 2] → y FP32[N, 2]",
+        "served as int8-best: 2 instance(s) × 1 thread(s), batches up to 4",
+        "at most 1.00% accuracy lost, p99 within 5 ms",
+        "30 nodes, 21 after the passes",
+        "chosen: 2.5x the original's speed",
+        "rejected: loses 49.00% top-1",
+        "failed: cannot load",
+        "5 candidates were tried",
+        "a note",
+        "verified",
+        "measured on Test CPU",
+    ):
+        assert fact in done.out, fact
+    # Of each kind only the best; --all shows the rest.
+    assert "int8-second" in done.out
+    assert "int8-third" not in done.out
+    assert "int8-third" in penstock("inspect", bundle, "--all").out
+
+
+def test_another_machine_is_noted(penstock, bundle: Path) -> None:
+    assert "CPU: measured on Test CPU, here" in penstock("inspect", bundle).out
+
+
+def test_json_is_the_manifest_with_its_digest(penstock, bundle: Path) -> None:
+    found = penstock("inspect", bundle, "--json").json
+    assert len(found["digest"]) == 64
+    assert found["manifest"]["name"] == "test"
+    assert found["manifest"]["evidence"]["chosen"] == "int8-best"
+    assert any("CPU" in difference for difference in found["differences"])
+
+
+def test_the_report_can_be_written_again(penstock, bundle: Path, tmp_path: Path) -> None:
+    done = penstock("inspect", bundle, "--report", tmp_path / "report.html")
+    assert done.code == 0
+    assert "int8-best" in (tmp_path / "report.html").read_text()
+
+
+def test_a_bundle_without_evidence(penstock, tmp_path: Path) -> None:
+    done = penstock("inspect", packed(tmp_path / "plain.bundle"))
+    assert done.code == 0
+    assert "served as fp32" in done.out
+
+
+def test_names_with_markup_are_shown_as_they_are(penstock, tmp_path: Path) -> None:
+    evil = "[/bold] [red]x[/red] [link=http://evil]"
+    found = evidence(record(evil, 0.5, reason=evil), notes=(evil,))
+    done = penstock("inspect", packed(tmp_path / "evil.bundle", name=evil, evidence=found), "--all")
+    assert done.code == 0
+    assert done.out.count(evil) >= 3
+
+
+def test_what_cannot_be_inspected(penstock, bundle: Path, tmp_path: Path) -> None:
+    assert penstock("inspect", tmp_path / "none.bundle").code == 3
+    data = bytearray(bundle.read_bytes())
+    data[-100] ^= 1
+    bundle.write_bytes(data)
+    done = penstock("inspect", bundle)
+    assert done.code == 5
+    assert "error: " in done.err
+    assert "Traceback" not in done.err
