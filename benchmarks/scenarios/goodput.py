@@ -25,12 +25,13 @@ from penstock.perf.profile import profile, rows_per_second
 from penstock.tensor import Array
 
 _CONNECTIONS = 64
+_MAX_BATCH = 16  # the model gains nothing beyond; and answers that come in large lots make throughput hard to measure
 
 
 def run(quick: bool) -> list[Row]:
     """The rows of this scenario."""
     cores, _ = split_cores()
-    rounds, seconds = (6, 1.0) if quick else (11, 3.0)
+    rounds, seconds = (4, 2.0) if quick else (11, 3.0)
     rng = np.random.default_rng(0)
     images = {"input": rng.standard_normal((64, 3, 64, 64)).astype(np.float32)}
     requests = [{"input": images["input"][row : row + 1]} for row in range(64)]
@@ -38,7 +39,7 @@ def run(quick: bool) -> list[Row]:
         path = models.small_cnn(Path(folder) / "cnn.onnx")
         engine = get_engine("onnxruntime").load(Artifact.from_file(path), {"threads": 1})
         single, best = best_batch(engine, images, 2.0 if quick else 10.0)
-        with penstock(path, cores, "--max-batch", str(best.batch)) as server:
+        with penstock(path, cores, "--max-batch", str(_MAX_BATCH)) as server:
             binary, text = (side(server, "cnn", requests, binary=binary) for binary in (True, False))
             runs: dict[str, Callable[[], float]] = {
                 "engine": partial(loop, feed(engine, repeat_rows(images, best.batch)), best.batch, seconds),
@@ -51,7 +52,12 @@ def run(quick: bool) -> list[Row]:
     return [
         claim("goodput at 64 connections, binary", ratio(found["binary"], found["engine"]), "", ">=", 0.95, note=note),
         fact("goodput at 64 connections, JSON", in_json.value, "", interval=in_json, note="12,288 numbers as text"),
-        fact("one call of the engine, one row", single.p50_ms, "ms", note=f"its best batch is {best.batch}"),
+        fact(
+            "one call of the engine, one row",
+            single.p50_ms,
+            "ms",
+            note=f"its best batch is {best.batch}; the server's largest is {_MAX_BATCH}",
+        ),
     ]
 
 
