@@ -70,7 +70,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(STEPS, max_size=60))
 def test_any_interleaving_answers_each_request_once_and_with_its_own_result(steps: list[tuple[str, int, int]]) -> None:
     loop = Turns()
@@ -78,13 +78,12 @@ def test_any_interleaving_answers_each_request_once_and_with_its_own_result(step
     sent: dict[int, tuple[int, int]] = {}
     outcomes: dict[int, list[Outcome]] = {}
     running: list[list[Waiting]] = []
-    on_loop, failed = 0, 0  # handed over by a turn and not yet taken
+    pending, on_loop, failed = 0, 0, 0  # submitted; handed over by a turn and not yet taken
 
     def finish(batch: list[Waiting], error: PenstockError | None) -> None:
         outputs = double(merge([w.request.inputs for w in batch]))
         batcher.finish(batch, error or split(outputs, [w.rows for w in batch]))
 
-    pending = 0
     for number, (step, a, b) in enumerate(steps):
         if step == "submit":
             full = sum(1 for n in sent if not outcomes[n]) >= 20
@@ -113,9 +112,7 @@ def test_any_interleaving_answers_each_request_once_and_with_its_own_result(step
             finish(batch, PenstockError("broken") if step == "fail" else None)
     loop.turn()
     batcher.stop()
-    while (batch := batcher.take()) is not None:
-        running.append(batch)
-    for batch in running:
+    for batch in [*running, *iter(batcher.take, None)]:
         finish(batch, None)
     loop.turn()
     assert count_errors(sent, outcomes) == failed

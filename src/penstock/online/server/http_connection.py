@@ -112,10 +112,7 @@ class Connection(asyncio.Protocol):
         self._progressed = False
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # There is nothing to upgrade to: the answer is plain HTTP, and no further request is taken.
-            self._after_upgrade(data, upgrade.args[0])
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._ending:
                 self._refuse(400, f"malformed HTTP: {error}")
         if not self._progressed and not self._ending:
@@ -179,6 +176,10 @@ class Connection(asyncio.Protocol):
             self._http_1_0 = self._parser.get_http_version() == "1.0"
         self._check_head()
         parser = self._parser
+        if parser.should_upgrade():
+            # The parser keeps the body of such a request to itself, so it cannot be answered as if nothing had been asked.
+            self._refuse(501, "changing the protocol is not supported: ask without the header Upgrade")
+            raise _Refused
         keep_alive = parser.should_keep_alive()
         self._ending = not keep_alive
         exchange = Exchange(
@@ -200,18 +201,6 @@ class Connection(asyncio.Protocol):
         self._overhead_bytes = 0
         self._json_length = None
         self._compressed = False
-
-    def _after_upgrade(self, data: bytes, offset: int) -> None:
-        rest = memoryview(data)[offset:]
-        while rest and not self._ending:
-            try:
-                self._parser.feed_data(rest)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = rest[upgrade.args[0] :]
-            except httptools.HttpParserError as error:
-                if not self._ending:
-                    self._refuse(400, f"malformed HTTP: {error}")
 
     # Answers
 

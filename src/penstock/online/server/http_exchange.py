@@ -75,7 +75,8 @@ class Exchange(msgspec.Struct, eq=False):
         self.fail_with(STATUS[error.code], str(error), retry)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
-        self.reply(self, status, JSON + headers, oip.encode_error(message))
+        """Answer with ``message``; to HEAD without, since its answer has no body."""
+        self.reply(self, status, JSON + headers, b"" if self.method == b"HEAD" else oip.encode_error(message))
 
     def _answer(self, route: Route, dataplane: DataPlane) -> None:
         if route.action is Action.UNKNOWN:

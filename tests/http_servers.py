@@ -1,0 +1,171 @@
+"""Our own HTTP server in a thread, over fake models and with a clock that tests move, and a client of plain sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Self
+
+import uvloop
+
+from penstock.clock import ManualClock
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.manager import Repository
+from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
+from penstock.online.scheduler.instance import Instance
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.http import HttpServer
+from penstock.tensor import Array
+from penstock.testing import DOUBLER, FakeModel, double
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+PATIENCE_S = 20
+
+
+class GatedServer:
+    """Serves ``double`` as model ``m``. While ``gate`` is clear the model holds every batch; ``entered`` counts them."""
+
+    def __init__(self, loop: str = "asyncio", **config: Any) -> None:
+        self.clock = ManualClock()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.model = FakeModel(DOUBLER, self._forward)
+        self._config = ServerConfig(http_port=0, **config)
+        self._loop_name = loop
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._clients = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(PATIENCE_S)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.gate.set()
+        self._clients.close()
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def connect(self) -> Client:
+        return self._clients.enter_context(Client(self.address))
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """``function()`` on the server's event loop."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
+
+    def pass_time(self, seconds: float) -> None:
+        """Look at the connections, let ``seconds`` pass, look again."""
+        self.call(self.http.sweep)
+        self.clock.advance(seconds)
+        self.call(self.http.sweep)
+
+    def _forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.entered.release()
+        assert self.gate.wait(PATIENCE_S)
+        return double(inputs)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[self._loop_name]) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        repository = Repository()
+        batcher = DynamicBatcher(BatchingConfig(True, 8, self._config.max_queue), self.loop)
+        instances = [Instance("m-0", self.model, batcher)]
+        handle = Handle("m", "1", "fake", InputCheck("m", DOUBLER, 8), batcher, [self.model], instances)
+        handle.start()
+        repository.add(handle)
+        self.dataplane = DataPlane(repository)
+        self.http = HttpServer(self.dataplane, self._config, self.clock)
+        self.address = await self.http.start()
+        self._started.set()
+        await self._stop.wait()
+        self.http.stop()
+        await repository.unload_all()
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        return str(json.loads(self.body)["error"])
+
+    @property
+    def data(self) -> list[float]:
+        return list(json.loads(self.body)["outputs"][0]["data"])
+
+
+class Client:
+    """One connection; sends whatever it is told to."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, PATIENCE_S)
+        self._reader = self.socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._reader.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read(self) -> Answer:
+        """The next answer; raises EOFError if the connection is closed instead."""
+        first = self._reader.readline()
+        if not first:
+            raise EOFError
+        headers = {}
+        while (line := self._reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        return Answer(int(first.split()[1]), headers, self._reader.read(int(headers.get("content-length", 0))))
+
+    def ask(self, data: bytes) -> Answer:
+        self.send(data)
+        return self.read()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server closes the connection; waits for it."""
+        try:
+            return not self._reader.read(1)
+        except ConnectionResetError:
+            return True
+
+
+def get(path: str, headers: str = "", version: str = "1.1", method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/{version}\r\nHost: x\r\n{headers}\r\n".encode()
+
+
+def post(body: bytes, headers: str = "", path: str = "/v2/models/m/infer", version: str = "1.1") -> bytes:
+    return f"POST {path} HTTP/{version}\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def infer(value: float = 1, headers: str = "", version: str = "1.1", **more: Any) -> bytes:
+    """A request for ``2 * [value, 0]``."""
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [value, 0]}
+    return post(json.dumps({"inputs": [tensor | more]}).encode(), headers, version=version)

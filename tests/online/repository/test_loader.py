@@ -1,0 +1,85 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bundles
+import models
+from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError
+from penstock.online.repository.loader import find_sources, load, warm_up
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+from penstock.testing import DOUBLER, FakeModel
+
+
+def write(folder: Path, name: str = "linear", data: bytes | None = None) -> Path:
+    path = folder / f"{name}.onnx"
+    path.write_bytes(models.linear().data if data is None else data)
+    return path
+
+
+def test_a_plain_model_is_served_under_its_stem_and_batched_where_its_first_axis_is_free(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path)])
+    loaded = load(source)
+    assert (source.name, source.engine, loaded.platform) == ("linear", "onnxruntime", "onnxruntime_onnx")
+    assert loaded.max_batch == 64
+    fixed = write(tmp_path, "fixed", models.fixed_batch().data)
+    assert load(find_sources([fixed])[0]).max_batch is None
+
+
+def test_a_bundle_is_served_as_it_says_unless_told_otherwise(tmp_path: Path) -> None:
+    files = {"model.onnx": models.linear().data}
+    target = bundles.packed(tmp_path / "test.bundle", files)
+    (source,) = find_sources([target])
+    assert (source.name, source.max_batch, source.instances) == ("test", 8, 1)
+    assert load(source).models[0].signature.input_names == ["x"]
+    (source,) = find_sources([target], max_batch=2, instances=3)
+    loaded = load(source)
+    assert loaded.max_batch == 2
+    assert len(loaded.models) == 3
+    assert len(set(map(id, loaded.models))) == 1, "a reentrant model is shared"
+
+
+def test_targets_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no model or bundle '.*absent.onnx'"):
+        find_sources([tmp_path / "absent.onnx"])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(AlreadyExists, match="two targets are called 'linear'"):
+        find_sources([write(tmp_path), write(tmp_path / "other")])
+    with pytest.raises(InvalidModel, match="refuses the model"):
+        load(find_sources([write(tmp_path, "corrupt", b"not a model")])[0])
+    broken = tmp_path / "broken.bundle"
+    broken.write_bytes(b"not a bundle")
+    with pytest.raises(IntegrityError):
+        find_sources([broken])
+
+
+def test_warm_up_runs_one_row_and_the_largest_batch() -> None:
+    model = FakeModel()
+    assert warm_up(model, 8)
+    assert [call["x"].shape for call in model.calls] == [(1, 2), (8, 2)]
+
+
+def test_a_model_that_does_not_answer_row_for_row_is_not_batched() -> None:
+    def summary(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": inputs["x"].sum(axis=0, keepdims=True)}
+
+    assert not warm_up(FakeModel(forward=summary), 8)
+
+
+def failing(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    raise PenstockError("the model failed")
+
+
+def test_a_guessed_shape_may_be_refused_a_declared_one_may_not() -> None:
+    guessed = Signature((TensorSpec("x", DataType.FP32, (-1, -1)),), DOUBLER.outputs)
+    assert not warm_up(FakeModel(guessed, failing), 8)
+    with pytest.raises(PenstockError, match="the model failed"):
+        warm_up(FakeModel(DOUBLER, failing), 8)
+
+
+def test_text_inputs_are_warmed_up_with_empty_text() -> None:
+    text = Signature((TensorSpec("x", DataType.BYTES, (-1,)),), (TensorSpec("y", DataType.BYTES, (-1,)),))
+    model = FakeModel(text, lambda inputs: {"y": inputs["x"]})
+    assert warm_up(model, 2)
+    np.testing.assert_array_equal(model.calls[1]["x"], np.array([b"", b""], object))
