@@ -121,6 +121,7 @@ class Client:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, PATIENCE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = self.socket.makefile("rb")
 
     def __enter__(self) -> Self:

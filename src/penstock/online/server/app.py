@@ -137,6 +137,7 @@ class Application:
             self._http.stop()
             raise SystemExit(1)
         self._dataplane.ready = False
+        self._http.announce_end()
         self._stopping.set()
 
     async def _drain(self) -> None:

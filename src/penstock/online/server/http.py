@@ -40,9 +40,13 @@ class HttpServer:
         for connection in list(self._shared.connections):
             connection.check_time(now)
 
+    def announce_end(self) -> None:
+        """From now on answers tell clients that the connection closes after them."""
+        self._shared.draining = True
+
     async def drain(self, grace_s: float, timeout_s: float) -> None:
         """Close the listener after ``grace_s``, each connection once nothing is in flight on it, and after ``timeout_s`` the rest."""
-        self._shared.draining = True
+        self.announce_end()
         await asyncio.sleep(grace_s)
         if self._listener is not None:
             self._listener.close()

@@ -1,0 +1,106 @@
+"""``penstock serve`` as scripts and supervisors see it: its ready line, its end, its errors."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import models
+from http_servers import Client, get, post
+from processes import ServerProcess
+
+LOOPS = ["asyncio", "uvloop"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "linear.onnx"
+    path.write_bytes(models.linear().data)
+    return path
+
+
+def infer(value: int) -> bytes:
+    tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [value, 0, 0]}
+    return post(json.dumps({"id": str(value), "inputs": [tensor]}).encode(), path="/v2/models/linear/infer")
+
+
+def test_the_ready_line(model: Path) -> None:
+    with ServerProcess(model) as server:
+        assert server.line == "ready http={}:{} models=linear".format(*server.address)
+    with ServerProcess(model, arguments=("--json",)) as server:
+        facts = json.loads(server.line)
+        assert facts["models"] == ["linear"]
+        assert facts["http"].startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_everything_sent_before_the_signal_is_answered(model: Path, loop: str, number: signal.Signals) -> None:
+    with ServerProcess(model, event_loop=loop, shutdown_grace_s=0.3) as server:
+        clients = [Client(server.address) for _ in range(8)]
+        assert all(client.ask(get("/v2/health/ready")).status == 200 for client in clients)
+        for n, client in enumerate(clients):
+            client.send(b"".join(infer(8 * n + i) for i in range(8)))
+        server.signal(number)
+        for n, client in enumerate(clients):
+            answers = [client.read() for _ in range(8)]
+            assert [json.loads(answer.body)["id"] for answer in answers] == [str(8 * n + i) for i in range(8)]
+            with client:
+                assert client.is_closed
+        assert server.end() == (0, "")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_readiness_goes_first_and_a_second_signal_stops_at_once(model: Path, loop: str) -> None:
+    with ServerProcess(model, event_loop=loop, shutdown_grace_s=600) as server:
+        server.signal(signal.SIGTERM)
+        status = 200
+        while status == 200:
+            with Client(server.address) as client:
+                answer = client.ask(get("/v2/health/ready"))
+                status = answer.status
+        assert status == 400
+        assert answer.headers["connection"] == "close"
+        with Client(server.address) as client:
+            assert client.ask(infer(1)).status == 200, "what still comes in is answered"
+        server.signal(signal.SIGTERM)
+        code, errors = server.end()
+        assert code == 1
+        assert "Traceback" not in errors
+
+
+def fails(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "serve", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_a_port_in_use(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, message = fails(str(model), "--http-port", port)
+    assert code == 6
+    assert f"cannot listen on 127.0.0.1:{port}" in message
+    assert "choose another --http-port" in message
+
+
+def test_targets_that_cannot_be_served(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "corrupt.onnx").write_bytes(b"nothing")
+    (tmp_path / "model.txt").write_text("text")
+    for arguments, code, message in [
+        ((str(tmp_path / "absent.onnx"),), 3, "no model or bundle"),
+        ((str(tmp_path / "corrupt.onnx"), "--http-port", "0"), 2, "refuses the model"),
+        ((str(tmp_path / "model.txt"),), 5, "is not a Penstock bundle"),
+        ((str(model), str(model)), 8, "two targets are called 'linear'"),
+        ((str(model), "--max-batch", "0"), 2, "'max_batch' from the flag"),
+    ]:
+        failed_with, said = fails(*arguments)
+        assert failed_with == code
+        assert message in said
