@@ -64,7 +64,7 @@ def form(queues: Mapping[Hashable, Sequence[Waiting] | deque[Waiting]], max_batc
     """
     if not queues:
         return None
-    key = min(queues, key=lambda key: queues[key][0].number)
+    key = next(iter(queues)) if len(queues) == 1 else min(queues, key=lambda key: queues[key][0].number)
     count = rows = 0
     for waiting in queues[key]:
         rows += waiting.rows

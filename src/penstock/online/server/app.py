@@ -51,12 +51,14 @@ def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callabl
     if not targets:
         raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
     sources = find_sources(targets, config.max_batch, config.instances)
-    # The loop and the instances hand the interpreter lock to and fro; at the default of 5 ms an instance that is
-    # ready with a batch would keep, or wait for, the lock longer than a small model runs.
+    loop_factory = _loop_factory(config)
     before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    if loop_factory is asyncio.new_event_loop:
+        # The loop and the instances hand the interpreter lock to and fro. uvloop lets go of it between any two callbacks;
+        # asyncio keeps it for a whole turn, while an instance with answers to give waits up to this interval.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory(config)) as runner:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(Application(config).run(sources, on_ready))
     finally:
         sys.setswitchinterval(before)

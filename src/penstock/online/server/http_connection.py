@@ -35,6 +35,10 @@ class Shared:
         self.draining = False
         """Whether connections are to be closed as soon as what was asked on them has been answered."""
         self.on_lost = on_lost
+        # Looked up for every request, so each is one step away.
+        self.max_pipelined = config.max_pipelined
+        self.max_header_bytes = config.max_header_bytes
+        self.max_request_bytes = config.max_request_bytes
         self.limit_digits = len(str(config.max_request_bytes))
 
 
@@ -164,7 +168,7 @@ class Connection(asyncio.Protocol):
                 self._body = bytearray(self._body)
             self._body += data
             self._body_bytes += len(data)
-        if self._body_bytes > self._shared.config.max_request_bytes:
+        if self._body_bytes > self._shared.max_request_bytes:
             self._check_body(self._body_bytes)
 
     def on_message_complete(self) -> None:
@@ -174,7 +178,10 @@ class Connection(asyncio.Protocol):
         self._messages += 1
         if self._messages == 1:
             self._http_1_0 = self._parser.get_http_version() == "1.0"
-        self._check_head()
+        shared = self._shared
+        if self._header_bytes + len(self._url) > shared.max_header_bytes:
+            self._refuse_head()
+            raise _Refused
         parser = self._parser
         if parser.should_upgrade():
             # The parser keeps the body of such a request to itself, so it cannot be answered as if nothing had been asked.
@@ -186,12 +193,12 @@ class Connection(asyncio.Protocol):
             self.answered, keep_alive, parser.get_method(), self._url, self._body, self._json_length, self._compressed
         )
         self._begin_message()
-        if self._backlog or self._write_paused or len(self._pending) >= self._shared.config.max_pipelined:
+        if self._backlog or self._write_paused or len(self._pending) >= shared.max_pipelined:
             self._backlog.append(exchange)
             self._steer_reading()
         else:
             self._pending.append(exchange)
-            exchange.run(self._shared.routes[exchange.url], self._shared.dataplane)
+            exchange.run(shared.routes[exchange.url], shared.dataplane)
 
     def _begin_message(self) -> None:
         self._url = b""
@@ -252,7 +259,7 @@ class Connection(asyncio.Protocol):
 
     def _take_backlog(self) -> None:
         shared = self._shared
-        while self._backlog and not self._write_paused and len(self._pending) < shared.config.max_pipelined:
+        while self._backlog and not self._write_paused and len(self._pending) < shared.max_pipelined:
             exchange = self._backlog.popleft()
             self._pending.append(exchange)
             if exchange.answer is None:
@@ -291,23 +298,19 @@ class Connection(asyncio.Protocol):
             self._settle(exchange, answer)
 
     def _check_body(self, size: int) -> None:
-        limit = self._shared.config.max_request_bytes
+        limit = self._shared.max_request_bytes
         if size > limit:
             self._refuse(413, f"the body is larger than {limit} bytes")
-            raise _Refused
-
-    def _check_head(self) -> None:
-        limit = self._shared.config.max_header_bytes
-        if self._header_bytes + len(self._url) > limit:
-            self._refuse(431, f"the head of the request is larger than {limit} bytes")
             raise _Refused
 
     def _check_overhead(self, size: int) -> None:
         """Bound what is received without bringing a request or its body forward: heads, trailers, chunk extensions."""
         self._overhead_bytes += size
-        limit = self._shared.config.max_header_bytes
-        if self._overhead_bytes > limit:
-            self._refuse(431, f"the head of the request is larger than {limit} bytes")
+        if self._overhead_bytes > self._shared.max_header_bytes:
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the head of the request is larger than {self._shared.max_header_bytes} bytes")
 
     def _count(self, value: bytes) -> int:
         if value.isdigit() and len(value) < 19:
