@@ -79,6 +79,8 @@ class DynamicBatcher:
 
     def __init__(self, config: BatchingConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.config = config
+        self._batchable = config.batchable
+        self._max_queue = config.max_queue
         self._max_rows = config.max_batch if config.batchable else 1
         self._loop = loop
         self._arrived: list[Waiting] = []
@@ -95,7 +97,7 @@ class DynamicBatcher:
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> None:
         """Take over ``request``, already checked. Raises Unavailable, at once, if the queue is full or stopped."""
-        if self._unanswered >= self.config.max_queue:
+        if self._unanswered >= self._max_queue:
             raise Unavailable(f"the queue of model '{request.model_name}' is full", "try again later")
         if self._stopped:
             raise Unavailable(f"model '{request.model_name}' is being unloaded")
@@ -103,7 +105,7 @@ class DynamicBatcher:
         self._submitted += 1
         if not self._arrived:
             self._loop.call_soon(self._flush)
-        self._arrived.append(Waiting(self._submitted, request, rows if self.config.batchable else 1, key, done))
+        self._arrived.append(Waiting(self._submitted, request, rows if self._batchable else 1, key, done))
 
     def take(self) -> list[Waiting] | None:
         """The next batch; blocks while there is none; None once stopped and empty."""

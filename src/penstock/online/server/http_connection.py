@@ -219,7 +219,14 @@ class Connection(asyncio.Protocol):
             connection = CLOSE
         else:
             connection = KEEP_ALIVE if self._http_1_0 else b""
-        self._settle(exchange, compose(status, headers, connection, body))
+        answer = compose(status, headers, connection, body)
+        if not connection and not self._ending and len(self._pending) == 1 and not self._backlog and not self._flushing:
+            # What nearly always holds, and the same as settling it.
+            self._pending.popleft()
+            if self._transport is not None:
+                self._transport.write(answer)
+            return
+        self._settle(exchange, answer)
 
     def _is_last(self, exchange: Exchange) -> bool:
         return self._pending[-1] is exchange and not self._backlog and not self._url
