@@ -46,11 +46,11 @@ def test_the_summary_is_json_whatever_failed(folder: Path) -> None:
     failed = msgspec.structs.replace(
         result.evidence,
         candidates=(CandidateRecord("broken", "openvino", "int8", 1, "failed", "cannot load"),),
-        chosen="original",
+        chosen="original-t1",
     )
     manifest = msgspec.structs.replace(result.manifest, evidence=failed)
     found = json.loads(msgspec.json.encode(summary(msgspec.structs.replace(result, manifest=manifest))))
-    assert found["chosen"]["name"] == "original"
+    assert found["chosen"]["name"] == "original-t1"
     assert (found["speedup"], found["accuracy_loss"]) == (1.0, 0.0)
     assert found["candidates"][0]["latency_ms"] is None
 

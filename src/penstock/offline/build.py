@@ -34,7 +34,7 @@ from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.tune.contract import Contract
-from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, baseline, candidates, thread_counts
+from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, originals, thread_counts
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, Signature
@@ -117,10 +117,9 @@ def build(
     scheme = integer_scheme(machine)
     int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
     tried = candidates(fp32, int8, engines, threads, machine, _required_isa(scheme, machine))
-    base = baseline(original, max(threads))
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = Limits(machine.memory_bytes, recipe.budget_s, rows)
-    tuner = Tuner(base, tried, evaluation, recipe.contract, limits, on_progress)
+    tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
     tuned = tuner.run(machine.cores)
 
     on_progress("pack", 0, 1)
@@ -166,7 +165,7 @@ def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
     for count in recipe.threads:
         if count < 1:
             raise InvalidConfig(f"a thread count must be at least 1, not {count}")
-    return recipe.threads or thread_counts(machine.cores)
+    return tuple(sorted(set(recipe.threads))) or thread_counts(machine.cores)
 
 
 def _signature(original: Artifact) -> Signature:

@@ -75,7 +75,7 @@ def pareto_chart(evidence: Evidence) -> str:
     path = " ".join(f"{x(r.latency_ms or 1.0):.1f},{y(_value(r)):.1f}" for r in front)
     parts.append(f'<polyline class="front" points="{path}"/>')
     for record in records:
-        parts.append(_point(record, x(record.latency_ms or 1.0), y(_value(record)), evidence.chosen))
+        parts.append(_point(record, x(record.latency_ms or 1.0), y(_value(record)), evidence))
     return _svg(parts, "Accuracy by latency of every candidate, with the Pareto front")
 
 
@@ -102,7 +102,7 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
     return _svg(parts, "Throughput by batch size")
 
 
-def _point(record: CandidateRecord, x: float, y: float, chosen: str) -> str:
+def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> str:
     color = _COLORS.get(record.precision, "#64748b")
     fill = "none" if record.status in ("rejected", "failed") else color
     tip = f"{record.name}: {record.latency_ms:.4g} ms, {_value(record):.2%} — {record.status}: {record.reason}"
@@ -111,9 +111,9 @@ def _point(record: CandidateRecord, x: float, y: float, chosen: str) -> str:
         shape = f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" {mark}</rect>'
     else:
         shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" {mark}</circle>'
-    if record.name not in (chosen, "original"):
+    if record.name not in (evidence.chosen, evidence.baseline.name):
         return shape
-    is_chosen = record.name == chosen
+    is_chosen = record.name == evidence.chosen
     ring = (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="{color}" stroke-width="2"/>' if is_chosen else ""
     )

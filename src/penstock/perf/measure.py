@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -27,6 +28,7 @@ Run = Callable[[], object]
 WARM_UP_ROUNDS = 3
 _PROBES = 3
 _BURST_SECONDS = 0.002
+_REST_SECONDS = 0.001
 _MAX_BURST = 20
 _MIN_ROUNDS = 7
 FEWEST_CALLS = _PROBES + WARM_UP_ROUNDS + _MIN_ROUNDS
@@ -66,7 +68,8 @@ def interleave(
     """Time ``runs`` against one another within about ``budget_s`` seconds, at least seven rounds each.
 
     A round runs every way once: a burst of some two milliseconds, at least one call. The first call of a longer burst
-    finds cold caches and is dropped.
+    finds cold caches and is dropped. Before each burst comes a rest, in which threads that the last way left spinning
+    fall asleep; otherwise they would take the cores of the next one.
     """
     rng = random.Random(seed)
     bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
@@ -81,6 +84,7 @@ def interleave(
                 break
             rng.shuffle(order)
             for name in order:
+                time.sleep(_REST_SECONDS)
                 seconds[name].append(_time_burst(runs[name], bursts[name], clock.now))
     finally:
         if gc_was_on:

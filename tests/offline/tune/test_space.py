@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import models
 from bundles import MACHINE
 from penstock.engines.registry import available_engines, get_engine
-from penstock.offline.tune.space import Candidate, baseline, candidates, thread_counts
+from penstock.offline.tune.space import Candidate, originals, candidates, thread_counts
 
 FP32, INT8 = models.linear(seed=1), models.linear(seed=2)
 
@@ -77,7 +77,7 @@ def test_threads_do_not_change_the_numerics() -> None:
 
 
 def test_the_baseline_is_the_model_untouched() -> None:
-    base = baseline(FP32, 2)
-    assert (base.name, base.engine, base.options) == ("original", "onnxruntime", {"threads": 2})
+    _, base = originals(FP32, [1, 2])
+    assert (base.name, base.engine, base.options) == ("original-t2", "onnxruntime", {"threads": 2})
     assert base.artifact is FP32
     assert base.exact

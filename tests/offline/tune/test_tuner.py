@@ -10,7 +10,7 @@ from penstock.artifact import Artifact
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.tune.contract import Contract
-from penstock.offline.tune.space import Candidate, baseline
+from penstock.offline.tune.space import Candidate, originals
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
 
 FP32 = TensorProto.FLOAT
@@ -48,7 +48,7 @@ def tune(
     contract: Contract = CONTRACT,
     limits: Limits = LIMITS,
 ) -> TuneResult:
-    return Tuner(baseline(original, 1), tried, data(), contract, limits).run(cores=2)
+    return Tuner(originals(original, [1]), tried, data(), contract, limits).run(cores=2)
 
 
 def test_a_faster_model_with_the_same_answers_is_chosen() -> None:
@@ -86,7 +86,7 @@ def test_what_fails_to_load_or_answers_wrongly_is_told_apart() -> None:
     assert records["wrong"].reason.startswith("loses")
     assert records["wrong"].latency_ms is not None
     assert records["broken"].latency_ms is None
-    assert result.chosen.name == "original"
+    assert result.chosen.name == "original-t1"
 
 
 def test_a_candidate_that_answers_nan_is_rejected_with_figures_that_json_can_hold() -> None:
@@ -99,13 +99,13 @@ def test_a_candidate_that_answers_nan_is_rejected_with_figures_that_json_can_hol
 def test_the_slower_int8_is_never_chosen() -> None:
     slow = candidate("int8", classifier(ballast=6), "int8")
     result = tune(classifier(), slow)
-    assert result.chosen.name == "original"
+    assert result.chosen.name == "original-t1"
     assert result.records[0].reason.startswith("not provably faster than the original")
 
 
 def test_with_nothing_to_try_the_original_is_served() -> None:
     result = tune(classifier())
-    assert result.chosen.name == "original"
+    assert result.chosen.name == "original-t1"
     assert result.baseline.status == "chosen"
     assert result.records == ()
 
@@ -130,7 +130,7 @@ def test_an_original_that_does_not_load_is_an_error() -> None:
 def test_labels_beyond_the_classes_are_an_error() -> None:
     bad = msgspec.structs.replace(data(), labels=np.full(40, 9))
     with pytest.raises(InvalidData, match="labels go up to 9"):
-        Tuner(baseline(classifier(), 1), [], bad, CONTRACT, LIMITS).run(cores=1)
+        Tuner(originals(classifier(), [1]), [], bad, CONTRACT, LIMITS).run(cores=1)
 
 
 def test_rows_per_call_are_those_asked_for() -> None:
@@ -141,7 +141,7 @@ def test_rows_per_call_are_those_asked_for() -> None:
 def test_a_model_of_fixed_batch_is_timed_and_served_at_it() -> None:
     original = models.fixed_batch()
     samples = make_dataset({"x": np.ones((6, 3), np.float32)}, None)
-    result = Tuner(baseline(original, 1), [candidate("same", original)], samples, CONTRACT, LIMITS).run(cores=1)
+    result = Tuner(originals(original, [1]), [candidate("same", original)], samples, CONTRACT, LIMITS).run(cores=1)
     assert result.max_batch == 1
     assert [point.batch for point in result.latency] == [1]
 
@@ -149,7 +149,7 @@ def test_a_model_of_fixed_batch_is_timed_and_served_at_it() -> None:
 def test_progress_comes_in_order() -> None:
     stages: list[str] = []
     Tuner(
-        baseline(classifier(), 1),
+        originals(classifier(), [1]),
         [candidate("same", classifier())],
         data(labels=False),
         CONTRACT,

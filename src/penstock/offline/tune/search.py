@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,7 +18,7 @@ FINALISTS = 4
 """Candidates that are measured a second time, for longer; the best exact one is always among them."""
 
 CLOSE_CALL = 1.05
-"""Within this ratio of the quickest, the candidate with fewer threads wins: it leaves cores to other instances."""
+"""Within this ratio of the best, the candidate with fewer threads wins, then the more accurate one."""
 
 Compare = Callable[["Trial", "Trial"], Interval]
 """How many times faster the second trial is than the first."""
@@ -31,6 +32,9 @@ class Trial(msgspec.Struct, eq=False):
     accuracy: Accuracy | None = None
     timings: Timings | None = None
     speedup: Interval | None = None
+    """Against the original at the same number of threads."""
+    pace: float = 0.0
+    """Speed relative to the original at the least threads, in the run that timed both; comparable between runs."""
     status: Status = "outrun"
     reason: str = ""
     latency: tuple[LatencyPoint, ...] = ()
@@ -43,6 +47,15 @@ class Trial(msgspec.Struct, eq=False):
     def p99_ms(self) -> float:
         return self.timings.p99_ms if self.timings else float("inf")
 
+    @property
+    def cost(self) -> float:
+        """What the chosen one has least of: latency times the square root of the threads.
+
+        Twice the threads must buy 1.4 times the speed: what they buy less than that, the cores give more of as other
+        instances and to the network.
+        """
+        return self.p50_ms * math.sqrt(self.candidate.threads)
+
     def reject(self, reason: str) -> None:
         self.status, self.reason = "rejected", reason
 
@@ -53,63 +66,61 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def finalists(trials: Sequence[Trial]) -> list[Trial]:
-    """The quickest few of the running, and the quickest exact one.
+    """The best few of the running, and for each of their thread counts the quickest exact one.
 
     The p99 is judged only on them: the tail of a short screening says more about the neighbours than about the model.
     """
-    ranked = sorted(running(trials), key=lambda trial: trial.p50_ms)
+    ranked = sorted(running(trials), key=lambda trial: trial.cost)
     chosen = ranked[:FINALISTS]
-    exact = next((trial for trial in ranked if trial.candidate.exact), None)
-    if exact is not None and exact not in chosen:
-        chosen.append(exact)
+    for threads in sorted({trial.candidate.threads for trial in chosen}):
+        exact = _quickest_exact(ranked, threads)
+        if exact is not None and exact not in chosen:
+            chosen.append(exact)
     return chosen
 
 
-def choose(base: Trial, trials: Sequence[Trial], contract: Contract, compare: Compare) -> Trial | None:
-    """The winner, ``base`` itself if nothing is provably faster, or None if not even that meets the contract.
+def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, compare: Compare) -> Trial | None:
+    """The winner, one of ``bases`` (the original by threads) if nothing is provably faster, or None if the contract is unmet.
 
-    1. Exact candidates must beat the original.
-    2. Inexact ones must beat the original and the quickest exact one.
-    3. Among those that did, the quickest; in a close call the one with fewer threads, then the more accurate one.
-    4. If the original misses the latency that is asked for, the quickest exact one that meets it, proof or not.
+    1. Exact candidates must beat the original at the same number of threads.
+    2. Inexact ones must beat the original and the quickest exact one at the same number of threads.
+    3. Among those that did, and originals that nobody beat, the least cost; in a close call the one with fewer threads,
+       then the more accurate one.
+    4. If no original and nothing proven meets the latency that is asked for, the quickest exact one that does.
     """
-    ranked = sorted(running(trials), key=lambda trial: trial.p50_ms)
-    best_exact = next((trial for trial in ranked if trial.candidate.exact), None)
-    proven = [
-        trial
-        for trial in ranked
-        if _beats(trial, base)  # 1
-        and (trial.candidate.exact or best_exact is None or is_faster(compare(best_exact, trial)))  # 2
-    ]
-    if proven:
-        close = [trial for trial in proven if trial.p50_ms <= CLOSE_CALL * proven[0].p50_ms]  # 3
+    alive = running(trials)
+    proven = [trial for trial in alive if _is_proven(trial, alive, compare)]  # 1, 2
+    beaten = {trial.candidate.threads for trial in proven}
+    unbeaten = [base for base in bases if base.candidate.threads not in beaten]
+    field = proven + [base for base in unbeaten if not contract.latency_objection(base.p99_ms)]
+    if field:
+        least = min(trial.cost for trial in field)
+        close = [trial for trial in field if trial.cost <= CLOSE_CALL * least]  # 3
         return min(close, key=lambda trial: (trial.candidate.threads, _error(trial), trial.p50_ms))
-    if not contract.latency_objection(base.p99_ms):
-        return base
-    return best_exact  # 4
+    return min((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.p50_ms, default=None)  # 4
 
 
-def explain(winner: Trial, base: Trial, trials: Sequence[Trial]) -> None:
-    """Give every trial that lost without being rejected the reason why.
-
-    Speeds are told by way of the original: a trial that was screened out was not timed in the same run as the winner.
-    """
-    for trial in running(trials):
-        if trial is winner or trial.speedup is None:
+def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
+    """Give every trial that lost without being rejected the reason why."""
+    for trial in (*bases, *running(trials)):
+        if trial is winner:
             continue
-        pace = trial.speedup.value / (winner.speedup.value if winner.speedup else 1.0)
-        if not is_faster(trial.speedup):
+        share = trial.pace / winner.pace if winner.pace else 0.0
+        if trial in bases:
+            trial.reason = f"the original, untouched: {share:.2f}x the chosen one's speed"
+        elif trial.speedup is None or not is_faster(trial.speedup):
             trial.reason = f"not provably faster than the original: {_times(trial.speedup)}"
-        elif winner.candidate.exact and not trial.candidate.exact:
-            trial.reason = f"not provably faster than the chosen one, which keeps FP32: {pace:.2f}x its speed"
-        elif pace > 1 / CLOSE_CALL:
-            fewer = "fewer threads" if trial.candidate.threads > winner.candidate.threads else "a smaller error"
-            trial.reason = f"a close call, {pace:.2f}x the chosen one's speed, which has {fewer}"
+        elif share > 1 and trial.candidate.threads > winner.candidate.threads:
+            trial.reason = f"{share:.2f}x the chosen one's speed, too little for {trial.candidate.threads} threads"
+        elif share > 1 / CLOSE_CALL:
+            trial.reason = f"a close call, {share:.2f}x the chosen one's speed"
         else:
-            trial.reason = f"{pace:.2f}x the chosen one's speed"
+            trial.reason = f"{share:.2f}x the chosen one's speed"
     winner.status = "chosen"
     winner.reason = (
-        "nothing was provably faster" if winner is base else f"{_times(winner.speedup)} the original's speed"
+        "the original: nothing was provably faster"
+        if winner in bases
+        else f"{_times(winner.speedup)} the original's speed"
     )
 
 
@@ -134,8 +145,16 @@ def record(trial: Trial, contract: Contract) -> CandidateRecord:
     )
 
 
-def _beats(trial: Trial, base: Trial) -> bool:
-    return trial is not base and trial.speedup is not None and is_faster(trial.speedup)
+def _is_proven(trial: Trial, alive: Sequence[Trial], compare: Compare) -> bool:
+    if trial.speedup is None or not is_faster(trial.speedup):
+        return False
+    exact = _quickest_exact(alive, trial.candidate.threads)
+    return trial.candidate.exact or exact is None or is_faster(compare(exact, trial))
+
+
+def _quickest_exact(trials: Sequence[Trial], threads: int) -> Trial | None:
+    same = [trial for trial in trials if trial.candidate.exact and trial.candidate.threads == threads]
+    return min(same, key=lambda trial: trial.p50_ms, default=None)
 
 
 def _error(trial: Trial) -> float:

@@ -37,9 +37,11 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.engine, self.precision, self.artifact.digest
 
 
-def baseline(original: Artifact, threads: int) -> Candidate:
-    """The untouched model on ONNX Runtime with its default settings and ``threads``."""
-    return Candidate("original", BASELINE_ENGINE, "fp32", threads, original, {"threads": threads})
+def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
+    """The untouched model on ONNX Runtime with its default settings, at each number of threads."""
+    return [
+        Candidate(f"original-t{count}", BASELINE_ENGINE, "fp32", count, model, {"threads": count}) for count in threads
+    ]
 
 
 def candidates(
@@ -80,6 +82,9 @@ def _candidate(
     engine: str, precision: str, threads: int, artifact: Artifact, calibration: str = "", requires: tuple[str, ...] = ()
 ) -> Candidate:
     options: dict[str, Any] = {"threads": threads}
+    if engine == "onnxruntime" and threads > 1:
+        # Threads that spin after a call take the core that the server's event loop waits for.
+        options["spinning"] = False
     if engine == "openvino":
         options["precision"] = "bf16" if precision == "bf16" else "f32"
     name = "-".join(part for part in (engine, precision, calibration, f"t{threads}") if part)

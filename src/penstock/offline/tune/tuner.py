@@ -64,18 +64,18 @@ class TuneResult(msgspec.Struct, frozen=True):
 
 
 class Tuner:
-    """One tuning run: ``original`` and ``candidates``, judged on ``data`` under ``contract``."""
+    """One tuning run: ``originals``, one per number of threads, and ``candidates``, judged on ``data`` under ``contract``."""
 
     def __init__(
         self,
-        original: Candidate,
+        originals: Sequence[Candidate],
         candidates: Sequence[Candidate],
         data: Dataset,
         contract: Contract,
         limits: Limits,
         on_progress: OnProgress = lambda *_: None,
     ) -> None:
-        self._base = Trial(original, status="baseline", reason="the original, untouched")
+        self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
         self._trials = [Trial(candidate) for candidate in candidates]
         self._data = data
         self._contract = contract
@@ -88,29 +88,35 @@ class Tuner:
     def run(self, cores: int) -> TuneResult:
         """Measure and choose. Raises ContractUnmet if nothing meets the contract, and whatever keeps the original from running."""
         watch = ConditionsWatch(cores)
-        base, contract = self._base, self._contract
-        base.model = _load(base.candidate)
-        reference = answers(base.model, self._data)
-        judge = make_judge(reference, self._data.labels)
-        base.accuracy = judge.original()
+        bases, contract = list(self._bases.values()), self._contract
+        for base in bases:
+            base.model = _load(base.candidate)
+        judge = make_judge(answers(_model(bases[0]), self._data), self._data.labels)
+        for base in bases:
+            base.accuracy = judge.original()
         for group in self._groups():
             self._judge_accuracy(group, judge)
             self._screen(group)
         last = finalists(self._trials)
         self._confirm(last)
         self._reject_slow(last)
-        winner = choose(base, last, contract, _compare)
+        winner = choose(bases, last, contract, _compare)
         if winner is None:
             # A p99 counts only where it was confirmed, so the other trials cannot be named as a way out.
             judged = [trial for trial in self._trials if trial in last or trial.status == "rejected"]
-            raise unmet(contract, [record(trial, contract) for trial in (base, *judged)])
-        explain(winner, base, self._trials)
+            raise unmet(contract, [record(trial, contract) for trial in (*bases, *judged)])
+        explain(winner, bases, self._trials)
+        return self._result(winner, watch)
+
+    def _result(self, winner: Trial, watch: ConditionsWatch) -> TuneResult:
         self._profile(winner)
+        contract, base = self._contract, self._bases[winner.candidate.threads]
+        others = [trial for trial in (*self._bases.values(), *self._trials) if trial is not base]
         batchable = _model(winner).signature.batchable
         return TuneResult(
             chosen=winner.candidate,
             baseline=record(base, contract),
-            records=tuple(record(trial, contract) for trial in self._trials),
+            records=tuple(record(trial, contract) for trial in others),
             latency=winner.latency,
             baseline_latency=base.latency,
             max_batch=knee(winner.latency, contract.p99_ms).batch if batchable else 1,
@@ -151,8 +157,8 @@ class Tuner:
         self._on_progress("confirm", 1, 1)
 
     def _profile(self, winner: Trial) -> None:
-        """Latency by batch size of the winner and the original, interleaved."""
-        pair = {trial.candidate.name: trial for trial in (self._base, winner)}
+        """Latency by batch size of the winner and of the original at as many threads, interleaved."""
+        pair = {trial.candidate.name: trial for trial in (self._bases[winner.candidate.threads], winner)}
         models = {name: _model(trial) for name, trial in pair.items()}
         budget = _PROFILE_SHARE * self._budget_s
         found = profile(
@@ -162,13 +168,16 @@ class Tuner:
             trial.latency = found[name]
 
     def _time(self, trials: Sequence[Trial], budget_s: float) -> None:
-        """Time ``trials`` and the original against one another. All timings are replaced, so that pairs stay pairs."""
-        timed = {trial.candidate.name: trial for trial in (self._base, *trials)}
+        """Time ``trials`` and the originals against one another. All timings are replaced, so that pairs stay pairs."""
+        bases = list(self._bases.values())
+        timed = {trial.candidate.name: trial for trial in (*bases, *trials)}
         sample = self._sample()
         for name, timings in interleave({n: feed(_model(t), sample) for n, t in timed.items()}, budget_s).items():
             timed[name].timings = timings
+        for trial in timed.values():
+            trial.pace = bases[0].p50_ms / trial.p50_ms
         for trial in trials:
-            trial.speedup = _compare(self._base, trial)
+            trial.speedup = _compare(self._bases[trial.candidate.threads], trial)
 
     def _sample(self) -> Mapping[str, Array]:
         """One timed call's worth of rows."""
