@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import models
 from bundles import MACHINE
 from penstock.engines.registry import available_engines, get_engine
-from penstock.offline.tune.space import Candidate, originals, candidates, thread_counts
+from penstock.offline.tune.space import Candidate, candidates, originals, thread_counts
 
 FP32, INT8 = models.linear(seed=1), models.linear(seed=2)
 
