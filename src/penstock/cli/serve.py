@@ -18,8 +18,12 @@ def serve(
     targets: Annotated[list[Path], typer.Argument(metavar="TARGET...", help="Bundles or .onnx files.")],
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one; 8000 unless given.")] = None,
-    max_batch: Annotated[int | None, typer.Option(help="Most rows in one batch; what the bundle says, or 64, unless given.")] = None,
-    instances: Annotated[int | None, typer.Option(help="Copies of each model; what the bundle says, or 1, unless given.")] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(help="Most rows in one batch; what the bundle says, or 64, unless given.")
+    ] = None,
+    instances: Annotated[
+        int | None, typer.Option(help="Copies of each model; what the bundle says, or 1, unless given.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; its table 'server' holds the settings.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
