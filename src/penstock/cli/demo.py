@@ -76,6 +76,12 @@ def demo(
     Takes the trained model of examples/digits; optimises and quantises it, measures the candidates on this machine and
     writes the bundle; serves it and the untouched original side by side, sends the test images to both over HTTP, and
     writes a report.
+
+    [bold]Examples[/bold]
+
+      penstock demo
+
+      penstock demo --quick --output /tmp/demo --json
     """
     example = example_folder()
     console = Console(stderr=True) if json else make_console()

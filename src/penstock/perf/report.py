@@ -49,7 +49,10 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
         body += [_verdict(manifest, evidence), *_served(served)]
         body += ["<h2>Accuracy and latency of every candidate</h2>", _LEGEND, pareto_chart(evidence)]
         body += [_candidates(evidence)]
-        profiles = {evidence.baseline.name: evidence.baseline_latency, manifest.serving.variant: manifest.serving.latency}
+        profiles = {
+            evidence.baseline.name: evidence.baseline_latency,
+            manifest.serving.variant: manifest.serving.latency,
+        }
         if any(profiles.values()):
             body += ["<h2>Throughput by batch size, one instance</h2>", throughput_chart(profiles)]
         body += [_passes(evidence), _notes(evidence)]

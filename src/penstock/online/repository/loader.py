@@ -6,6 +6,7 @@ stem. Everything here blocks and belongs on a thread of its own, not on the even
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ import numpy as np
 from penstock.artifact import Artifact
 from penstock.bundle.open import open_bundle
 from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
+from penstock.engines.registry import get_engine, is_available
 from penstock.errors import AlreadyExists, NotFound, PenstockError
 from penstock.resources import machine_facts, usable_cores
 from penstock.tensor import Array, DataType, Signature
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BATCH = 64
 
@@ -76,7 +79,11 @@ def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
             path.stem, Artifact.from_file(path), "onnxruntime", options, max_batch or DEFAULT_MAX_BATCH, count
         )
     bundle = open_bundle(path)
-    variant, serving = bundle.choose(machine_facts()), bundle.manifest.serving
+    variant, serving = bundle.choose(machine_facts(), is_available), bundle.manifest.serving
+    if variant.name != serving.variant:
+        _log.warning(
+            "bundle '%s' is served as '%s': '%s' does not run here", bundle.name, variant.name, serving.variant
+        )
     return Source(
         bundle.name,
         bundle.artifact(variant),
