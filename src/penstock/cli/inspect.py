@@ -81,6 +81,7 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     rows = f"; timed on calls of {evidence.rows_per_call} rows" if evidence.rows_per_call > 1 else ""
     console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}{rows}")
     console.print(_optimization(evidence))
+    console.print(_verdict(evidence))
     console.print(_candidates(evidence, everything))
     if not everything:
         console.print(
@@ -92,6 +93,22 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         console.print("[yellow]note[/yellow]    the machine was busy while measuring: build again when it is quiet")
     for note in evidence.notes:
         console.print(f"note    {escape(note)}")
+
+
+def _verdict(evidence: Evidence) -> str:
+    """What the chosen one gains and loses, with the 95 % intervals."""
+    before, chosen = evidence.baseline, evidence.candidate(evidence.chosen)
+    parts = [f"size {before.size_bytes / 1024:.0f} → {chosen.size_bytes / 1024:.0f} KiB"]
+    if chosen.speedup is not None:
+        speed = chosen.speedup
+        parts.insert(0, f"{speed.value:.2f}x the original's speed (95 %: {speed.low:.2f} … {speed.high:.2f})")
+    if chosen.accuracy is not None:
+        metric, loss = chosen.accuracy.metric, chosen.accuracy.loss
+        parts.append(
+            f"{metric} {chosen.accuracy.value:.2%}, loss {loss.value:+.2%} (95 %: {loss.low:+.2%} … {loss.high:+.2%}; "
+            f"{chosen.accuracy.samples} samples)"
+        )
+    return f"chosen: {escape(chosen.name)}: " + "; ".join(parts)
 
 
 def _candidates(evidence: Evidence, everything: bool) -> Table:
