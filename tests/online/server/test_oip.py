@@ -114,6 +114,10 @@ def test_binary_arrays_are_views_of_the_body() -> None:
         (tensor(shape=[2] * 40), "length <= 32"),
         (tensor(shape=[1, 1 << 40]), "needs 1099511627776 elements, but 'data' has 2"),
         (tensor(shape=[1 << 40, 1 << 40, 1 << 40]), "elements, but 'data' has 2"),
+        (tensor(shape=[0, 1 << 62, 4], data=[]), "is too large"),
+        (tensor("INT64", [0, 1 << 62, 4], []), "is too large"),
+        (tensor("BYTES", [0, 1 << 62, 4], []), "is too large"),
+        (tensor(shape=[0, (1 << 64) - 1], data=[]), "is too large"),
         (tensor(data=[1, "2"]), "do not fit FP32"),
         (tensor(data=[True, False]), "do not fit FP32"),
         (tensor(data=[1e39, 0]), "do not fit FP32"),
@@ -136,6 +140,8 @@ def test_binary_arrays_are_views_of_the_body() -> None:
         ({**tensor(), "parameters": {"triton_x": 1}}, "reserved"),
         ({**tensor(), "parameters": {"x": [1]}}, "not an inference request"),
         ({**tensor(), "outputs": [{"name": "y"}, {"name": "y"}]}, "requested twice"),
+        ({**tensor(), "parameters": {"binary_data_output": "false"}}, "'binary_data_output' must be true or false"),
+        ({**tensor(), "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]}, "'binary_data' must be true"),
     ],
 )
 def test_json_that_is_refused(body: Any, message: str) -> None:

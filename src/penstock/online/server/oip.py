@@ -19,7 +19,7 @@ import orjson
 
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.request import InferRequest, InferResponse
-from penstock.tensor import Array, DataType, as_bytes, from_wire, to_wire
+from penstock.tensor import Array, DataType, as_bytes, element_count, from_wire, to_wire
 
 Body = bytes | bytearray
 Parameters = dict[str, bool | int | float | str]
@@ -218,15 +218,25 @@ def _note_outputs(plan: _Plan, wire: _Request) -> None:
     for name in plan.parameters:
         if name.startswith("triton_"):
             raise InvalidArgument(f"parameter keys starting with 'triton_' are reserved, as in '{name}'")
-    if plan.parameters.pop("binary_data_output", False):
+    if _flag(plan.parameters, "binary_data_output"):
         plan.binary = ALL
+    plan.parameters.pop("binary_data_output", None)
     if wire.outputs:
         plan.outputs = tuple(output.name for output in wire.outputs)
         if len(set(plan.outputs)) != len(plan.outputs):
             raise InvalidArgument("an output is requested twice")
         plan.binary = frozenset(
-            output.name for output in wire.outputs if output.parameters.get("binary_data", output.name in plan.binary)
+            output.name
+            for output in wire.outputs
+            if _flag(output.parameters, "binary_data", output.name in plan.binary)
         )
+
+
+def _flag(parameters: Parameters, name: str, default: bool = False) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"'{name}' must be true or false, not {value!r}")
+    return value
 
 
 def _binary_size(tensor: _Input, datatype: DataType) -> int | None:
@@ -269,6 +279,9 @@ def _from_json(tensor: _Input, form: _Form) -> Array:
         raise InvalidArgument(
             f"input '{tensor.name}' of shape {tensor.shape} needs {count} elements, but 'data' has {len(values)}"
         )
+    if not count:
+        # The body bounds every other shape, but an empty one may still have dimensions beyond addressing.
+        element_count(tensor.shape)
     try:
         if type(tensor) is not _FloatInput:
             # Packing alone would take true for 1.
