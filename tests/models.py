@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.artifact import Artifact, Format
@@ -52,6 +54,13 @@ def linear(rows: int = 3, columns: int = 2, seed: int = 0) -> Artifact:
 
 def linear_weight(rows: int = 3, columns: int = 2, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def external_linear(folder: Path) -> Path:
+    """The file of a ``linear`` below ``folder`` whose weights lie in a file beside it."""
+    model = onnx.load_model_from_string(linear().data)
+    onnx.save_model(model, folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    return folder / "m.onnx"
 
 
 def fixed_batch() -> Artifact:

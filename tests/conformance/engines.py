@@ -18,7 +18,7 @@ import pytest
 
 import models
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Engine
+from penstock.engines.base import Engine, Severity
 from penstock.errors import Code, InvalidConfig, InvalidModel, PenstockError, Unavailable
 from penstock.tensor import DataType
 from penstock.testing import assert_tensors_close
@@ -175,6 +175,22 @@ class EngineConformance:
     def test_corrupt_model(self, data: bytes) -> None:
         with pytest.raises(InvalidModel):
             self.load(Artifact.from_bytes(data, Format.ONNX))
+
+    def test_bytes_never_load_files_of_the_folder_that_the_process_is_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data = models.external_linear(tmp_path).read_bytes()
+        monkeypatch.chdir(tmp_path)
+        artifact = Artifact.from_bytes(data)
+        (finding,) = self.engine.validate(artifact, {})
+        assert finding.severity is Severity.ERROR
+        with pytest.raises(InvalidModel, match="external files.*embed the data"):
+            self.load(artifact)
+
+    def test_files_beside_a_model_file_are_found(self, tmp_path: Path) -> None:
+        model = self.load(Artifact.from_file(models.external_linear(tmp_path)))
+        x = np.ones((1, 3), np.float32)
+        assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
 
     def test_unknown_operator(self) -> None:
         with pytest.raises(InvalidModel, match="Frobnicate"):

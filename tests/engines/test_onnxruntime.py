@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import onnx
 import pytest
 
 import models
 from conformance.engines import EngineConformance
-from penstock.artifact import Artifact
 from penstock.engines.base import Severity
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import InvalidArgument, InvalidConfig
@@ -56,11 +52,3 @@ def test_text_input_must_be_utf8() -> None:
         model.forward({"x": np.array([[b"\xff", b""]], np.object_)})
     with pytest.raises(InvalidArgument, match="must be bytes or text, not int"):
         model.forward({"x": np.array([[1, b""]], np.object_)})
-
-
-def test_weights_beside_the_model_are_found(tmp_path: Path) -> None:
-    model = onnx.load_from_string(models.linear(64, 64).data)
-    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    loaded = OnnxRuntimeEngine().load(Artifact.from_file(tmp_path / "m.onnx"), {})
-    x = np.ones((1, 64), np.float32)
-    np.testing.assert_allclose(loaded.forward({"x": x})["y"], x @ models.linear_weight(64, 64), rtol=1e-3, atol=1e-4)

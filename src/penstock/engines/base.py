@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from penstock.artifact import Artifact, Format
-from penstock.errors import InvalidConfig
+from penstock.engines.external_data import has_external_data
+from penstock.errors import InvalidConfig, InvalidModel
 from penstock.resources import Resources
 from penstock.tensor import Array, Signature
 
@@ -35,6 +36,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     severity: Severity
     message: str
+    hint: str = ""
 
 
 class LoadedModel(Protocol):
@@ -83,6 +85,33 @@ class Engine(Protocol):
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         """Load. Raises InvalidModel if the engine refuses the artifact, InvalidConfig on unknown options."""
         ...
+
+
+def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Finding]:
+    """What stands against ``artifact`` whatever the engine.
+
+    A model that is only bytes, as every bundle's is, has no folder: engines would take the files that it names from the
+    folder in which the process was started, and no digest covers those.
+    """
+    if artifact.format not in formats:
+        return [Finding(Severity.ERROR, f"format '{artifact.format.value}' is not one of this engine's")]
+    if artifact.path is not None:
+        return []
+    try:
+        external = has_external_data(artifact.data)
+    except ValueError:
+        return [Finding(Severity.ERROR, "the bytes are no ONNX model, or were cut off", "export the model again")]
+    if not external:
+        return []
+    message = "the model keeps weights in external files, but it is not known where they lie"
+    return [Finding(Severity.ERROR, message, "embed the data, or build a bundle from the model file")]
+
+
+def refuse_errors(findings: list[Finding]) -> None:
+    """Raise InvalidModel with the first of ``findings`` that is an ERROR."""
+    for finding in findings:
+        if finding.severity is Severity.ERROR:
+            raise InvalidModel(finding.message, finding.hint)
 
 
 def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:

@@ -11,7 +11,15 @@ import numpy as np
 import onnxruntime as ort
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Finding, LoadedModel, Options, Severity, typed_options
+from penstock.engines.base import (
+    Finding,
+    LoadedModel,
+    Options,
+    Severity,
+    check_artifact,
+    refuse_errors,
+    typed_options,
+)
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
 from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
@@ -71,14 +79,7 @@ class OnnxRuntimeEngine:
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, OnnxRuntimeOptions)
-        findings = [
-            Finding(Severity.ERROR, f"execution provider '{provider}' is not in this build of ONNX Runtime")
-            for provider in typed.providers
-            if provider not in ort.get_available_providers()
-        ]
-        if artifact.format not in self.formats:
-            findings.append(Finding(Severity.ERROR, f"format '{artifact.format.value}' is not ONNX"))
-        return findings
+        return [*_missing_providers(typed), *check_artifact(artifact, self.formats)]
 
     def estimate(self, artifact: Artifact, options: Options) -> Resources:
         # Weights once as stored, once as initialisers, once as the kernels pack them.
@@ -87,9 +88,9 @@ class OnnxRuntimeEngine:
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, OnnxRuntimeOptions)
-        for finding in self.validate(artifact, options):
-            if finding.severity is Severity.ERROR:
-                raise InvalidConfig(finding.message, f"available: {', '.join(ort.get_available_providers())}")
+        for finding in _missing_providers(typed):
+            raise InvalidConfig(finding.message, finding.hint)
+        refuse_errors(check_artifact(artifact, self.formats))
         session_options = _session_options(typed)
         if artifact.path is not None:
             folder = str(artifact.path.parent.resolve())
@@ -150,6 +151,19 @@ class OnnxRuntimeModel:
         return [_from_value(value) for value in values]
 
 
+def _missing_providers(options: OnnxRuntimeOptions) -> list[Finding]:
+    available = ort.get_available_providers()
+    return [
+        Finding(
+            Severity.ERROR,
+            f"execution provider '{provider}' is not in this build of ONNX Runtime",
+            f"available: {', '.join(available)}",
+        )
+        for provider in options.providers
+        if provider not in available
+    ]
+
+
 def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
     session_options = ort.SessionOptions()
     session_options.intra_op_num_threads = options.threads
@@ -159,6 +173,8 @@ def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
         session_options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     session_options.graph_optimization_level = _GRAPH_LEVELS[options.graph_level]
     session_options.enable_cpu_mem_arena = options.arena
+    # Or it would look at the bytes, and take those of its own format, which was not checked.
+    session_options.add_session_config_entry("session.load_model_format", "ONNX")
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
     return session_options
 

@@ -11,7 +11,16 @@ import numpy as np
 import openvino as ov
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Finding, LoadedModel, Options, Severity, typed_options
+from penstock.engines.base import (
+    Finding,
+    LoadedModel,
+    Options,
+    Severity,
+    check_artifact,
+    refuse_errors,
+    typed_options,
+)
+from penstock.engines.external_data import has_external_data
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unavailable, Unsupported
 from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec
@@ -64,9 +73,7 @@ class OpenVinoEngine:
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, OpenVinoOptions)
-        findings = []
-        if artifact.format not in self.formats:
-            findings.append(Finding(Severity.ERROR, f"format '{artifact.format.value}' is not ONNX"))
+        findings = check_artifact(artifact, self.formats)
         if typed.precision.upper() not in capabilities() and typed.precision != "f32":
             findings.append(
                 Finding(
@@ -83,6 +90,7 @@ class OpenVinoEngine:
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, OpenVinoOptions)
+        refuse_errors(check_artifact(artifact, self.formats))
         config = {
             "INFERENCE_PRECISION_HINT": typed.precision,
             "PERFORMANCE_HINT": typed.hint.upper(),
@@ -93,7 +101,7 @@ class OpenVinoEngine:
         if typed.threads:
             config["INFERENCE_NUM_THREADS"] = str(typed.threads)
         try:
-            model = _core().read_model(artifact.data)
+            model = _read(artifact)
             signature = _signature(model)
             return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
         except Unsupported:
@@ -153,6 +161,12 @@ def _core() -> ov.Core:
         if not _cores:
             _cores.append(ov.Core())
         return _cores[0]
+
+
+def _read(artifact: Artifact) -> ov.Model:
+    if artifact.path is not None and has_external_data(artifact.data):
+        return _core().read_model(artifact.path)  # only then does OpenVINO know the folder of the other files
+    return _core().read_model(artifact.data)
 
 
 def _feed(array: Array) -> Any:
