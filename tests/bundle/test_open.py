@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import io
 import os
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -307,3 +309,63 @@ def test_a_bomb_is_refused_unread(tmp_path: Path) -> None:
     (tmp_path / "a.bundle").write_bytes(_seal(buffer))
     with pytest.raises(IntegrityError, match="is compressed, which no bundle's is"):
         open_bundle(tmp_path / "a.bundle")
+
+
+def test_entries_that_share_bytes_are_refused_unread(tmp_path: Path) -> None:
+    # The directory names the same stored bytes 200 times; each entry alone is smaller than the file.
+    body = bytes(1 << 20)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in _entries(manifest_for(FILES), FILES).items():
+            archive.writestr(name, data)
+        archive.writestr("bomb-000", body)
+        (whole,) = (info for info in archive.infolist() if info.filename == "bomb-000")
+        for number in range(1, 200):
+            info = copy.copy(whole)
+            info.filename = info.orig_filename = f"bomb-{number:03}"
+            archive.filelist.append(info)
+        archive.comment = b"0" * SEAL_SIZE
+    (tmp_path / "a.bundle").write_bytes(_seal(buffer))
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityError, match="larger than the file: they overlap"):
+            open_bundle(tmp_path / "a.bundle")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("extra", 1 << 30, "does not list"),
+        ("model.onnx", 1 << 30, "model.onnx does not match its digest"),
+        (MANIFEST, 1 << 30, "manifest .* is larger than"),
+        (MANIFEST_DIGEST, 1 << 30, "manifest.json does not match its digest"),
+    ],
+)
+def test_a_folder_is_measured_before_it_is_read(name: str, size: int, message: str, tmp_path: Path) -> None:
+    folder = packed(tmp_path / "a.bundle", folder=True)
+    with (folder / name).open("ab") as file:
+        file.truncate(size)  # sparse: takes no disk
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityError, match=message):
+            open_bundle(folder)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_in_a_folder_is_refused_unread(tmp_path: Path) -> None:
+    folder = packed(tmp_path / "a.bundle", folder=True)
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(IntegrityError, match="'pipe' .* is neither a file nor a folder"):
+        open_bundle(folder)
+
+
+def test_a_manifest_that_lists_a_file_twice(tmp_path: Path) -> None:
+    entries = file_entries(FILES)
+    twice = msgspec.structs.replace(manifest_for(FILES), files=(*entries, entries[0]))
+    with pytest.raises(IntegrityError, match="lists a file twice"):
+        open_bundle(_forged(tmp_path / "a.bundle", twice, FILES))

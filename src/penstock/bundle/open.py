@@ -16,6 +16,8 @@ from penstock.resources import MachineFacts
 
 # What zipfile raises on archives that someone made up.
 _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error)
+_MAX_MANIFEST_BYTES = 64 << 20
+"""Far above any build's; a folder's manifest is read before anything about it is known."""
 
 
 class Bundle:
@@ -83,18 +85,11 @@ def open_bundle(path: str | Path) -> Bundle:
     if not path.exists():
         raise NotFound(f"no bundle '{path}'", "check the path, or make one with `penstock build`")
     try:
-        entries = _read_folder(path) if path.is_dir() else _read_file(path)
+        if path.is_dir():
+            return _verified(path, _sizes_in_folder(path), lambda name: (path / name).read_bytes())
+        return _open_file(path)
     except OSError as error:
         raise IntegrityError(f"cannot read bundle '{path}': {error.strerror or error}") from error
-    if MANIFEST not in entries or MANIFEST_DIGEST not in entries:
-        raise IntegrityError(f"'{path.name}' has no manifest: it is not a Penstock bundle")
-    data = entries.pop(MANIFEST)
-    digest = sha256(data)
-    if entries.pop(MANIFEST_DIGEST) != digest.encode():
-        raise _changed(path, MANIFEST)
-    manifest = decode(data)
-    _verify(path, manifest, entries)
-    return Bundle(path, manifest, digest, entries)
 
 
 def is_bundle(path: Path) -> bool:
@@ -108,7 +103,7 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def _read_file(path: Path) -> dict[str, bytes]:
+def _open_file(path: Path) -> Bundle:
     data = path.read_bytes()
     if sha256(data[:-SEAL_SIZE]).encode() != data[-SEAL_SIZE:]:
         if not zipfile.is_zipfile(io.BytesIO(data)):
@@ -116,42 +111,71 @@ def _read_file(path: Path) -> dict[str, bytes]:
         raise _changed(path, "the archive")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            infos = archive.infolist()
-            for info in infos:
-                check_path(info.filename)
-                # Stored entries cannot be larger than the file, so no archive expands beyond what was read.
-                if info.compress_type != zipfile.ZIP_STORED or info.file_size > len(data):
-                    raise IntegrityError(
-                        f"entry '{info.filename}' of '{path.name}' is compressed, which no bundle's is"
-                    )
-            if len({info.filename for info in infos}) != len(infos):
-                raise IntegrityError(f"'{path.name}' holds an entry twice")
-            return {info.filename: archive.read(info) for info in infos}
+            return _verified(path, _sizes_in_archive(path, archive, len(data)), archive.read)
     except _ZIP_ERRORS as error:
         raise IntegrityError(f"'{path.name}' is not a readable bundle: {str(error) or type(error).__name__}") from None
 
 
-def _read_folder(path: Path) -> dict[str, bytes]:
-    entries: dict[str, bytes] = {}
+def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[str, int]:
+    infos = archive.infolist()
+    for info in infos:
+        check_path(info.filename)
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is compressed, which no bundle's is")
+    # Stored entries that lie side by side are smaller than the file, so no archive expands beyond what was read.
+    if sum(info.file_size for info in infos) > total:
+        raise IntegrityError(f"the entries of '{path.name}' are larger than the file: they overlap")
+    if len({info.filename for info in infos}) != len(infos):
+        raise IntegrityError(f"'{path.name}' holds an entry twice")
+    return {info.filename: info.file_size for info in infos}
+
+
+def _sizes_in_folder(path: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path).as_posix()
         if file.is_symlink():
             raise IntegrityError(f"'{name}' in bundle '{path.name}' is a link, which might leave the folder")
         if file.is_file():
-            entries[name] = file.read_bytes()
-    return entries
+            sizes[name] = file.stat().st_size
+        elif not file.is_dir():
+            raise IntegrityError(f"'{name}' in bundle '{path.name}' is neither a file nor a folder")
+    return sizes
 
 
-def _verify(path: Path, manifest: Manifest, entries: Mapping[str, bytes]) -> None:
+def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Bundle:
+    """The bundle of the files in ``sizes`` (name -> bytes); of these, ``read`` is called only for what the manifest lists."""
+    if MANIFEST not in sizes or MANIFEST_DIGEST not in sizes:
+        raise IntegrityError(f"'{path.name}' has no manifest: it is not a Penstock bundle")
+    if sizes[MANIFEST] > _MAX_MANIFEST_BYTES:
+        raise IntegrityError(f"the manifest of '{path.name}' is larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
+    data = read(MANIFEST)
+    digest = sha256(data)
+    if sizes[MANIFEST_DIGEST] != len(digest) or read(MANIFEST_DIGEST) != digest.encode():
+        raise _changed(path, MANIFEST)
+    manifest = decode(data)
+    _check_listing(path, manifest, sizes)
+    files = {}
+    for entry in manifest.files:
+        files[entry.path] = read(entry.path)
+        if sha256(files[entry.path]) != entry.sha256:
+            raise _changed(path, entry.path)
+    return Bundle(path, manifest, digest, files)
+
+
+def _check_listing(path: Path, manifest: Manifest, sizes: Mapping[str, int]) -> None:
     listed = {entry.path: entry for entry in manifest.files}
+    if len(listed) != len(manifest.files):
+        raise IntegrityError(f"the manifest of '{path.name}' lists a file twice")
     for name in listed:
         check_path(name)
-    if missing := sorted(set(listed) - set(entries)):
+    there = set(sizes) - {MANIFEST, MANIFEST_DIGEST}
+    if missing := sorted(set(listed) - there):
         raise IntegrityError(f"bundle '{path.name}' lacks {missing}", "copy it again")
-    if unlisted := sorted(set(entries) - set(listed)):
+    if unlisted := sorted(there - set(listed)):
         raise IntegrityError(f"bundle '{path.name}' holds files that its manifest does not list: {unlisted}")
     for name, entry in listed.items():
-        if len(entries[name]) != entry.size_bytes or sha256(entries[name]) != entry.sha256:
+        if sizes[name] != entry.size_bytes:
             raise _changed(path, name)
     for variant in manifest.variants:
         if variant.file not in listed:
