@@ -320,3 +320,50 @@ def test_draining_ends_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
         asyncio.run_coroutine_threadsafe(server.http.drain(0, 0), server.loop).result(PATIENCE_S)
         assert client.is_closed
     assert "1 connections were cut off" in caplog.text
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_an_answer_in_flight_survives_garbage_and_a_half_close(loop: str) -> None:
+    with GatedServer(loop) as server:
+        server.gate.clear()
+        client = server.connect()
+        client.send(infer(1))
+        assert server.entered.acquire(timeout=PATIENCE_S)
+        client.send(b"nonsense\r\n\r\n")
+        client.socket.shutdown(1)
+        # An answer to another proves that both have been received.
+        assert server.connect().ask(get("/v2/health/live")).status == 200
+        server.gate.set()
+        assert client.read().data == [2, 0]
+        assert client.read().status == 400
+        assert client.is_closed
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_draining_closes_where_a_later_request_was_answered_first(loop: str) -> None:
+    with GatedServer(loop) as server:
+        server.gate.clear()
+        client = server.connect()
+        client.send(infer(1) + get("/v2/health/live"))
+        assert server.entered.acquire(timeout=PATIENCE_S)
+        assert server.connect().ask(get("/v2/health/live")).status == 200
+        draining = asyncio.run_coroutine_threadsafe(server.http.drain(0, 4 * PATIENCE_S), server.loop)
+        while server.call(lambda: server.http._listener.is_serving()):
+            pass  # until the drain has looked for idle connections
+        server.gate.set()
+        assert client.read().data == [2, 0]
+        assert client.read().status == 200
+        assert client.is_closed
+        draining.result(PATIENCE_S)
+
+
+def test_trailers_are_no_headers(client: Client) -> None:
+    body = infer(4).partition(b"\r\n\r\n")[2]
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    for trailers in (b"Content-Encoding: gzip\r\n", b"Content-Encoding: gzip\r\nA: b\r\n", b"Expect: 100-continue\r\n"):
+        assert client.ask(head + chunks + trailers + b"\r\n").data == [8, 0]
+        assert client.ask(infer(1)).data == [2, 0]
+    trailer = b"Inference-Header-Content-Length: 3\r\nA: b\r\n"
+    assert client.ask(head + chunks + trailer + b"\r\n").data == [8, 0]
+    assert client.ask(infer(1)).data == [2, 0]

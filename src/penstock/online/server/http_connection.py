@@ -53,6 +53,7 @@ class Connection(asyncio.Protocol):
         "_backlog",
         "_body",
         "_body_bytes",
+        "_chunked",
         "_compressed",
         "_discarding",
         "_ending",
@@ -125,7 +126,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client has said all that it will; it may still wait for answers."""
         self._ending = True
-        return bool(self._pending or self._backlog) and not self._discarding
+        self._discarding = False  # nothing more comes in
+        return bool(self._pending or self._backlog)
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -143,6 +145,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         size = len(name)
         self._header_bytes += size + len(value) + _HEADER_OVERHEAD
+        if self._chunked:
+            return  # a trailer, which may not stand for a header
         if size == 14:
             # The parser checks that it is a number; one with fewer digits than the limit need not be read.
             if len(value) >= self._shared.limit_digits and name.lower() == b"content-length":
@@ -156,6 +160,9 @@ class Connection(asyncio.Protocol):
         elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
             # An exchange of its own, so that it keeps its place behind the answers of earlier requests.
             self._answer_later(Exchange(self.answered, keep_alive=True), CONTINUE)
+
+    def on_chunk_header(self) -> None:
+        self._chunked = True
 
     def on_body(self, data: bytes) -> None:
         self._progressed = True
@@ -208,6 +215,7 @@ class Connection(asyncio.Protocol):
         self._overhead_bytes = 0
         self._json_length = None
         self._compressed = False
+        self._chunked = False
 
     # Answers
 
@@ -227,6 +235,11 @@ class Connection(asyncio.Protocol):
                 self._transport.write(answer)
             return
         self._settle(exchange, answer)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether no request is being received or answered."""
+        return not (self._pending or self._backlog or (self._url and not self._ending))
 
     def _is_last(self, exchange: Exchange) -> bool:
         return self._pending[-1] is exchange and not self._backlog and not self._url
@@ -258,7 +271,7 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         transport.write(data)
-        if not last.keep_alive or (self._ending and not self._pending and not self._backlog):
+        if not last.keep_alive or (self._is_done and (self._ending or self._shared.draining)):
             if self._discarding:
                 transport.write_eof()
             else:
