@@ -27,7 +27,7 @@ Messages name the cause and are safe to show to a client: no paths of the server
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Code(enum.Enum):
@@ -125,7 +125,10 @@ class Unsupported(PenstockError):
 
 
 class ContractUnmet(PenstockError):
+    """``candidates`` are the records of all that was tried, as plain data."""
+
     code = Code.FAILED_PRECONDITION
+    candidates: tuple[dict[str, Any], ...] = ()
 
 
 class IntegrityError(PenstockError):

@@ -92,7 +92,7 @@ def test_options_reach_the_recipe(penstock, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "cause"),
     [
-        (("--max-accuracy-loss", "5"), 2, "more than the whole"),
+        (("--max-accuracy-loss", "5"), 2, "all there is, or more"),
         (("--p99", "soon"), 2, "'soon' is not a time"),
         (("--p99", "0ms"), 2, "must be a positive time"),
         (("--threads", "0"), 2, "is not a list of whole numbers"),
@@ -123,6 +123,30 @@ def test_a_model_that_is_not_one(penstock, folder: Path) -> None:
     (folder / "bad.onnx").write_text("not a model")
     done = penstock("build", "bad.onnx", "--evaluate", "data.npz", "-o", "out.bundle")
     assert done.code == 2
-    assert "error: ONNX Runtime refuses the model" in done.err
+    assert "error: this is not an ONNX file" in done.err
     assert penstock("build", "none.onnx", "--evaluate", "data.npz", "-o", "out.bundle").code == 3
     assert penstock("build", "data.npz", "--evaluate", "data.npz", "-o", "out.bundle").code == 2
+
+
+def test_an_unmet_contract_tells_scripts_of_every_candidate(penstock, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    done = penstock(
+        "build",
+        "linear.onnx",
+        "--evaluate",
+        "data.npz",
+        "--p99",
+        "0.000001ms",
+        "--budget",
+        "0.2",
+        "--json",
+        "--engine",
+        "onnxruntime",
+        "--threads",
+        "1",
+        "-o",
+        "out.bundle",
+    )
+    assert done.code == 4
+    assert done.json["error"]["code"] == "FAILED_PRECONDITION"
+    assert {one["name"] for one in done.json["candidates"]} == {"original-t1", "onnxruntime-fp32-t1"}
+    assert not (folder / "out.bundle").exists()

@@ -189,3 +189,18 @@ def test_a_reader_that_goes_away_is_no_traceback(folder) -> None:
     process.stderr.close()
     process.wait(timeout=60)
     assert "Traceback" not in error
+
+
+def test_a_defect_of_ours_keeps_its_traceback_and_gives_scripts_their_object() -> None:
+    code = (
+        "import penstock.cli.inspect as command\n"
+        "def inspect(json: bool = False) -> None:\n    raise ZeroDivisionError('oops')\n"
+        "command.inspect = inspect\n"
+        "from penstock.cli.main import run; run()"
+    )
+    done = fresh("inspect", "--json", code=code)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["error"]["code"] == "INTERNAL"
+    assert "ZeroDivisionError: oops" in found["error"]["message"]

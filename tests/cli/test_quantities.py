@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_share
+from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
 from penstock.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1%", 0.01), ("0.5 %", 0.005), (" 100% ", 1.0), ("0.01", 0.01), ("0", 0.0), (".5%", 0.005), ("1", 1.0)],
+    [("1%", 0.01), ("0.5 %", 0.005), (" 100% ", 1.0), ("0.01", 0.01), ("0", 0.0), (".5%", 0.005), ("0.99", 0.99)],
 )
 def test_shares(text: str, value: float) -> None:
     assert parse_share(text) == pytest.approx(value)
@@ -24,9 +24,10 @@ def test_what_is_not_a_share(text: str) -> None:
 
 
 def test_more_than_the_whole_asks_what_was_meant() -> None:
-    with pytest.raises(InvalidArgument, match="more than the whole") as raised:
-        parse_share("2")
-    assert raised.value.hint == "did you mean 2%?"
+    for text in ("1", "2"):
+        with pytest.raises(InvalidArgument, match="all there is, or more") as raised:
+            parse_share(text)
+        assert raised.value.hint == f"did you mean {text}%?"
     with pytest.raises(InvalidArgument, match="more than the whole"):
         parse_share("101%")
 
@@ -36,6 +37,11 @@ def test_more_than_the_whole_asks_what_was_meant() -> None:
 )
 def test_milliseconds(text: str, value: float) -> None:
     assert parse_milliseconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("20", 20.0), ("20s", 20.0), ("500ms", 0.5), (" 1.5 ", 1.5), ("2 s", 2.0)])
+def test_seconds_are_meant_where_no_unit_is_given(text: str, value: float) -> None:
+    assert parse_seconds(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "ms", "-5ms", "5m", "5 minutes", "1:30", "nan", "5ms5"])

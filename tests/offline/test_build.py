@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -28,6 +29,7 @@ from penstock.offline.build import BuildResult, Recipe, build, instances
 from penstock.offline.compress.ranges import Method
 from penstock.offline.tune.contract import Contract
 from penstock.tensor import Array
+from penstock.testing import assert_tensors_close
 
 QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.2)
 INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MIN_MAX, Method.MSE), budget_s=0.3)
@@ -257,7 +259,49 @@ def test_a_contract_that_nothing_meets_leaves_nothing(model: Path, tmp_path: Pat
     with pytest.raises(ContractUnmet, match="latency binds") as raised:
         build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe)
     assert "--p99" in raised.value.hint
+    assert {candidate["name"] for candidate in raised.value.candidates} == {"original-t1", "onnxruntime-fp32-t1"}
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_external_weights_are_in_the_bundle_whoever_wins(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.load(model)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    onnx.save(proto, outside / "net.onnx", save_as_external_data=True, location="net.weights", size_threshold=0)
+    assert (outside / "net.weights").stat().st_size > 0
+    result = build(outside / "net.onnx", tmp_path / "out.bundle", evaluate=samples(), recipe=QUICK)
+    assert result.evidence.baseline.size_bytes > (outside / "net.weights").stat().st_size
+    (outside / "net.weights").unlink()
+    monkeypatch.chdir(outside)
+    with penstock.open(model) as original, penstock.open(tmp_path / "out.bundle") as built:
+        assert_tensors_close(built.infer(samples()), original.infer(samples()), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/.."])
+def test_a_target_without_a_name_is_refused_before_the_work(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    with pytest.raises(InvalidArgument, match="is no name for a bundle"):
+        build(model, name, evaluate=samples(), recipe=QUICK)
+
+
+def test_a_target_below_a_file_is_refused_before_the_work(model: Path) -> None:
+    with pytest.raises(InvalidArgument, match="nothing can be written into"):
+        build(model, model / "out.bundle", evaluate=samples(), recipe=QUICK)
+
+
+def test_what_the_chosen_figures_hide_is_noted(model: Path, tmp_path: Path) -> None:
+    recipe = Recipe(engines=("onnxruntime",), threads=(1, 2), methods=(), budget_s=0.2)
+    result = build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe)
+    compared = [note for note in result.evidence.notes if "the original at 2 threads" in note]
+    assert len(compared) == (result.chosen.threads == 1)
+    assert result.chosen.calls > 0
+    assert result.evidence.optimized is not None
 
 
 @pytest.mark.parametrize(

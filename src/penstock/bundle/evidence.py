@@ -47,6 +47,8 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     """Batch of highest throughput that the contract allows; measured for finalists."""
     latency_ms: float | None = None
     p99_ms: float | None = None
+    calls: int = 0
+    """How many timed calls stand behind the latencies."""
     speedup: Interval | None = None
     """Against the baseline, interleaved in the same run, with its 95 % interval."""
     accuracy: Accuracy | None = None
@@ -92,6 +94,13 @@ class Evidence(msgspec.Struct, frozen=True):
     """Digests of the calibration and evaluation data."""
     notes: tuple[str, ...] = ()
     """What a reader of the figures should know."""
+
+    @property
+    def optimized(self) -> CandidateRecord | None:
+        """The optimised graph as FP32 on the baseline's engine and threads: beside the baseline, what the passes gained."""
+        before = self.baseline
+        same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
+        return next((one for one in same if one.precision == "fp32" and one.latency_ms is not None), None)
 
     def candidate(self, name: str) -> CandidateRecord:
         """The record called ``name``; KeyError if there is none."""

@@ -11,7 +11,7 @@ import typer
 from penstock.bundle.evidence import CandidateRecord
 from penstock.cli.inspect import make_console, show
 from penstock.cli.progress import StageProgress
-from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_share
+from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle
@@ -67,7 +67,7 @@ def build(
         threads=parse_counts(threads) if threads else (),
         methods=_methods(method),
         objective=objective,
-        budget_s=parse_milliseconds(budget) / 1e3,
+        budget_s=parse_seconds(budget),
         overwrite=force,
         folder=folder,
     )

@@ -143,7 +143,15 @@ def _cells(record: CandidateRecord) -> list[str]:
 
 def _optimization(evidence: Evidence) -> str:
     before, after = evidence.optimization.get("nodes_before"), evidence.optimization.get("nodes_after")
-    return f"graph: {before} nodes, {after} after the passes" if before is not None else "graph: not optimised"
+    if before is None:
+        return "graph: not optimised"
+    optimized = evidence.optimized
+    if optimized is None:
+        return f"graph: {before} nodes, {after} after the passes"
+    return (
+        f"graph: {before} nodes in {evidence.baseline.latency_ms:.3f} ms, {after} after the passes in "
+        f"{optimized.latency_ms:.3f} ms (FP32, {optimized.threads} thread(s))"
+    )
 
 
 def _specs(specs: tuple[TensorSpec, ...]) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ import msgspec
 import typer
 
 from penstock import __version__
-from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
+from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, PenstockError
 
 COMMANDS = {
     "build": "Build a bundle: optimise, quantise, measure and choose under a contract.",
@@ -61,6 +62,12 @@ def run() -> None:
         sys.exit(fail(error, as_json))
     except KeyboardInterrupt:
         sys.exit(fail(Cancelled("interrupted"), as_json))
+    except Exception as error:  # noqa: BLE001 - ours to mend, so with its traceback; scripts get their object all the same
+        traceback.print_exc()
+        message = f"internal error: {type(error).__name__}: {error}"
+        sys.exit(
+            fail(PenstockError(message, "this is a defect of Penstock: please report it with the lines above"), as_json)
+        )
     except SystemExit as exit:
         # Typer has met an interrupt, or a command line that is wrong and told so; scripts get their object all the same.
         if exit.code == _EXIT_CODES[Code.CANCELLED]:
@@ -98,7 +105,9 @@ def fail(error: PenstockError, as_json: bool) -> int:
 
 
 def _print_json(error: PenstockError) -> None:
-    report = {"error": {"code": error.code.value, "message": error.message, "hint": error.hint}}
+    report: dict[str, Any] = {"error": {"code": error.code.value, "message": error.message, "hint": error.hint}}
+    if isinstance(error, ContractUnmet):
+        report["candidates"] = error.candidates
     print(msgspec.json.encode(report).decode())
 
 

@@ -15,10 +15,14 @@ def parse_share(text: str) -> float:
     match = re.fullmatch(_NUMBER + r"(%?)\s*", text)
     if not match:
         raise InvalidArgument(f"'{text}' is not a share", "write it like 1% or 0.01")
-    value = float(match[1]) / (100 if match[2] else 1)
-    if value > 1:
-        raise InvalidArgument(f"a share of {text} is more than the whole", f"did you mean {text.strip()}%?")
-    return value
+    value = float(match[1])
+    if not match[2]:
+        if value >= 1:
+            raise InvalidArgument(f"a share of {text} is all there is, or more", f"did you mean {text.strip()}%?")
+        return value
+    if value > 100:
+        raise InvalidArgument(f"a share of {text} is more than the whole", "write at most 100%")
+    return value / 100
 
 
 def parse_milliseconds(text: str) -> float:
@@ -27,6 +31,11 @@ def parse_milliseconds(text: str) -> float:
     if not match or match[2] not in _MILLISECONDS:
         raise InvalidArgument(f"'{text}' is not a time", "write it like 5ms, 0.2s or 800us")
     return float(match[1]) * _MILLISECONDS[match[2]]
+
+
+def parse_seconds(text: str) -> float:
+    """``20s`` -> 20, ``500ms`` -> 0.5, ``20`` -> 20. Raises InvalidArgument."""
+    return parse_milliseconds(text if re.search(r"[a-zµ]\s*$", text) else f"{text}s") / 1e3
 
 
 def parse_counts(text: str) -> tuple[int, ...]:

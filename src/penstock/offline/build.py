@@ -9,6 +9,7 @@ Nothing appears at the target before the last step, which is atomic: a build tha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +25,7 @@ from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import file_entries, pack
 from penstock.engines.registry import available_engines, get_engine
-from penstock.errors import AlreadyExists, InvalidConfig, InvalidData, InvalidModel, Unsupported
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidData, InvalidModel, Unsupported
 from penstock.offline.compress.calibrate import collect
 from penstock.offline.compress.placement import Placement
 from penstock.offline.compress.ptq import quantize
@@ -32,11 +33,20 @@ from penstock.offline.compress.ranges import Method, ranges
 from penstock.offline.compress.scheme import IntegerScheme, integer_scheme
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.optimize.base import OptimizeReport
+from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.tune.contract import Contract
-from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, originals, thread_counts
+from penstock.offline.tune.space import (
+    BASELINE_ENGINE,
+    ORIGINAL,
+    Candidate,
+    candidates,
+    fallback,
+    originals,
+    thread_counts,
+)
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
-from penstock.resources import MachineFacts, machine_facts
+from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts, machine_facts
 from penstock.tensor import Array, Signature
 
 OnProgress = Callable[[str, int, int], None]
@@ -45,6 +55,7 @@ Data = str | Path | Mapping[str, Array]
 _HELD_OUT = 0.2
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
+_FEW_CALLS = 100
 _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 
 
@@ -106,7 +117,7 @@ def build(
     _check_target(output, recipe)
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
-    original = model if isinstance(model, Artifact) else Artifact.from_file(model)
+    original = self_contained(model if isinstance(model, Artifact) else Artifact.from_file(model))
     signature = _signature(original)
     calibration, evaluation = _data(calibrate, evaluate, signature)
 
@@ -126,7 +137,7 @@ def build(
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     if calibration is not None and calibration.digest == evaluation.digest:
         notes = (*notes, "calibration and evaluation used the same samples: the accuracy of INT8 may be flattered")
-    evidence = _evidence(recipe, tuned, optimization, data, notes)
+    evidence = _evidence(recipe, tuned, optimization, data, (*notes, *_caveats(tuned)))
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
         name=recipe.name or output.stem,
@@ -146,6 +157,11 @@ def build(
 
 def _check_target(output: Path, recipe: Recipe) -> None:
     """Refuse a target now that ``pack`` would refuse when all the work is done."""
+    if not output.stem or output.name == "..":
+        raise InvalidArgument(f"'{output}' is no name for a bundle", "name a file, e.g. -o model.bundle")
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidArgument(f"nothing can be written into '{folder}'", "choose another place")
     if not output.exists() or is_bundle(output):
         return
     if output.is_dir() and any(output.iterdir()):
@@ -229,8 +245,24 @@ def _quantized(
 
 
 def _required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
-    """Weights of full range saturate on CPUs without the dot product that this one has; those of 7 bits run anywhere."""
-    return machine.dot_product_isa[:1] if not scheme.reduce_range else ()
+    """Weights of full range saturate on CPUs without a dot product, which this one has; those of 7 bits run anywhere."""
+    return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()
+
+
+def _caveats(tuned: TuneResult) -> list[str]:
+    """What a reader of the chosen one's figures should know."""
+    records = (tuned.baseline, *tuned.records)
+    chosen = next(record for record in records if record.name == tuned.chosen.name)
+    found = []
+    if chosen.calls < _FEW_CALLS:
+        found.append(f"the p99 is the longest of only {chosen.calls} calls; a larger --budget makes it firmer")
+    widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)
+    if widest.threads > chosen.threads and widest.latency_ms and chosen.latency_ms:
+        pace = widest.latency_ms / chosen.latency_ms
+        found.append(
+            f"held against the original at {widest.threads} threads instead of {chosen.threads}, it is {pace:.2f}x as fast"
+        )
+    return found
 
 
 def _evidence(
@@ -268,7 +300,7 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
     first = _variant(chosen)
     if chosen.exact and chosen.engine == BASELINE_ENGINE:
         return (first,), {first.file: chosen.artifact.data}
-    last = _variant(Candidate("fallback", BASELINE_ENGINE, "fp32", chosen.threads, fp32, {"threads": chosen.threads}))
+    last = _variant(fallback(fp32, chosen.threads))
     return (first, last), {first.file: chosen.artifact.data, last.file: fp32.data}
 
 

@@ -69,12 +69,17 @@ def test_the_original_loses_nothing() -> None:
 
 
 def test_without_labels_scores_are_judged_by_agreement() -> None:
-    judge = make_judge({"hidden": np.zeros((4, 2, 2), np.float32), "scores": SCORES}, None)
-    assert (judge.metric, judge.output) == ("agreement", "scores")
-    other = SCORES.copy()
-    other[0] = [0, 0, 9]
-    found = judge.compare({"hidden": np.zeros((4, 2, 2), np.float32), "scores": other})
+    judge = make_judge({"scores": SCORES, "more": SCORES[:, ::-1]}, None)
+    assert judge.metric == "agreement"
+    one, two = SCORES.copy(), SCORES[:, ::-1].copy()
+    one[0], two[1] = [0, 0, 9], -two[1]
+    found = judge.compare({"scores": one, "more": SCORES[:, ::-1]})
     assert (found.value, found.loss.value) == (0.75, 0.25)
+    assert judge.compare({"scores": one, "more": two}).value == 0.5
+
+
+def test_without_labels_scores_beside_another_output_are_judged_by_fidelity() -> None:
+    assert make_judge({"hidden": np.zeros((4, 2, 2), np.float32), "scores": SCORES}, None).metric == "fidelity"
 
 
 def test_scores_in_bfloat16_are_scores() -> None:

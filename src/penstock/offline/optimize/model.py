@@ -64,6 +64,14 @@ def is_self_contained(artifact: Artifact) -> bool:
     return not any(uses_external_data(tensor) for tensor in _tensors(onnx.load_model_from_string(artifact.data)))
 
 
+def self_contained(artifact: Artifact) -> Artifact:
+    """``artifact`` with the weights of its external files inside. Raises InvalidModel, Unsupported as ``read_proto``."""
+    proto = read_proto(artifact)
+    if is_self_contained(artifact):
+        return artifact
+    return artifact.derive(bytes(proto.SerializeToString(deterministic=True)), "embed", {}, {})
+
+
 def to_bytes(model: ir.Model) -> bytes:
     """Serialise; the same model gives the same bytes."""
     return bytes(ir.to_proto(model).SerializeToString(deterministic=True))

@@ -1,6 +1,6 @@
 """Accuracy of a candidate against the original model, paired sample by sample.
 
-With labels the metric is top-1. Without, it is agreement of the arg-max with the original's where the output looks
+With labels the metric is top-1. Without, it is agreement of the arg-max with the original's where all outputs look
 like class scores ([samples, classes], at least two classes), and fidelity, 1 - mean relative error, everywhere else.
 """
 
@@ -32,7 +32,7 @@ class Judge(msgspec.Struct, frozen=True):
 
     metric: Literal["top-1", "agreement", "fidelity"]
     output: str
-    """The output that the metric reads; all outputs count for fidelity and relative error."""
+    """The output that top-1 reads; all outputs count for agreement, fidelity and relative error."""
     reference: Outputs
     labels: Array | None
 
@@ -48,8 +48,14 @@ class Judge(msgspec.Struct, frozen=True):
         if self.metric == "fidelity":
             loss = _mean_interval(sample_errors(self.reference, outputs))
             return Accuracy(self.metric, 1 - loss.value, loss, error, samples)
-        target = self.labels if self.labels is not None else self.reference[self.output].argmax(axis=1)
-        before, after = _hits(self.reference[self.output], target), _hits(outputs[self.output], target)
+        if self.labels is not None:
+            before, after = _hits(self.reference[self.output], self.labels), _hits(outputs[self.output], self.labels)
+        else:
+            targets = {name: array.argmax(axis=1) for name, array in self.reference.items()}
+            before, after = (
+                np.logical_and.reduce([_hits(given[name], target) for name, target in targets.items()])
+                for given in (self.reference, outputs)
+            )
         return Accuracy(self.metric, float(after.mean()), paired_interval(before, after), error, samples)
 
     def original(self) -> Accuracy:
@@ -61,7 +67,7 @@ def make_judge(reference: Outputs, labels: Array | None) -> Judge:
     """Choose the metric from the shape of the original's outputs. Raises InvalidData if labels fit no output."""
     scores = [name for name, array in reference.items() if array.ndim == 2 and array.shape[1] >= 2 and _is_float(array)]
     if labels is None:
-        if scores:
+        if len(scores) == len(reference):
             return Judge("agreement", scores[0], reference, None)
         return Judge("fidelity", next(iter(reference)), reference, None)
     for name in scores:

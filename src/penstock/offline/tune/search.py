@@ -49,12 +49,12 @@ class Trial(msgspec.Struct, eq=False):
 
     @property
     def cost(self) -> float:
-        """What the chosen one has least of: latency times the square root of the threads.
+        """What the chosen one has least of: latency times the square root of the threads, relative to the original.
 
         Twice the threads must buy 1.4 times the speed: what they buy less than that, the cores give more of as other
         instances and to the network.
         """
-        return self.p50_ms * math.sqrt(self.candidate.threads)
+        return math.sqrt(self.candidate.threads) / self.pace if self.pace else math.inf
 
     def reject(self, reason: str) -> None:
         self.status, self.reason = "rejected", reason
@@ -139,6 +139,7 @@ def record(trial: Trial, contract: Contract) -> CandidateRecord:
         batch=point.batch if point else 1,
         latency_ms=trial.timings.p50_ms if trial.timings else None,
         p99_ms=trial.timings.p99_ms if trial.timings else None,
+        calls=trial.timings.seconds.size if trial.timings else 0,
         speedup=trial.speedup,
         accuracy=trial.accuracy,
         rows_per_second=rows_per_second(point) if point else None,

@@ -11,6 +11,8 @@ from penstock.artifact import Artifact
 from penstock.resources import MachineFacts
 
 BASELINE_ENGINE = "onnxruntime"
+ORIGINAL = "original"
+"""What the names of the untouched model's candidates begin with."""
 _BF16_ISA = ("avx512_bf16", "amx_bf16", "bf16")
 
 
@@ -40,7 +42,8 @@ class Candidate(msgspec.Struct, frozen=True):
 def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
     """The untouched model on ONNX Runtime with its default settings, at each number of threads."""
     return [
-        Candidate(f"original-t{count}", BASELINE_ENGINE, "fp32", count, model, {"threads": count}) for count in threads
+        Candidate(f"{ORIGINAL}-t{count}", BASELINE_ENGINE, "fp32", count, model, {"threads": count})
+        for count in threads
     ]
 
 
@@ -66,6 +69,11 @@ def candidates(
                 found.append(_candidate(engine, "bf16", count, fp32, requires=(bf16,)))
             found += [_candidate(engine, "int8", count, model, name, int8_requires) for name, model in int8.items()]
     return found
+
+
+def fallback(fp32: Artifact, threads: int) -> Candidate:
+    """What runs on any machine: the optimised model on ONNX Runtime."""
+    return msgspec.structs.replace(_candidate(BASELINE_ENGINE, "fp32", threads, fp32), name="fallback")
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:

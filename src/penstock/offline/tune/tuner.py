@@ -104,7 +104,10 @@ class Tuner:
         if winner is None:
             # A p99 counts only where it was confirmed, so the other trials cannot be named as a way out.
             judged = [trial for trial in self._trials if trial in last or trial.status == "rejected"]
-            raise unmet(contract, [record(trial, contract) for trial in (*bases, *judged)])
+            error = unmet(contract, [record(trial, contract) for trial in (*bases, *judged)])
+            tried = [record(trial, contract) for trial in (*bases, *self._trials)]
+            error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
+            raise error
         explain(winner, bases, self._trials)
         return self._result(winner, watch)
 
@@ -184,16 +187,15 @@ class Tuner:
         return repeat_rows(self._data.inputs, self._rows)
 
     def _groups(self) -> list[list[Trial]]:
-        """The trials in groups that fit into memory side by side by their engines' estimates; mostly one group."""
+        """The trials in groups that fit into memory beside the originals by their engines' estimates; mostly one group."""
         limit = _MEMORY_SHARE * self._memory_bytes if self._memory_bytes else float("inf")
         groups: list[list[Trial]] = []
-        used = 0
+        originals = used = sum(_memory(base) for base in self._bases.values())
         for trial in self._trials:
-            engine, candidate = get_engine(trial.candidate.engine), trial.candidate
-            size = engine.estimate(candidate.artifact, candidate.options).memory_bytes
+            size = _memory(trial)
             if not groups or used + size > limit:
                 groups.append([])
-                used = 0
+                used = originals
             groups[-1].append(trial)
             used += size
         return groups
@@ -207,6 +209,11 @@ class Tuner:
 
 def _load(candidate: Candidate) -> LoadedModel:
     return get_engine(candidate.engine).load(candidate.artifact, candidate.options)
+
+
+def _memory(trial: Trial) -> int:
+    candidate = trial.candidate
+    return get_engine(candidate.engine).estimate(candidate.artifact, candidate.options).memory_bytes
 
 
 def _model(trial: Trial) -> LoadedModel:
