@@ -4,9 +4,10 @@ import os
 import platform
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from penstock.resources import cpu_quota, machine_facts, usable_cores, usable_memory
+from penstock.resources import INTEGER_DOT_PRODUCT, cpu_quota, machine_facts, usable_cores, usable_memory
 
 _MIB = 1 << 20
 
@@ -144,6 +145,20 @@ def test_instruction_sets(machine: Machine, flags: str, isa: tuple[str, ...], do
     assert facts.cpu == "Test CPU @ 2 GHz"
     assert facts.isa == isa
     assert facts.has_integer_dot_product is dot_product
+
+
+@pytest.mark.parametrize(
+    ("isa", "requires", "lacking"),
+    [
+        (("avx2",), (), []),
+        (("avx2",), ("avx2", "avx512_bf16", "amx_bf16"), ["amx_bf16", "avx512_bf16"]),
+        (("avx2",), (INTEGER_DOT_PRODUCT,), [INTEGER_DOT_PRODUCT]),
+        (("avx512_vnni",), (INTEGER_DOT_PRODUCT, "amx_int8"), ["amx_int8"]),
+        (("amx_int8",), (INTEGER_DOT_PRODUCT,), []),
+    ],
+)
+def test_what_a_machine_lacks(isa: tuple[str, ...], requires: tuple[str, ...], lacking: list[str]) -> None:
+    assert msgspec.structs.replace(machine_facts(), isa=isa).lacks(requires) == lacking
 
 
 def test_numa_nodes(machine: Machine) -> None:

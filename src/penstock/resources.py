@@ -1,4 +1,4 @@
-"""What a machine offers and what a model takes: devices, resources, and the facts that decide speed.
+"""What a machine offers and what a model takes: resources, and the facts that decide speed.
 
 Core counts are those that this process may really use: the smallest of the host's cores, its CPU affinity and the
 cgroup quota (v1 and v2), because a container on a large host sees the host's count everywhere else.
@@ -6,21 +6,14 @@ cgroup quota (v1 and v2), because a container on a large host sees the host's co
 
 from __future__ import annotations
 
-import enum
 import math
 import os
 import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-
-
-class Device(enum.Enum):
-    """Where a model runs."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -44,16 +37,21 @@ class MachineFacts(msgspec.Struct, frozen=True):
     python: str
 
     @property
-    def dot_product_isa(self) -> tuple[str, ...]:
-        """Those of ``isa`` that accumulate INT8 products in 32 bits by one instruction (VNNI, AMX, dotprod), so that they
-        cannot saturate."""
-        return tuple(isa for isa in self.isa if isa in _DOT_PRODUCT)
-
-    @property
     def has_integer_dot_product(self) -> bool:
-        """Whether there is any such instruction set."""
-        return bool(self.dot_product_isa)
+        """Whether one instruction accumulates INT8 products in 32 bits (VNNI, AMX, dotprod), so that they cannot saturate."""
+        return not _DOT_PRODUCT.isdisjoint(self.isa)
 
+    def lacks(self, requires: Iterable[str]) -> list[str]:
+        """Those of ``requires`` that this machine has not, sorted: names of ``isa``, and ``INTEGER_DOT_PRODUCT``."""
+        return sorted(
+            name
+            for name in set(requires)
+            if not (self.has_integer_dot_product if name == INTEGER_DOT_PRODUCT else name in self.isa)
+        )
+
+
+INTEGER_DOT_PRODUCT = "integer_dot_product"
+"""In a variant's ``requires``: any instruction set that accumulates INT8 products in 32 bits."""
 
 _DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 _RELEVANT_ISA = _DOT_PRODUCT | {

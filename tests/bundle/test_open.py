@@ -17,6 +17,7 @@ from penstock.bundle.manifest import FileEntry, Manifest, Variant, encode
 from penstock.bundle.open import is_bundle, open_bundle
 from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, file_entries, zip_bytes
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
+from penstock.resources import INTEGER_DOT_PRODUCT
 
 _FORMS = pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
 
@@ -78,6 +79,16 @@ def test_choose_takes_the_first_variant_that_fits_the_cpu(tmp_path: Path) -> Non
         Unavailable, match="no variant of bundle 'test' runs here: .*'int8' needs a CPU with avx512_vnni"
     ):
         bundle.choose(msgspec.structs.replace(MACHINE, isa=()))
+
+
+def test_choose_takes_any_integer_dot_product_for_another(tmp_path: Path) -> None:
+    variants = (
+        Variant("int8", "model.onnx", "onnxruntime", "int8", requires=(INTEGER_DOT_PRODUCT,)),
+        Variant("fp32", "model.onnx", "onnxruntime", "fp32"),
+    )
+    bundle = open_bundle(packed(tmp_path / "a.bundle", variants=variants))
+    for isa, chosen in (("amx_int8", "int8"), ("avx512_vnni", "int8"), ("asimddp", "int8"), ("avx2", "fp32")):
+        assert bundle.choose(msgspec.structs.replace(MACHINE, isa=(isa,))).name == chosen
 
 
 def test_choose_passes_over_engines_that_are_not_installed(tmp_path: Path) -> None:

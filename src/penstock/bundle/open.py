@@ -52,8 +52,7 @@ class Bundle:
         """
         reasons = []
         for variant in self.manifest.variants:
-            lacking = sorted(set(variant.requires) - set(machine.isa))
-            if lacking:
+            if lacking := machine.lacks(variant.requires):
                 reasons.append(f"'{variant.name}' needs a CPU with {', '.join(lacking)}")
             elif not has_engine(variant.engine):
                 reasons.append(f"'{variant.name}' needs engine '{variant.engine}', which is not installed")
