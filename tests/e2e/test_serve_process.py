@@ -11,7 +11,7 @@ import pytest
 
 import models
 from http_servers import Client, get, post
-from processes import ServerProcess
+from processes import PATIENCE_S, ServerProcess
 
 LOOPS = ["asyncio", "uvloop"]
 
@@ -71,6 +71,66 @@ def test_readiness_goes_first_and_a_second_signal_stops_at_once(model: Path, loo
         code, errors = server.end()
         assert code == 1
         assert "Traceback" not in errors
+
+
+HANGING = """
+import sys, threading
+from penstock.errors import PenstockError
+from penstock.online.repository.loader import Loaded
+from penstock.online.server import app
+from penstock.online.server.config import ServerConfig
+from penstock.testing import FakeModel
+
+def hang(inputs):
+    print("entered", flush=True)
+    threading.Event().wait()
+
+if sys.argv[1] == "load":
+    app.load = hang
+else:
+    app.load = lambda source: Loaded(source, (FakeModel(forward=hang),), 8)
+config = ServerConfig(http_port=0, event_loop=sys.argv[2], shutdown_grace_s=0, drain_timeout_s=0.1)
+try:
+    app.serve(config, [sys.argv[3]], lambda ready: print(ready.http, flush=True))
+except PenstockError as error:
+    sys.exit(str(error))
+"""
+
+
+def hanging(where: str, loop: str, model: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HANGING, where, loop, str(model)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_model_that_hangs_does_not_keep_the_server(model: Path, loop: str) -> None:
+    with hanging("forward", loop, model) as process:
+        try:
+            assert process.stdout
+            host, _, port = process.stdout.readline().strip().partition(":")
+            with Client((host, int(port))) as client:
+                tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 0]}
+                client.send(post(json.dumps({"inputs": [tensor]}).encode(), path="/v2/models/linear/infer"))
+                assert process.stdout.readline() == "entered\n"
+                process.send_signal(signal.SIGTERM)
+                _, errors = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "a model was still at work after 0.1 s and was left behind" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_model_that_hangs_while_it_is_loaded_does_not_keep_the_server(model: Path) -> None:
+    with hanging("load", "asyncio", model) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "entered\n"
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert "Traceback" not in errors
 
 
 def fails(*arguments: str) -> tuple[int, str]:

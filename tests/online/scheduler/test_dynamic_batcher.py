@@ -191,3 +191,10 @@ def test_a_receiver_that_fails_does_not_keep_the_others_from_their_answers() -> 
     batcher.finish(batch, PenstockError("broken"))
     loop.turn()
     assert len(received) == 1
+
+
+def test_an_answer_that_comes_after_the_event_loop_was_closed_is_dropped() -> None:
+    loop = asyncio.new_event_loop()
+    batcher = DynamicBatcher(BatchingConfig(batchable=False), loop)
+    loop.close()
+    batcher.finish([waiting(1, 1)], [{}])

@@ -348,7 +348,7 @@ def test_draining_closes_where_a_later_request_was_answered_first(loop: str) -> 
         assert server.entered.acquire(timeout=PATIENCE_S)
         assert server.connect().ask(get("/v2/health/live")).status == 200
         draining = asyncio.run_coroutine_threadsafe(server.http.drain(0, 4 * PATIENCE_S), server.loop)
-        while server.call(lambda: server.http._listener.is_serving()):
+        while server.call(server.http._listener.is_serving):
             pass  # until the drain has looked for idle connections
         server.gate.set()
         assert client.read().data == [2, 0]

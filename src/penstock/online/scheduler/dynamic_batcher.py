@@ -123,7 +123,12 @@ class DynamicBatcher:
 
     def finish(self, batch: list[Waiting], outcome: list[dict[str, Array]] | PenstockError) -> None:
         """Give back a batch taken, with the outputs of each request or the error that befell all."""
-        self._loop.call_soon_threadsafe(self._complete, batch, outcome)
+        try:
+            self._loop.call_soon_threadsafe(self._complete, batch, outcome)
+        except RuntimeError:
+            # The server was ended without waiting for this answer.
+            if not self._loop.is_closed():
+                raise
 
     async def drain(self) -> None:
         """Return when every request submitted has been answered."""

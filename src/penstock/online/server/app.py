@@ -11,14 +11,16 @@ import gc
 import importlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
 from penstock.clock import SystemClock
-from penstock.errors import EngineUnavailable, InvalidArgument, Unavailable
+from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.repository.loader import Loaded, Source, find_sources, load
@@ -33,6 +35,7 @@ VERSION = "1"
 """The version under which a target given by hand is served."""
 
 _SWITCH_INTERVAL_S = 0.0005
+_UNLOAD_S = 1.0
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -46,7 +49,8 @@ class Ready(msgspec.Struct, frozen=True):
 def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callable[[Ready], None]) -> None:
     """Serve ``targets`` until SIGTERM or SIGINT; ``on_ready`` is called once all are loaded and warm.
 
-    Raises NotFound, InvalidModel, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in use).
+    Raises NotFound, InvalidModel, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in use), and
+    DeadlineExceeded if a model was still at work when the time to drain was over.
     """
     if not targets:
         raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
@@ -108,7 +112,7 @@ class Application:
 
     async def _load(self, sources: Sequence[Source]) -> None:
         for source in sources:
-            loaded = await asyncio.get_running_loop().run_in_executor(None, load, source)
+            loaded = await asyncio.wrap_future(_on_daemon_thread(load, source))
             handle = self._assemble(loaded)
             handle.start()
             self._repository.add(handle)
@@ -141,8 +145,35 @@ class Application:
         self._stopping.set()
 
     async def _drain(self) -> None:
-        await self._http.drain(self._config.shutdown_grace_s, self._config.drain_timeout_s)
-        await self._repository.unload_all()
+        grace_s, timeout_s = self._config.shutdown_grace_s, self._config.drain_timeout_s
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace_s + timeout_s
+        await self._http.drain(grace_s, timeout_s)
+        try:
+            # Clients that took all the time are no reason not to unload models that are free.
+            async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
+                await self._repository.unload_all()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"a model was still at work after {timeout_s:g} s and was left behind",
+                "if it does not hang, give it longer with 'drain_timeout_s'",
+            ) from None
+
+
+def _on_daemon_thread(load: Callable[[Source], Loaded], source: Source) -> Future[Loaded]:
+    """``load(source)``, on a thread that, unlike an executor's, cannot keep the process from ending."""
+    future: Future[Loaded] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(load(source))
+        except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"load-{source.name}", daemon=True).start()
+    return future
 
 
 def _calm_collector() -> None:
@@ -161,7 +192,7 @@ def _loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoo
             uvloop: ModuleType = importlib.import_module("uvloop")
         except ImportError as error:
             if config.event_loop == "uvloop":
-                raise EngineUnavailable("uvloop", "uvloop", str(error)) from None
+                raise Unavailable(f"event loop 'uvloop' is not available: {error}", "pip install uvloop") from None
         else:
             return uvloop.new_event_loop  # type: ignore[no-any-return]
     return asyncio.new_event_loop
