@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bundles import FILES, manifest_for, packed
-from penstock.bundle.open import open_bundle
+from penstock.bundle.open import is_bundle, open_bundle
 from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, pack
 from penstock.errors import AlreadyExists, IntegrityError, PenstockError, ResourceExhausted
 
@@ -136,29 +139,99 @@ except ResourceExhausted as error:
         assert open_bundle(target).name == "test"
 
 
-@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-def test_a_kill_leaves_no_half_bundle_and_the_next_pack_cleans_up(folder: bool, tmp_path: Path) -> None:
-    target = tmp_path / "a.bundle"
-    # Killed in the middle of the second fsync (folder) or the only one (file): bytes are written, nothing is renamed.
+def _killed(where: str, target: Path, folder: bool) -> None:
+    """A process that overwrites ``target`` and kills itself where ``where``, Python that may call ``die``, says."""
     script = f"""
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {_TESTS!r})
-from bundles import FILES, packed
-calls = []
-def fsync(descriptor):
-    calls.append(descriptor)
-    if len(calls) == {2 if folder else 1}:
-        os.kill(os.getpid(), signal.SIGKILL)
-os.fsync = fsync
-packed(Path({str(target)!r}), folder={folder})
+from bundles import FILES, manifest_for
+from penstock.bundle import pack
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+{where}
+pack.pack(manifest_for(FILES), FILES, Path({str(target)!r}), overwrite=True, folder={folder})
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    assert [path.name for path in tmp_path.iterdir()] == ["a.bundle.partial"]
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_a_kill_leaves_no_half_bundle_but_a_folder_that_tells_its_name(folder: bool, tmp_path: Path) -> None:
+    target = tmp_path / "a.bundle"
+    _killed("os.fsync = die", target, folder)
+    (left,) = tmp_path.iterdir()
+    assert re.fullmatch(r"a\.bundle\.\w+\.partial", left.name)
+    assert not is_bundle(left)
     packed(target, folder=folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.bundle"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.bundle", left.name}
     assert open_bundle(target).name == "test"
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_a_kill_around_the_renaming_leaves_the_old_bundle_or_the_new_one(folder: bool, tmp_path: Path) -> None:
+    old, new = (
+        packed(tmp_path / name, files, folder=folder) for name, files in (("o", {"model.onnx": b"old"}), ("n", FILES))
+    )
+    before, after = open_bundle(old).digest, open_bundle(new).digest
+    _killed("pack._replace = die", old, folder)
+    assert open_bundle(old).digest == before
+    _killed("replace = pack._replace; pack._replace = lambda *names: (replace(*names), die())", old, folder)
+    assert open_bundle(old).digest == after
+
+
+def test_without_an_atomic_swap_a_kill_between_the_renamings_loses_nothing(tmp_path: Path) -> None:
+    target = packed(tmp_path / "a.bundle", {"model.onnx": b"old"}, folder=True)
+    before = open_bundle(target).digest
+    rename = "rename = Path.rename; Path.rename = lambda *names: (rename(*names), die())"
+    _killed(f"pack._exchange = lambda *_: False; {rename}", target, folder=True)
+    (left,) = tmp_path.iterdir()
+    assert open_bundle(left / "old").digest == before
+    assert open_bundle(left / "new").read("model.onnx") == FILES["model.onnx"]
+
+
+def test_folders_are_replaced_where_no_atomic_swap_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.bundle.pack._RENAME_EXCHANGE", 1 << 30)  # the kernel knows no such flag
+    target = packed(tmp_path / "a.bundle", {"model.onnx": b"old"}, folder=True)
+    pack(manifest_for(FILES), FILES, target, overwrite=True, folder=True)
+    assert open_bundle(target).read("model.onnx") == FILES["model.onnx"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bundle"]
+
+
+def test_builds_to_one_target_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "a.bundle"
+    contents = [{"model.onnx": bytes([number]) * 100_000} for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for done in [
+            pool.submit(pack, manifest_for(files), files, target, overwrite=True)
+            for files in contents
+            for _ in range(5)
+        ]:
+            done.result()
+    assert open_bundle(target).read("model.onnx") in [files["model.onnx"] for files in contents]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bundle"]
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "free some space"),
+        (errno.EROFS, "choose a place that you may write to"),
+        (errno.EACCES, "choose a place that you may write to"),
+        (errno.EIO, "choose another place"),
+    ],
+)
+def test_the_hint_follows_the_cause(number: int, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ResourceExhausted) as caught:
+        packed(tmp_path / "a.bundle")
+    assert caught.value.hint.startswith(hint)
+    assert os.strerror(number) in caught.value.message
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_target_below_a_file(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Write a bundle: one file (an uncompressed zip that any zip tool lists) or a folder of the same files.
 
-The same manifest and files give the same bytes. A bundle appears whole or not at all: it is written beside its target
-under a ``.partial`` name and renamed when it is complete.
+The same manifest and files give the same bytes. A bundle appears whole or not at all: it is written into a folder of its
+own beside the target, ``<target>.<random>.partial``, and renamed when it is complete. What a killed build leaves there is
+never taken for a bundle, and may be removed.
 
 The zip's comment is the SHA-256 of all bytes before it, which covers what per-file digests do not: the container itself.
 """
@@ -9,9 +10,11 @@ The zip's comment is the SHA-256 of all bytes before it, which covers what per-f
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import io
 import os
-import shutil
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -25,6 +28,8 @@ MANIFEST_DIGEST = "manifest.sha256"
 SEAL_SIZE = 64
 """Length of the zip comment: a SHA-256 in hexadecimal."""
 
+# From linux/fcntl.h and linux/fs.h.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -39,7 +44,7 @@ def pack(
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
     ``overwrite`` replaces a file or a bundle; a folder that holds anything else is never touched.
-    Raises AlreadyExists if ``target`` is there and may not be replaced, ResourceExhausted if the disk is full.
+    Raises AlreadyExists if ``target`` is there and may not be replaced, ResourceExhausted if it cannot be written.
     """
     for path in files:
         check_path(path)
@@ -51,21 +56,20 @@ def pack(
         raise AlreadyExists(f"'{target}' is a folder that holds no bundle", "choose another name")
     data = encode(manifest)
     entries = {MANIFEST: data, MANIFEST_DIGEST: sha256(data).encode(), **files}
-    partial = target.with_name(target.name + ".partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove(partial)
-        if folder:
-            _write_folder(partial, entries)
-        else:
-            _write_file(partial, zip_bytes(entries))
-        _replace(partial, target)
+        with tempfile.TemporaryDirectory(
+            prefix=f"{target.name}.", suffix=".partial", dir=target.parent, ignore_cleanup_errors=True
+        ) as partial:
+            new = Path(partial) / "new"
+            if folder:
+                _write_folder(new, entries)
+            else:
+                _write_file(new, zip_bytes(entries))
+            _replace(new, target)
+        _sync_folder(target.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            _remove(partial)
-        raise ResourceExhausted(
-            f"cannot write '{target}': {error.strerror or error}", "free some space or choose another place"
-        ) from error
+        raise ResourceExhausted(f"cannot write '{target}': {error.strerror or error}", _remedy(error)) from error
 
 
 def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
@@ -91,6 +95,8 @@ def check_path(path: str) -> None:
 def _write_folder(folder: Path, entries: Mapping[str, bytes]) -> None:
     for path, data in entries.items():
         _write_file(folder / path, data)
+    for written in {(folder / path).parent for path in entries} | {folder}:
+        _sync_folder(written)
 
 
 def _write_file(path: Path, data: bytes) -> None:
@@ -101,20 +107,39 @@ def _write_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _replace(partial: Path, target: Path) -> None:
-    if target.exists() and (target.is_dir() or partial.is_dir()):
-        # A folder cannot be renamed over anything with content; the old one moves aside first, so a complete one is always there.
-        aside = target.with_name(target.name + ".old.partial")
-        _remove(aside)
-        target.rename(aside)
-        partial.rename(target)
-        _remove(aside)
-    else:
-        partial.replace(target)
+def _sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` last through a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _replace(new: Path, target: Path) -> None:
+    """Rename ``new`` to ``target``; what was there, if a folder is involved, stays beside ``new``."""
+    if not (target.exists() and (target.is_dir() or new.is_dir())):
+        new.replace(target)
+    elif not _exchange(new, target):
+        # A folder cannot be renamed over anything with content. A kill between these two leaves no target, but both
+        # bundles whole in the ``.partial`` folder, as "old" and "new".
+        target.rename(new.with_name("old"))
+        new.rename(target)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names at once; False where the system or the file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # not Linux
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        return "free some space or choose another place"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a place that you may write to"
+    return "choose another place"
