@@ -57,7 +57,7 @@ def test_targets_that_cannot_be_served(tmp_path: Path) -> None:
 def test_warm_up_runs_one_row_and_the_largest_batch() -> None:
     model = FakeModel()
     assert warm_up(model, 8)
-    assert [call["x"].shape for call in model.calls] == [(1, 2), (8, 2)]
+    assert [call["x"].shape for call in model.calls[:2]] == [(1, 2), (8, 2)]
 
 
 def test_a_model_that_does_not_answer_row_for_row_is_not_batched() -> None:
@@ -83,3 +83,32 @@ def test_text_inputs_are_warmed_up_with_empty_text() -> None:
     model = FakeModel(text, lambda inputs: {"y": inputs["x"]})
     assert warm_up(model, 2)
     np.testing.assert_array_equal(model.calls[1]["x"], np.array([b"", b""], object))
+
+
+def test_a_model_whose_rows_depend_on_each_other_is_not_batched(caplog: pytest.LogCaptureFixture) -> None:
+    def centred(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": inputs["x"] - inputs["x"].mean(axis=0, keepdims=True)}
+
+    assert not warm_up(FakeModel(forward=centred), 8, "centred")
+    assert [record.getMessage() for record in caplog.records] == [
+        "requests to model 'centred' are not merged: its answer to one row changes with the rows beside it in the batch"
+    ]
+
+
+def test_rounding_and_nan_do_not_keep_a_model_from_being_batched(caplog: pytest.LogCaptureFixture) -> None:
+    def rounded(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = inputs["x"] * np.float32(1 + 0.001 * len(inputs["x"]))
+        outputs[:, 1] = np.nan
+        return {"y": outputs}
+
+    assert warm_up(FakeModel(forward=rounded), 8)
+    assert not caplog.records
+
+
+def test_a_model_that_refuses_values_that_were_only_guessed_is_batched_as_its_shapes_say() -> None:
+    def picky(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if inputs["x"].any():
+            raise PenstockError("the model failed")
+        return {"y": inputs["x"]}
+
+    assert warm_up(FakeModel(forward=picky), 8)
