@@ -73,6 +73,20 @@ def test_readiness_goes_first_and_a_second_signal_stops_at_once(model: Path, loo
         assert "Traceback" not in errors
 
 
+def test_a_request_larger_than_what_is_merged_runs_alone(model: Path) -> None:
+    def ask(rows: int) -> bytes:
+        tensor = {"name": "x", "shape": [rows, 3], "datatype": "FP32", "data": [1] * 3 * rows}
+        return post(json.dumps({"inputs": [tensor]}).encode(), path="/v2/models/linear/infer")
+
+    with (
+        ServerProcess(model, arguments=("--max-batch", "1"), max_request_rows=4) as server,
+        Client(server.address) as client,
+    ):
+        assert json.loads(client.ask(ask(4)).body)["outputs"][0]["shape"][0] == 4
+        refused = client.ask(ask(5))
+        assert (refused.status, "batch-size must be <= 4 for 'linear'" in refused.error) == (400, True)
+
+
 HANGING = """
 import sys, threading
 from penstock.errors import PenstockError

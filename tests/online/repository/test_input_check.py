@@ -18,9 +18,9 @@ def request(**changes: object) -> InferRequest:
 
 
 def test_rows_and_what_must_be_equal_to_be_merged() -> None:
-    check = InputCheck("m", SIGNATURE, max_batch=8)
+    check = InputCheck("m", SIGNATURE, max_rows=8)
     assert check(request()) == (2, ((3,), (5,)))
-    assert InputCheck("m", SIGNATURE, max_batch=None)(request()) == (1, None)
+    assert InputCheck("m", SIGNATURE, max_rows=None)(request()) == (1, None)
 
 
 def test_models_of_fixed_rows_merge_without_comparing() -> None:
@@ -50,7 +50,7 @@ def test_models_of_fixed_rows_merge_without_comparing() -> None:
 )
 def test_what_does_not_fit_is_named(changes: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message) as caught:
-        InputCheck("m", SIGNATURE, max_batch=8)(request(**changes))
+        InputCheck("m", SIGNATURE, max_rows=8)(request(**changes))
     assert caught.value.message.startswith("[request id: <id_unknown>] ")
 
 
@@ -58,4 +58,4 @@ def test_unknown_outputs_are_refused_with_the_requests_id() -> None:
     asked = request()
     asked.id, asked.outputs = "7", ("y", "w")
     with pytest.raises(InvalidArgument, match=r"\[request id: 7\] unexpected inference output 'w' for model 'm'"):
-        InputCheck("m", SIGNATURE, max_batch=8)(asked)
+        InputCheck("m", SIGNATURE, max_rows=8)(asked)

@@ -11,14 +11,14 @@ from penstock.tensor import DataType, Signature
 
 
 class InputCheck:
-    """Checks names, datatypes, shapes and batch size; ``max_batch`` None means that the model is not batchable."""
+    """Checks names, datatypes, shapes and batch size; ``max_rows``, of one request, None means that the model is not batchable."""
 
-    def __init__(self, model_name: str, signature: Signature, max_batch: int | None) -> None:
+    def __init__(self, model_name: str, signature: Signature, max_rows: int | None) -> None:
         self._model_name = model_name
         self._signature = signature
-        self._max_batch = max_batch
+        self._max_rows = max_rows
         self._outputs = frozenset(signature.output_names)
-        first = 0 if max_batch is None else 1
+        first = 0 if max_rows is None else 1
         self._inputs = [
             (
                 spec.name,
@@ -50,14 +50,14 @@ class InputCheck:
             for axis, size in fixed:
                 if shape[axis] != size:
                     self._explain(request)
-            if self._max_batch is not None:
+            if self._max_rows is not None:
                 if rows == -1:
                     rows = shape[0]
-                if shape[0] != rows or not 0 < rows <= self._max_batch:
+                if shape[0] != rows or not 0 < rows <= self._max_rows:
                     self._explain(request)
         if request.outputs and not self._outputs.issuperset(request.outputs):
             self._explain(request)
-        if self._max_batch is None:
+        if self._max_rows is None:
             return 1, None
         return rows, None if self._mergeable else tuple(inputs[name].shape[1:] for name, *_ in self._inputs)
 
@@ -91,14 +91,14 @@ class InputCheck:
         return self._batch_reason(request) or self._output_reason(request)
 
     def _batch_reason(self, request: InferRequest) -> str:
-        if self._max_batch is None:
+        if self._max_rows is None:
             return ""
         first = request.inputs[self._signature.inputs[0].name].shape[0]
         for name in self._signature.input_names:
             if request.inputs[name].shape[0] != first:
                 return f"input '{name}' batch size does not match other inputs for '{self._model_name}'"
-        if first > self._max_batch:
-            return f"inference request batch-size must be <= {self._max_batch} for '{self._model_name}'"
+        if first > self._max_rows:
+            return f"inference request batch-size must be <= {self._max_rows} for '{self._model_name}'"
         return f"inference request batch-size must be >= 1 for '{self._model_name}'" if first < 1 else ""
 
     def _output_reason(self, request: InferRequest) -> str:

@@ -34,7 +34,7 @@ class BatchingConfig(msgspec.Struct, frozen=True):
     batchable: bool
     """Whether requests may be merged along the first axis; if not, each runs alone."""
     max_batch: int = 1
-    """Most rows in one batch."""
+    """Most rows that are merged; a single larger request runs alone."""
     max_queue: int = 4096
     """Most requests that are accepted and not yet answered."""
 
@@ -60,7 +60,7 @@ class Formed(msgspec.Struct, frozen=True):
 def form(queues: Mapping[Hashable, Sequence[Waiting] | deque[Waiting]], max_batch: int) -> Formed | None:
     """The next batch, or None to wait: the longest waiting request and those behind it that fit, in order. Pure.
 
-    No queue is empty and no request has more than ``max_batch`` rows.
+    A request of more than ``max_batch`` rows runs alone. No queue is empty.
     """
     if not queues:
         return None
@@ -68,7 +68,7 @@ def form(queues: Mapping[Hashable, Sequence[Waiting] | deque[Waiting]], max_batc
     count = rows = 0
     for waiting in queues[key]:
         rows += waiting.rows
-        if rows > max_batch:
+        if count and rows > max_batch:
             break
         count += 1
     return Formed(key, count)

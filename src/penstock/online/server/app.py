@@ -124,12 +124,13 @@ class Application:
             max_batch=loaded.max_batch or 1,
             max_queue=self._config.max_queue,
         )
+        max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self._config.max_request_rows)
         batcher = DynamicBatcher(batching, asyncio.get_running_loop())
         return Handle(
             name=name,
             version=VERSION,
             platform=loaded.platform,
-            check=InputCheck(name, signature, loaded.max_batch),
+            check=InputCheck(name, signature, max_rows),
             scheduler=batcher,
             models=loaded.models,
             instances=[Instance(f"{name}-{n}", model, batcher) for n, model in enumerate(loaded.models)],

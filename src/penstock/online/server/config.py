@@ -19,7 +19,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
     http_port: _Port = 8000
     """Port for HTTP; 0 picks a free one."""
     max_batch: _Count | None = None
-    """Most rows in one batch, for every model; not given: what its bundle says, or 64."""
+    """Most rows that are merged into one batch, for every model; not given: what its bundle says, or 64."""
+    max_request_rows: _Count = 1024
+    """Most rows of one request, or ``max_batch`` where that is more; a request of more than ``max_batch`` rows runs alone."""
     instances: _Count | None = None
     """Copies of each model that run side by side; not given: what its bundle says, or 1."""
     max_queue: _Count = 4096
@@ -39,6 +41,6 @@ class ServerConfig(msgspec.Struct, frozen=True):
     shutdown_grace_s: _Seconds = 0.5
     """How long new connections are still taken after readiness went off, so that load balancers notice first."""
     drain_timeout_s: _Seconds = 30.0
-    """Longest that shutting down waits for requests in flight."""
+    """Longest that shutting down waits for requests in flight and for models at work."""
     event_loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     """``auto`` takes uvloop where it is installed."""
