@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import networks
 from penstock.artifact import Artifact
@@ -93,3 +94,26 @@ def test_a_quantised_model_is_refused() -> None:
 def test_a_corrupt_model_is_refused() -> None:
     with pytest.raises(InvalidModel):
         FloatModel(Artifact.from_bytes(b"\x00not a model"))
+
+
+def test_nodes_without_inputs_stay_as_they_are() -> None:
+    n = networks.Network()
+    n.op(
+        "Gemm", n.op("Add", "x", n.op("RandomNormal", shape=[1, 16])), n.weight(np.ones((16, 8), np.float32)), name="y"
+    )
+    n.op("Constant", name="version", value=helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0]))
+    artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 8], "version": [1]})
+    assert chosen(artifact, Placement.LINEAR) == ["Gemm"]
+    assert chosen(artifact, Placement.WIDE) == ["Add", "Gemm"]
+
+
+def test_where_shape_inference_fails_unknown_tensors_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(proto: onnx.ModelProto) -> onnx.ModelProto:
+        raise onnx.shape_inference.InferenceError("cannot")
+
+    n = networks.Network()
+    n.gemm(n.op("Relu", n.gemm("x", 16, 8)), 8, 4, name="y")
+    artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
+    assert chosen(artifact, Placement.LINEAR) == ["Gemm", "Relu", "Gemm"]
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fail)
+    assert chosen(artifact, Placement.LINEAR) == []

@@ -32,13 +32,12 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """Counts of one tensor's values, with exact zeros counted apart, and its extremes and moments. About 32 KiB.
+    """Counts of one tensor's values, with exact zeros counted apart, and its extremes. About 32 KiB.
 
     ``counts[BINS + k]`` holds the values other than zero in [k·w, (k+1)·w) for w = ``bin_width`` and -2048 <= k < 2048.
-    ``m2`` is the sum of squared distances from ``mean``.
     """
 
-    __slots__ = ("_exponent", "count", "counts", "m2", "max", "mean", "min", "zeros")
+    __slots__ = ("_exponent", "count", "counts", "max", "min", "zeros")
 
     def __init__(self) -> None:
         self.counts = np.zeros(2 * BINS, np.int64)
@@ -46,8 +45,6 @@ class Histogram:
         self.count = 0
         self.min = math.inf
         self.max = -math.inf
-        self.mean = 0.0
-        self.m2 = 0.0
         self._exponent = _MIN_EXPONENT
 
     @property
@@ -91,7 +88,7 @@ class Histogram:
         self.counts[BINS] -= zeros
         self.zeros += zeros
         self.min, self.max = min(self.min, low), max(self.max, high)
-        self._add_moments(chunk)
+        self.count += chunk.size
 
     def _cover(self, magnitude: float) -> None:
         """Double R until it is above ``magnitude``."""
@@ -103,16 +100,6 @@ class Histogram:
             self.counts[:] = 0
             self.counts[BINS // 2 : BINS // 2 + BINS] = merged
         self._exponent += doublings
-
-    def _add_moments(self, chunk: Array) -> None:
-        # Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
-        wide = chunk.astype(np.float64)
-        mean = float(wide.mean())
-        wide -= mean
-        total, delta = self.count + chunk.size, mean - self.mean
-        self.m2 += float(wide @ wide) + delta * delta * self.count * chunk.size / total
-        self.mean += delta * chunk.size / total
-        self.count = total
 
 
 class TensorStatistics(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ Three rules hold in every placement:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Iterable
 
@@ -71,7 +72,10 @@ class FloatModel:
         _constants_to_initializers(proto.graph)
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
-        self.proto = onnx.shape_inference.infer_shapes(proto)
+        # A tensor of unknown type is taken for none that can become integer.
+        with contextlib.suppress(Exception):
+            proto = onnx.shape_inference.infer_shapes(proto)
+        self.proto = proto
         graph = self.proto.graph
         self.nodes: list[onnx.NodeProto] = list(graph.node)
         self.input_names: list[str] = [value.name for value in graph.input]
@@ -115,7 +119,7 @@ class FloatModel:
         """Names of the nodes, and of the tensors, between a Softmax and the last linear operators before it."""
         nodes: set[str] = set()
         tensors: set[str] = set()
-        waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax")]
+        waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax") and node.input]
         while waiting:
             tensor = waiting.pop()
             if tensor in tensors or tensor in self.weights:
@@ -128,7 +132,7 @@ class FloatModel:
         return nodes, tensors
 
     def _fits(self, node: onnx.NodeProto, placement: Placement, chosen: dict[str, onnx.NodeProto]) -> bool:
-        if not (self.is_float(node.input[0]) and self.is_float(node.output[0])):
+        if not node.input or not (self.is_float(node.input[0]) and self.is_float(node.output[0])):
             return False
         if node.op_type in LINEAR_OPS:
             return self._fits_linear(node, placement)
