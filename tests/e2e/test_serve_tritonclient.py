@@ -24,7 +24,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Inferenc
     }
     for name, artifact in named.items():
         (folder / f"{name}.onnx").write_bytes(artifact.data)
-    with ServerProcess(*sorted(folder.iterdir()), arguments=("--max-batch", "16")) as server:
+    with ServerProcess(*sorted(folder.iterdir()), arguments=("--max-batch", "16"), max_request_rows=16) as server:
         client = triton.InferenceServerClient("{}:{}".format(*server.address), concurrency=8)
         yield client
         client.close()

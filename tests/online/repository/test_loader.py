@@ -1,13 +1,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import bundles
 import models
+from penstock.bundle.manifest import ServingConfig, Variant
 from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError
+from penstock.online.repository import loader
 from penstock.online.repository.loader import find_sources, load, warm_up
+from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER, FakeModel
 
@@ -37,7 +41,55 @@ def test_a_bundle_is_served_as_it_says_unless_told_otherwise(tmp_path: Path) -> 
     loaded = load(source)
     assert loaded.max_batch == 2
     assert len(loaded.models) == 3
-    assert len(set(map(id, loaded.models))) == 1, "a reentrant model is shared"
+    assert len(set(map(id, loaded.models))) == 1, "a reentrant model of one thread is shared"
+
+
+def with_serving(target: Path, threads: int, instances: int, machine: MachineFacts) -> Path:
+    return bundles.packed(
+        target,
+        {"model.onnx": models.linear().data},
+        variants=(Variant("fp32", "model.onnx", "onnxruntime", "fp32", options={"threads": threads}),),
+        serving=ServingConfig("fp32", threads, instances, max_batch=8),
+        machine=machine,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tuned", "asked", "served"),
+    [
+        ((16, 1), None, (4, 1)),
+        ((4, 16), None, (1, 4)),
+        ((2, 2), None, (2, 2)),
+        ((4, 1), 3, (1, 3)),
+        ((0, 2), None, (2, 2)),
+    ],
+)
+def test_a_bundle_takes_no_more_cores_than_there_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tuned: tuple[int, int],
+    asked: int | None,
+    served: tuple[int, int],
+) -> None:
+    here = msgspec.structs.replace(machine_facts(), cores=4)
+    monkeypatch.setattr(loader, "machine_facts", lambda: here)
+    (source,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], instances=asked)
+    assert (source.options["threads"], source.instances) == served
+
+
+def test_a_bundle_tuned_elsewhere_is_served_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    find_sources([with_serving(tmp_path / "here.bundle", 1, 1, machine_facts())])
+    assert not caplog.records
+    find_sources([with_serving(tmp_path / "elsewhere.bundle", 1, 1, bundles.MACHINE)])
+    assert "tuned on another machine" in caplog.text
+    assert "CPU: measured on Test CPU, here" in caplog.text
+
+
+def test_a_model_with_several_threads_is_not_shared(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path)], instances=2)
+    for threads, copies in ((1, 1), (2, 2)):
+        loaded = load(msgspec.structs.replace(source, options={"threads": threads}))
+        assert len(set(map(id, loaded.models))) == copies
 
 
 def test_targets_that_cannot_be_served(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ stem. Everything here blocks and belongs on a thread of its own, not on the even
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A model in memory, warm. ``models`` holds one copy per instance, or the same one for each if it is reentrant."""
+    """A model in memory, warm. ``models`` holds one copy per instance, or the same one for each if it is reentrant and has one
+    thread."""
 
     source: Source
     models: tuple[LoadedModel, ...]
@@ -81,20 +82,34 @@ def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
         return Source(
             path.stem, Artifact.from_file(path), "onnxruntime", options, max_batch or DEFAULT_MAX_BATCH, count
         )
-    bundle = open_bundle(path)
-    variant, serving = bundle.choose(machine_facts(), is_available), bundle.manifest.serving
+    bundle, machine = open_bundle(path), machine_facts()
+    variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
     if variant.name != serving.variant:
         _log.warning(
             "bundle '%s' is served as '%s': '%s' does not run here", bundle.name, variant.name, serving.variant
         )
+    if differences := bundle.differences(machine):
+        _log.warning(
+            "bundle '%s' was tuned on another machine, so its profile may not hold: %s",
+            bundle.name,
+            "; ".join(differences),
+        )
+    count = instances or min(serving.instances, machine.cores)
     return Source(
         bundle.name,
         bundle.artifact(variant),
         variant.engine,
-        dict(variant.options),
+        _fit_threads(variant.options, count, machine.cores),
         max_batch or serving.max_batch,
-        instances or serving.instances,
+        count,
     )
+
+
+def _fit_threads(options: Mapping[str, Any], instances: int, cores: int) -> dict[str, Any]:
+    """``options`` with no more threads than ``instances`` have ``cores``; 0 threads are as many as there are cores."""
+    if "threads" not in options:
+        return dict(options)
+    return {**options, "threads": min(options["threads"] or cores, max(1, cores // instances))}
 
 
 def load(source: Source) -> Loaded:
@@ -103,8 +118,10 @@ def load(source: Source) -> Loaded:
     models: list[LoadedModel] = []
     try:
         models.append(engine.load(source.artifact, source.options))
+        # With threads of its own a shared model would have its users queue up for one pool.
+        is_shared = models[0].reentrant and source.options.get("threads") == 1
         while len(models) < source.instances:
-            models.append(models[0] if models[0].reentrant else engine.load(source.artifact, source.options))
+            models.append(models[0] if is_shared else engine.load(source.artifact, source.options))
         batchable = [warm_up(model, source.max_batch, source.name) for model in models]
     except PenstockError:
         for model in models:
