@@ -9,7 +9,7 @@ import models
 from conformance.engines import EngineConformance
 from penstock.engines.base import Severity
 from penstock.engines.openvino import OpenVinoEngine, capabilities
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument, InvalidConfig, Unsupported
 from penstock.tensor import DataType
 
 _32_BITS = "the CPU plug-in computes in 32 bits; the engine refuses such inputs"
@@ -55,8 +55,13 @@ def test_precision_that_this_cpu_lacks_is_a_warning(precision: str) -> None:
         assert precision in findings[0].message
 
 
-@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "f16"}, {"hint": "throughput"}], ids=str)
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "f16"}], ids=str)
 def test_options_change_answers_by_rounding_only(options: dict[str, object]) -> None:
     model = OpenVinoEngine().load(models.linear(), options)
     x = np.ones((2, 3), np.float32)
     np.testing.assert_allclose(model.forward({"x": x})["y"], x @ models.linear_weight(), rtol=0.02, atol=0.02)
+
+
+def test_streams_are_no_option_since_there_is_one_request() -> None:
+    with pytest.raises(InvalidConfig, match="unknown option.*hint.*known: threads, precision"):
+        OpenVinoEngine().load(models.linear(), {"hint": "throughput"})

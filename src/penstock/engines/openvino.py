@@ -60,8 +60,6 @@ class OpenVinoOptions(msgspec.Struct, frozen=True):
     """Threads; 0 lets OpenVINO take all cores."""
     precision: Literal["f32", "bf16", "f16"] = "f32"
     """Arithmetic of float operators. OpenVINO itself would silently take BF16 where the CPU has it; we ask for what is meant."""
-    hint: Literal["latency", "throughput"] = "latency"
-    """How OpenVINO divides the threads: all for one request, or several streams."""
 
 
 class OpenVinoEngine:
@@ -93,8 +91,9 @@ class OpenVinoEngine:
         refuse_errors(check_artifact(artifact, self.formats))
         config = {
             "INFERENCE_PRECISION_HINT": typed.precision,
-            "PERFORMANCE_HINT": typed.hint.upper(),
-            "NUM_STREAMS": "1" if typed.hint == "latency" else "AUTO",
+            # One request at a time, which has all threads.
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": "1",
             # OpenVINO would pin threads to cores of its choice, on which neighbours' threads then pile up.
             "ENABLE_CPU_PINNING": "NO",
         }

@@ -14,11 +14,6 @@ _ENGINES = {
 }
 
 
-def engine_names() -> list[str]:
-    """Every engine that Penstock knows, installed or not."""
-    return list(_ENGINES)
-
-
 def get_engine(name: str) -> Engine:
     """The engine called ``name``. Raises InvalidArgument if unknown, EngineUnavailable if its package is missing."""
     if name not in _ENGINES:

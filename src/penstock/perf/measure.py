@@ -53,10 +53,6 @@ class Timings(msgspec.Struct, frozen=True):
     def p99_ms(self) -> float:
         return self.percentile_ms(99)
 
-    @property
-    def min_ms(self) -> float:
-        return float(self.seconds.min()) * 1e3
-
     def percentile_ms(self, percent: float) -> float:
         """Percentile over all calls, in milliseconds."""
         return float(np.percentile(self.seconds, percent)) * 1e3
