@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
+from penstock.testing import double
 
 
 @pytest.fixture(scope="module", params=sorted(LOOPS))
@@ -367,3 +368,22 @@ def test_trailers_are_no_headers(client: Client) -> None:
     trailer = b"Inference-Header-Content-Length: 3\r\nA: b\r\n"
     assert client.ask(head + chunks + trailer + b"\r\n").data == [8, 0]
     assert client.ask(infer(1)).data == [2, 0]
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+@pytest.mark.parametrize("host", ["localhost", ""])
+def test_a_free_port_is_one_port_whatever_addresses_a_name_has(loop: str, host: str) -> None:
+    with GatedServer(loop, host=host) as server:
+        assert {socket.getsockname()[1] for socket in server.http._listener.sockets} == {server.address[1]}
+        assert server.connect().ask(infer(1)).data == [2, 0]
+
+
+def test_an_answer_that_cannot_be_encoded_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with GatedServer() as server:
+        server.model._forward = lambda inputs: {"y": np.full((len(inputs["x"]), 1), "\ud800", object)}
+        client = server.connect()
+        answer = client.ask(infer(1))
+        assert (answer.status, answer.error) == (500, "internal error")
+        server.model._forward = double
+        assert client.ask(infer(1)).data == [2, 0]
+    assert "the answer could not be encoded" in caplog.text

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.online.repository.manager import Repository
 from penstock.online.scheduler.dynamic_batcher import Done, Outcome
 from penstock.request import InferRequest
 from penstock.tensor import TensorSpec
+
+_log = logging.getLogger(__name__)
 
 
 class DataPlane:
@@ -39,6 +43,9 @@ class DataPlane:
             handle.scheduler.submit(request, rows, key, release)
         except PenstockError as error:
             release(error)
+        except Exception:  # noqa: BLE001 - a bug of ours must not hold the model for ever
+            _log.exception("request failed")
+            release(PenstockError("internal error"))
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether the model can be asked now; of an unknown model False."""

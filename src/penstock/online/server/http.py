@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 from penstock.clock import Clock
 from penstock.online.server.config import ServerConfig
@@ -26,9 +27,11 @@ class HttpServer:
 
     async def start(self) -> tuple[str, int]:
         """Listen; returns the address bound. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: Connection(self._shared), self._config.host, self._config.http_port, backlog=4096
+        host, port = self._config.host, self._config.http_port
+        if port == 0:
+            host = await _one_address(host)
+        self._listener = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._shared), host, port, backlog=4096
         )
         self._sweep_later()
         host, port = self._listener.sockets[0].getsockname()[:2]
@@ -82,3 +85,12 @@ class HttpServer:
         self._shared.connections.discard(connection)
         if not self._shared.connections:
             self._empty.set()
+
+
+async def _one_address(host: str) -> str:
+    """An address of ``host``, of IPv4 where there is one: each of several would get another free port. Raises OSError."""
+    addresses = await asyncio.get_running_loop().getaddrinfo(
+        host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    *_, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
+    return str(address[0])

@@ -63,6 +63,10 @@ class Exchange(msgspec.Struct, eq=False):
         except PenstockError as error:
             self.fail(error)
             return
+        except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+            _log.exception("the answer could not be encoded")
+            self.fail(PenstockError("internal error"))
+            return
         if json_length is None:
             self.reply(self, 200, JSON, body)
         else:
