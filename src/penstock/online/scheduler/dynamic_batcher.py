@@ -122,7 +122,7 @@ class DynamicBatcher:
             self._tokens.get()
 
     def finish(self, batch: list[Waiting], outcome: list[dict[str, Array]] | PenstockError) -> None:
-        """Give back a batch taken, with the outputs of each request or the error that befell all."""
+        """Give back a batch taken, or a part of it, with the outputs of each request or the error that befell all."""
         try:
             self._loop.call_soon_threadsafe(self._complete, batch, outcome)
         except RuntimeError:

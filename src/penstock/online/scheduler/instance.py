@@ -15,7 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 class Instance:
-    """Takes the next batch whenever it is free. A batch that fails answers its own requests with the error, no others."""
+    """Takes the next batch whenever it is free. Of a batch that fails, each request runs again alone, so that what is wrong
+    with one client's values is told to that client only."""
 
     def __init__(self, name: str, model: LoadedModel, batcher: DynamicBatcher) -> None:
         self._model = model
@@ -32,7 +33,12 @@ class Instance:
 
     def _run(self) -> None:
         while (batch := self._batcher.take()) is not None:
-            self._batcher.finish(batch, self._forward(batch))
+            outcome = self._forward(batch)
+            if isinstance(outcome, PenstockError) and len(batch) > 1:
+                for waiting in batch:
+                    self._batcher.finish([waiting], self._forward([waiting]))
+            else:
+                self._batcher.finish(batch, outcome)
 
     def _forward(self, batch: list[Waiting]) -> list[dict[str, Array]] | PenstockError:
         try:
