@@ -291,8 +291,34 @@ def test_a_target_without_a_name_is_refused_before_the_work(
 
 
 def test_a_target_below_a_file_is_refused_before_the_work(model: Path) -> None:
-    with pytest.raises(InvalidArgument, match="nothing can be written into"):
+    with pytest.raises(InvalidArgument, match="cannot be written: Not a directory"):
         build(model, model / "out.bundle", evaluate=samples(), recipe=QUICK)
+
+
+def test_a_name_too_long_is_refused_before_the_work(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be written: File name too long"):
+        build(model, tmp_path / ("x" * 300), evaluate=samples(), recipe=QUICK)
+
+
+def test_more_threads_than_cores_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="more than this machine's"):
+        build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(threads=(99999999999999999999,)))
+
+
+def test_data_that_the_model_fails_on_are_named(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["y"])]
+    table = numpy_helper.from_array(np.ones((10, 4), np.float32), "table")
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])
+    graph = helper.make_graph(nodes, "lookup", [ids], [y], [table])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(InvalidData, match="on samples of the data"):
+        build(
+            Artifact.from_bytes(proto.SerializeToString()),
+            tmp_path / "out.bundle",
+            evaluate={"ids": np.array([1, 500])},
+            recipe=QUICK,
+        )
 
 
 def test_what_the_chosen_figures_hide_is_noted(model: Path, tmp_path: Path) -> None:

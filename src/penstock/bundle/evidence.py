@@ -27,8 +27,12 @@ class Accuracy(msgspec.Struct, frozen=True):
     loss: Interval
     """The original's value minus this one, with the 95 % interval of the paired difference."""
     relative_error: float
-    """Norm of the difference from the original's outputs, divided by their norm."""
+    """Norm of the difference from the original's output, divided by its norm; of the worst output."""
     samples: int
+    unjudged_output: str = ""
+    """The worst of the outputs that no label judges; empty if there is none, or if the metric is fidelity."""
+    unjudged_error: float = 0.0
+    """Its relative error."""
 
 
 class CandidateRecord(msgspec.Struct, frozen=True):

@@ -123,6 +123,8 @@ def _methods(names: list[str] | None) -> tuple[Method, ...]:
         return tuple(Method)
     if names == ["none"]:
         return ()
+    if "none" in names:
+        raise InvalidArgument("--method none excludes the others", "leave it out, or the others")
     known = {method.value: method for method in Method}
     for name in names:
         if name not in known:

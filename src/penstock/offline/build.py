@@ -9,8 +9,9 @@ Nothing appears at the target before the last step, which is atomic: a build tha
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,15 @@ from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import file_entries, pack
 from penstock.engines.registry import available_engines, get_engine
-from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidData, InvalidModel, Unsupported
+from penstock.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidData,
+    InvalidModel,
+    PenstockError,
+    Unsupported,
+)
 from penstock.offline.compress.calibrate import collect
 from penstock.offline.compress.placement import Placement
 from penstock.offline.compress.ptq import quantize
@@ -126,18 +135,20 @@ def build(
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
     scheme = integer_scheme(machine)
-    int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
+    with _blaming(calibrate):
+        int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
     tried = candidates(fp32, int8, engines, threads, machine, _required_isa(scheme, machine))
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = Limits(machine.memory_bytes, recipe.budget_s, rows)
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
-    tuned = tuner.run(machine.cores)
+    with _blaming(evaluate if evaluate is not None else calibrate):
+        tuned = tuner.run(machine.cores)
 
     on_progress("pack", 0, 1)
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     if calibration is not None and calibration.digest == evaluation.digest:
         notes = (*notes, "calibration and evaluation used the same samples: the accuracy of INT8 may be flattered")
-    evidence = _evidence(recipe, tuned, optimization, data, (*notes, *_caveats(tuned)))
+    evidence = _evidence(recipe, tuned, optimization, data, (*notes, *_caveats(recipe, tuned)))
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
         name=recipe.name or output.stem,
@@ -159,15 +170,33 @@ def _check_target(output: Path, recipe: Recipe) -> None:
     """Refuse a target now that ``pack`` would refuse when all the work is done."""
     if not output.stem or output.name == "..":
         raise InvalidArgument(f"'{output}' is no name for a bundle", "name a file, e.g. -o model.bundle")
-    folder = next(parent for parent in output.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidArgument(f"nothing can be written into '{folder}'", "choose another place")
+    try:
+        output.exists()
+        folder = next(parent for parent in output.absolute().parents if parent.exists())
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidArgument(
+            f"'{output}' cannot be written: {error.strerror}", "choose another place or name"
+        ) from None
     if not output.exists() or is_bundle(output):
         return
     if output.is_dir() and any(output.iterdir()):
         raise AlreadyExists(f"'{output}' is a folder that holds no bundle", "choose another name")
     if not recipe.overwrite and not output.is_dir():
         raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
+
+
+@contextmanager
+def _blaming(data: Data | None) -> Iterator[None]:
+    """A model that fails while it runs on ``data``, though it loads, says that the data do not suit it."""
+    try:
+        yield
+    except PenstockError as error:
+        if type(error) is not PenstockError:
+            raise
+        name = f"'{data}'" if isinstance(data, str | Path) else "the data"
+        raise InvalidData(f"{error.message}, on samples of {name}", "check that the values suit the model") from error
 
 
 def _engines(recipe: Recipe) -> tuple[str, ...]:
@@ -181,6 +210,8 @@ def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
     for count in recipe.threads:
         if count < 1:
             raise InvalidConfig(f"a thread count must be at least 1, not {count}")
+        if count > machine.cores:
+            raise InvalidConfig(f"{count} threads are more than this machine's {machine.cores} core(s)", "give fewer")
     return tuple(sorted(set(recipe.threads))) or thread_counts(machine.cores)
 
 
@@ -249,11 +280,15 @@ def _required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ..
     return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()
 
 
-def _caveats(tuned: TuneResult) -> list[str]:
+def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
     """What a reader of the chosen one's figures should know."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
     found = []
+    if recipe.engines and chosen.engine not in recipe.engines:
+        found.append(
+            f"nothing on {', '.join(recipe.engines)} was provably faster: the original is served on {chosen.engine}"
+        )
     if chosen.calls < _FEW_CALLS:
         found.append(f"the p99 is the longest of only {chosen.calls} calls; a larger --budget makes it firmer")
     widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)

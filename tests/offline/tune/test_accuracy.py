@@ -11,7 +11,8 @@ import models
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData, PenstockError, Unsupported
 from penstock.offline.dataset import make_dataset
-from penstock.offline.tune.accuracy import answers, make_judge, paired_interval, sample_errors, total_error
+from penstock.offline.tune.accuracy import answers, make_judge, output_errors, paired_interval, sample_errors
+from penstock.offline.tune.contract import Contract
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
 
@@ -141,19 +142,36 @@ def test_infinity_that_the_original_has_as_well_is_no_error() -> None:
 def test_errors_are_finite_whatever_the_answers(reference: np.ndarray, other: np.ndarray) -> None:
     errors = sample_errors({"y": reference}, {"y": other})
     assert ((errors >= 0) & (errors <= 1)).all()
-    assert 0 <= total_error({"y": reference}, {"y": other}) <= 1e6
-    assert total_error({"y": reference}, {"y": reference}) == 0
+    assert 0 <= output_errors({"y": reference}, {"y": other})["y"] <= 1e6
+    assert output_errors({"y": reference}, {"y": reference})["y"] == 0
 
 
 def test_errors_of_doubles_at_the_end_of_their_range() -> None:
     huge = np.full((2, 2), 1e308)
-    assert total_error({"y": huge}, {"y": -huge}) <= 1e6
-    assert total_error({"y": np.zeros((2, 2))}, {"y": huge}) == 1e6
+    assert output_errors({"y": huge}, {"y": -huge})["y"] <= 1e6
+    assert output_errors({"y": np.zeros((2, 2))}, {"y": huge})["y"] == 1e6
 
 
 def test_errors_count_all_outputs() -> None:
-    reference = {"a": np.float32([[3.0]]), "b": np.float32([[4.0]])}
-    assert total_error(reference, {"a": np.float32([[3.0]]), "b": np.float32([[3.0]])}) == pytest.approx(0.2)
+    reference = {"large": np.float32([[300.0]]), "small": np.float32([[4.0]])}
+    other = {"large": np.float32([[300.0]]), "small": np.float32([[3.0]])}
+    assert output_errors(reference, other) == pytest.approx({"large": 0.0, "small": 0.25})
+    assert sample_errors(reference, other) == pytest.approx([0.25])
+
+
+def test_an_output_that_no_label_judges_is_held_against_the_contract() -> None:
+    reference = {"scores": SCORES, "embedding": np.ones((4, 8), np.float32)}
+    found = make_judge(reference, RIGHT).compare({"scores": SCORES * 3, "embedding": np.zeros((4, 8), np.float32)})
+    assert (found.metric, found.value) == ("top-1", 1.0)
+    assert (found.unjudged_output, found.unjudged_error) == ("embedding", pytest.approx(1.0))
+    assert "output 'embedding' is off by 100%" in Contract().accuracy_objection(found)
+    fine = make_judge(reference, RIGHT).compare({**reference, "scores": SCORES * 3})
+    assert Contract().accuracy_objection(fine) == ""
+
+
+def test_rounding_beside_zeros_is_no_error() -> None:
+    reference = {"y": np.zeros((2, 3), np.float32)}
+    assert sample_errors(reference, {"y": np.full((2, 3), 1e-9, np.float32)}).max() < 0.01
 
 
 def test_text_differs_or_does_not() -> None:

@@ -23,6 +23,8 @@ Outputs = dict[str, Array]
 _Z95 = 1.959964
 _TINY, _HUGE = 1e-150, 1e150
 """Bounds of sums of squares, so that their quotients and totals are numbers."""
+_NEGLIGIBLE = 1e-6
+"""An element this small is as good as zero."""
 _WORST = 1e6
 """A relative error beyond this says no more than this."""
 
@@ -44,7 +46,8 @@ class Judge(msgspec.Struct, frozen=True):
                     f"output '{name}' has shape {list(outputs[name].shape)}, the original's {list(array.shape)}"
                 )
         samples = len(self.reference[self.output])
-        error = total_error(self.reference, outputs)
+        errors = output_errors(self.reference, outputs)
+        error = max(errors.values())
         if self.metric == "fidelity":
             loss = _mean_interval(sample_errors(self.reference, outputs))
             return Accuracy(self.metric, 1 - loss.value, loss, error, samples)
@@ -56,7 +59,11 @@ class Judge(msgspec.Struct, frozen=True):
                 np.logical_and.reduce([_hits(given[name], target) for name, target in targets.items()])
                 for given in (self.reference, outputs)
             )
-        return Accuracy(self.metric, float(after.mean()), paired_interval(before, after), error, samples)
+        # What a label judges may differ as it likes; of the rest, the worst is held against the contract.
+        unjudged = {name: e for name, e in errors.items() if self.labels is None or name != self.output}
+        worst = max(unjudged, key=lambda name: unjudged[name], default="")
+        loss = paired_interval(before, after)
+        return Accuracy(self.metric, float(after.mean()), loss, error, samples, worst, unjudged.get(worst, 0.0))
 
     def original(self) -> Accuracy:
         """The original's own accuracy, which loses nothing by definition."""
@@ -114,18 +121,25 @@ def paired_interval(before: Array, after: Array) -> Interval:
 
 
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
-    """Relative error of each sample over all outputs: norm of the difference by norm of the reference, at most 1.
+    """Relative error of each sample, of its worst output: norm of the difference by norm of the reference, at most 1.
 
-    A sample with NaN or infinity that the reference does not have in the same place has error 1.
+    A sample with NaN or infinity that the reference does not have in the same place has error 1. A norm counts as at least
+    a hundredth of the output's mean, so that a sample whose reference is nearly zero is not all error.
     """
-    difference, norm = _squares(reference, outputs)
-    return np.asarray(np.sqrt(difference / norm).clip(max=1.0))
+    errors = []
+    for name, want in reference.items():
+        difference, norm = _squares(want, outputs[name])
+        errors.append(np.sqrt(difference / np.maximum(norm, 1e-4 * norm.mean())))
+    return np.asarray(np.max(errors, axis=0).clip(max=1.0))
 
 
-def total_error(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> float:
-    """Relative error over all samples and outputs at once; finite always, since a manifest can hold no other number."""
-    difference, norm = _squares(reference, outputs)
-    return min(float(np.sqrt(difference.sum() / norm.sum())), _WORST)
+def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, float]:
+    """Relative error of each output over all samples; finite always, since a manifest can hold no other number."""
+    errors = {}
+    for name, want in reference.items():
+        difference, norm = _squares(want, outputs[name])
+        errors[name] = min(float(np.sqrt(difference.sum() / norm.sum())), _WORST)
+    return errors
 
 
 def _hits(scores: Array, target: Array) -> Array:
@@ -146,28 +160,23 @@ def _is_float(array: Array) -> bool:
     return DataType.from_numpy(array.dtype).is_float
 
 
-def _squares(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[Array, Array]:
+def _squares(want: Array, got: Array) -> tuple[Array, Array]:
     """Per sample, the sum of squared differences and the sum of squares of the reference; text differs by 0 or 1.
 
     Where NaN and infinities are the same they count as no difference; a sample in which they are not differs by its norm.
     """
-    difference: Array = np.zeros(len(next(iter(reference.values()))))
-    norm = np.zeros_like(difference)
-    broken = np.zeros(len(difference), bool)
-    for name, want in reference.items():
-        got, rows = outputs[name].reshape(len(want), -1), want.reshape(len(want), -1)
-        if want.dtype.kind in "OSU":
-            difference += (got != rows).sum(axis=1)
-            norm += rows.shape[1]
-        else:
-            got, rows = got.astype(np.float64), rows.astype(np.float64)
-            finite = np.isfinite(got) & np.isfinite(rows)
-            same = (got == rows) | (np.isnan(got) & np.isnan(rows))
-            broken |= (~finite & ~same).any(axis=1)
-            with np.errstate(over="ignore"):
-                difference += (np.subtract(got, rows, out=np.zeros_like(rows), where=finite) ** 2).sum(axis=1)
-                norm += (np.where(np.isfinite(rows), rows, 0) ** 2).sum(axis=1)
-    norm = np.clip(norm, _TINY, _HUGE)
+    rows, got = want.reshape(len(want), -1), got.reshape(len(want), -1)
+    if want.dtype.kind in "OSU":
+        return (got != rows).sum(axis=1).astype(np.float64), np.full(len(rows), float(max(1, rows.shape[1])))
+    rows, got = rows.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(got) & np.isfinite(rows)
+    same = (got == rows) | (np.isnan(got) & np.isnan(rows))
+    broken = (~finite & ~same).any(axis=1)
+    with np.errstate(over="ignore"):
+        difference = (np.subtract(got, rows, out=np.zeros_like(rows), where=finite) ** 2).sum(axis=1)
+        norm = (np.where(np.isfinite(rows), rows, 0) ** 2).sum(axis=1)
+    # Rounding beside a reference of zeros is no error.
+    norm = np.clip(norm, max(_TINY, _NEGLIGIBLE**2 * rows.shape[1]), _HUGE)
     return np.where(broken, np.maximum(difference, norm), difference).clip(max=_HUGE), norm
 
 

@@ -24,6 +24,9 @@ class Contract(msgspec.Struct, frozen=True):
     prove_accuracy: bool = False
     """Demand that the upper bound of the 95 % interval of the loss, not only its estimate, is within ``max_accuracy_loss``."""
 
+    max_output_error: float = 0.1
+    """Largest relative error of an output that no label judges, where the metric is not fidelity."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.max_accuracy_loss <= 1:
             raise InvalidConfig(
@@ -40,7 +43,12 @@ class Contract(msgspec.Struct, frozen=True):
         loss = accuracy.loss
         bound = loss.high if self.prove_accuracy else loss.value
         if bound <= self.max_accuracy_loss + 1e-12:
-            return ""
+            if accuracy.unjudged_error <= self.max_output_error:
+                return ""
+            return (
+                f"output '{accuracy.unjudged_output}' is off by {accuracy.unjudged_error:.0%} of the original's, "
+                f"{self.max_output_error:.0%} are allowed where no label judges"
+            )
         what = "may lose up to" if self.prove_accuracy else "loses"
         return (
             f"{what} {bound:.2%} {accuracy.metric}, {self.max_accuracy_loss:.2%} are allowed "

@@ -108,6 +108,8 @@ def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> N
         share = trial.pace / winner.pace if winner.pace else 0.0
         if trial in bases:
             trial.reason = f"the original, untouched: {share:.2f}x the chosen one's speed"
+            if share > 1 and trial.candidate.threads > winner.candidate.threads:
+                trial.reason += f", too little for {trial.candidate.threads} threads"
         elif trial.speedup is None or not is_faster(trial.speedup):
             trial.reason = f"not provably faster than the original: {_times(trial.speedup)}"
         elif share > 1 and trial.candidate.threads > winner.candidate.threads:
