@@ -138,9 +138,12 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
             f"save it as {'text' if spec.datatype is DataType.BYTES else spec.datatype.dtype}",
         )
     if array.ndim != len(spec.shape):
+        no_batch = array.ndim == len(spec.shape) + 1
         raise InvalidData(
-            f"input '{spec.name}' has {len(spec.shape)} dimensions {list(spec.shape)}, but the data has shape {list(array.shape)}",
-            "the first axis counts samples",
+            f"input '{spec.name}' has {len(spec.shape)} dimension(s) {list(spec.shape)}, but the data has shape {list(array.shape)}",
+            "the model has no axis for samples: export it with a batch axis"
+            if no_batch
+            else "the first axis counts samples",
         )
     if any(want not in (-1, got) for want, got in zip(spec.shape[1:], array.shape[1:], strict=True)):
         raise InvalidData(
