@@ -7,6 +7,7 @@ import pytest
 
 import models
 from bundles import packed
+from penstock.bundle.open import open_bundle
 from penstock.cli.infer import write_npz
 from penstock.errors import ResourceExhausted
 from penstock.tensor import DataType
@@ -49,12 +50,32 @@ def test_mistakes(penstock, folder: Path) -> None:
         (("linear.onnx", "--inputs", "none.npz"), 3),
         (("linear.onnx", "--inputs", "wrong.npz"), 2),
         (("data.npz", "--inputs", "data.npz"), 5),
-        (("linear.onnx", "--inputs", "data.npz", "--outputs", "no/such/folder.npz"), 7),
+        (("linear.onnx", "--inputs", "data.npz", "--outputs", "linear.onnx/out.npz"), 2),
+        (("linear.onnx", "--inputs", "data.npz", "--outputs", "data.npz/out.npz"), 2),
+        (("linear.onnx", "--inputs", "none.npz", "--outputs", "."), 2),
     ):
         done = penstock("infer", *arguments)
         assert done.code == code, arguments
         assert done.err.startswith("error: ")
         assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("as_folder", [False, True], ids=["file", "folder"])
+def test_what_is_read_is_never_overwritten(penstock, folder: Path, as_folder: bool) -> None:
+    bundle = packed(folder / "b.bundle", {"model.onnx": models.linear(3, 2).data}, folder=as_folder)
+    inside = ["b.bundle/out.npz"] if as_folder else []
+    for target in ("data.npz", "./b.bundle", str(folder / "data.npz"), *inside):
+        done = penstock("infer", "b.bundle", "--inputs", "data.npz", "--outputs", target)
+        assert (done.code, "would overwrite" in done.err) == (2, True), target
+    assert open_bundle(bundle).name == "test"
+    with np.load("data.npz") as data:
+        assert data["x"].shape == (20, 3)
+
+
+def test_the_folder_of_the_outputs_is_made(penstock, folder: Path) -> None:
+    assert penstock("infer", "linear.onnx", "--inputs", "data.npz", "--outputs", "new/deep/out.npz").code == 0
+    with np.load("new/deep/out.npz") as out:
+        assert out["y"].shape == (20, 2)
 
 
 def test_text_is_written_without_pickles(tmp_path: Path) -> None:

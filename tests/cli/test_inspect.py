@@ -68,6 +68,25 @@ def test_the_report_can_be_written_again(penstock, bundle: Path, tmp_path: Path)
     assert "int8-best" in (tmp_path / "report.html").read_text()
 
 
+def test_the_report_replaces_nothing_but_a_report(penstock, bundle: Path, tmp_path: Path) -> None:
+    report, thesis = tmp_path / "report.html", tmp_path / "thesis.html"
+    assert penstock("inspect", bundle, "--report", report).code == 0
+    assert penstock("inspect", bundle, "--report", report).code == 0
+    thesis.write_text("a year's work")
+    done = penstock("inspect", bundle, "--report", thesis)
+    assert done.code == 8
+    assert "is not a report" in done.err
+    assert thesis.read_text() == "a year's work"
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_the_report_leaves_the_bundle_whole(penstock, folder: bool, tmp_path: Path) -> None:
+    bundle = packed(tmp_path / "b.bundle", folder=folder)
+    for target in (bundle, bundle / "report.html"):
+        assert penstock("inspect", bundle, "--report", target).code == 2
+    assert penstock("inspect", bundle).code == 0
+
+
 def test_a_bundle_without_evidence(penstock, tmp_path: Path) -> None:
     done = penstock("inspect", packed(tmp_path / "plain.bundle"))
     assert done.code == 0

@@ -28,7 +28,7 @@ from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
 from penstock.perf.loops import Window
 from penstock.perf.oip_client import infer_all, infer_request
-from penstock.perf.report import ServedRow, write_report
+from penstock.perf.report import ServedRow, check_report_target, write_report
 from penstock.perf.tally import ClosedLoopResult
 
 NAME = "digits"
@@ -86,6 +86,7 @@ def demo(
     example = example_folder()
     console = Console(stderr=True) if json else make_console()
     bundle, report = output / f"{NAME}.bundle", output / "report.html"
+    check_report_target(report)
     with StageProgress() as progress:
         result = build(
             example / "model.onnx",

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from penstock.errors import ResourceExhausted
+from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.runtime import open as open_model
 from penstock.tensor import Array, DataType
@@ -41,6 +41,8 @@ def infer(
 
       penstock infer digits.bundle --inputs test.npz --outputs answers.npz --json
     """
+    if outputs is not None:
+        _check_target(outputs, bundle, inputs)
     with open_model(bundle) as model:
         data = load_dataset(inputs, model.signature)
         start = time.perf_counter()
@@ -78,6 +80,7 @@ def write_npz(path: Path, arrays: dict[str, Array]) -> None:
     """Write ``arrays`` to ``path``, whole or not at all. Raises ResourceExhausted."""
     partial = path.with_name(path.name + ".partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             # Text is written as fixed-width bytes: as objects it would be pickles, which no reader should open.
             np.savez(file, **{name: a.astype("S") if a.dtype.hasobject else a for name, a in arrays.items()})  # type: ignore[arg-type]
@@ -86,6 +89,17 @@ def write_npz(path: Path, arrays: dict[str, Array]) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
+
+
+def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
+    """Refuse a target now that would destroy what is read, or that cannot be written when all the work is done."""
+    target = outputs.resolve()
+    for what, source in (("bundle or model", bundle), ("inputs", inputs)):
+        if target.is_relative_to(source.resolve()):
+            raise InvalidArgument(f"'{outputs}' would overwrite the {what}", "choose another name for the outputs")
+    folder = next(parent for parent in target.parents if parent.exists())
+    if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidArgument(f"'{outputs}' cannot be written", "choose another place")
 
 
 def _accuracy(data: Dataset, outputs: dict[str, Array]) -> float | None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
+from penstock.errors import InvalidArgument
 from penstock.perf.report import write_report
 from penstock.resources import machine_facts
 from penstock.tensor import TensorSpec
@@ -40,6 +41,8 @@ def inspect(
     """
     opened = open_bundle(bundle)
     if report is not None:
+        if report.resolve().is_relative_to(bundle.resolve()):
+            raise InvalidArgument(f"the report '{report}' would change the bundle", "choose another place")
         write_report(report, opened.manifest)
     if json:
         facts = {

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
-from penstock.errors import ResourceExhausted
+from penstock.errors import AlreadyExists, ResourceExhausted
 from penstock.perf.chart import pareto_chart, throughput_chart
 
 
@@ -25,7 +25,11 @@ class ServedRow(msgspec.Struct, frozen=True):
 
 
 def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = ()) -> None:
-    """Write the report of ``manifest``'s build to ``path``, whole or not at all. Raises ResourceExhausted."""
+    """Write the report of ``manifest``'s build to ``path``, whole or not at all.
+
+    Raises AlreadyExists as ``check_report_target`` does, and ResourceExhausted.
+    """
+    check_report_target(path)
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,6 +41,17 @@ def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = (
         raise ResourceExhausted(
             f"cannot write the report '{path}': {error.strerror or error}", "choose another place"
         ) from error
+
+
+def check_report_target(path: Path) -> None:
+    """Raise AlreadyExists if ``path`` is there and is not a report of an earlier build, which alone may be replaced."""
+    if not path.exists() or path.is_dir():
+        return  # what stands in the way of writing is told when it is tried
+    if path.is_file():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if _GENERATOR.encode() in file.read(_HEAD_BYTES):
+                return
+    raise AlreadyExists(f"'{path}' exists and is not a report of Penstock's", "choose another name for the report")
 
 
 def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
@@ -56,7 +71,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
         if any(profiles.values()):
             body += ["<h2>Throughput by batch size, one instance</h2>", throughput_chart(profiles)]
         body += [_passes(evidence), _notes(evidence)]
-    return _PAGE.format(title=escape(manifest.name), body="\n".join(body))
+    return _PAGE.format(generator=_GENERATOR, title=escape(manifest.name), body="\n".join(body))
 
 
 def _verdict(manifest: Manifest, evidence: Evidence) -> str:
@@ -166,8 +181,12 @@ _LEGEND = (
     "the line is the Pareto front · hover for the reason</p>"
 )
 
+_GENERATOR = '<meta name="generator" content="penstock">'
+_HEAD_BYTES = 256
+"""Within these a report names its generator."""
+
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width">
 <title>{title}: build report</title>
 <style>
 :root{{color-scheme:light dark}}
