@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import statistics
 import subprocess
@@ -36,6 +38,7 @@ CONNECTIONS = (1, 64)
 _CONTRACT = Contract(max_accuracy_loss=0.01, p99_ms=20.0)
 _REQUESTS = 256
 _ROUNDS, _QUICK_ROUNDS = 7, 3
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _BUDGET_S, _QUICK_BUDGET_S = 20.0, 3.0
 
 
@@ -87,7 +90,7 @@ def demo(
     console = Console(stderr=True) if json else make_console()
     bundle, report = output / f"{NAME}.bundle", output / "report.html"
     check_report_target(report)
-    with StageProgress() as progress:
+    with interrupted_by_sigterm(), StageProgress() as progress:
         result = build(
             example / "model.onnx",
             bundle,
@@ -121,10 +124,26 @@ def example_folder() -> Path:
 
 
 @contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what is within as Ctrl-C does, so that the servers are ended too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def serving(target: Path) -> Iterator[Address]:
     """A server for ``target`` in a process of its own, for as long as the context lasts; drained at its end."""
     command = [sys.executable, "-m", "penstock", "serve", str(target), "--http-port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own program
+    # A preexec_fn may deadlock where other threads hold locks; this one takes none but the interpreter's.
+    process = subprocess.Popen(  # noqa: S603 - our own program
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_end_with_parent(),  # noqa: PLW1509
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -172,6 +191,20 @@ def compare(original: Served, built: Served) -> list[Comparison]:
             _compare(f"requests/s, {where}", original, built, connections, lambda found: found.throughput, less=False),
         ]
     return rows
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What a child calls to get SIGTERM when this process ends, even by SIGKILL; None where the system is not Linux."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+
+    return ask
 
 
 def _compare(
