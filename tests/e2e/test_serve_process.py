@@ -11,6 +11,8 @@ import pytest
 
 import models
 from http_servers import Client, get, post
+from penstock.perf.http_client import Address
+from penstock.perf.load import Window, closed_loop, run
 from processes import PATIENCE_S, ServerProcess
 
 LOOPS = ["asyncio", "uvloop"]
@@ -51,6 +53,26 @@ def test_everything_sent_before_the_signal_is_answered(model: Path, loop: str, n
             assert [json.loads(answer.body)["id"] for answer in answers] == [str(8 * n + i) for i in range(8)]
             with client:
                 assert client.is_closed
+        assert server.end() == (0, "")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_no_request_is_dropped_by_a_server_that_ends_under_load(model: Path, loop: str) -> None:
+    """A client that connects again after each last answer is answered or refused, but never left without a word."""
+    with ServerProcess(model, event_loop=loop, shutdown_grace_s=0.2) as server:
+
+        def end_after_some(index: int, body: bytes, json_size: int | None) -> bool:
+            nonlocal answered
+            answered += 1
+            if answered == 200:
+                server.signal(signal.SIGTERM)
+            return True
+
+        answered = 0
+        window = Window(duration_s=1.2, warmup_s=0)
+        result = run(closed_loop(Address(*server.address), [infer(1)], 16, window, end_after_some))
+        assert answered >= 200
+        assert set(result.errors_by_kind) <= {"no connection"}
         assert server.end() == (0, "")
 
 

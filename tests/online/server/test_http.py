@@ -312,6 +312,23 @@ def test_draining_answers_what_is_in_flight_and_closes(loop: str) -> None:
         draining.result(PATIENCE_S)
 
 
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_what_is_on_its_way_when_the_listener_closes_is_answered(loop: str) -> None:
+    with GatedServer(loop) as server:
+        used, fresh = server.connect(), server.connect()
+        assert used.ask(infer(1)).data == [2, 0]
+        draining = asyncio.run_coroutine_threadsafe(server.http.drain(0, 4 * PATIENCE_S), server.loop)
+        while server.call(server.http._listener.is_serving):
+            pass
+        for client in (used, fresh):
+            client.send(infer(3))
+        for client in (used, fresh):
+            answer = client.read()
+            assert (answer.data, answer.headers["connection"]) == ([6, 0], "close")
+            assert client.is_closed
+        draining.result(PATIENCE_S)
+
+
 def test_draining_ends_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
     with GatedServer() as server:
         server.gate.clear()
@@ -350,7 +367,7 @@ def test_draining_closes_where_a_later_request_was_answered_first(loop: str) -> 
         assert server.connect().ask(get("/v2/health/live")).status == 200
         draining = asyncio.run_coroutine_threadsafe(server.http.drain(0, 4 * PATIENCE_S), server.loop)
         while server.call(server.http._listener.is_serving):
-            pass  # until the drain has looked for idle connections
+            pass
         server.gate.set()
         assert client.read().data == [2, 0]
         assert client.read().status == 200

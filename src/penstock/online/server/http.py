@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+from contextlib import suppress
 
 from penstock.clock import Clock
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http_connection import Connection, Shared
+from penstock.online.server.http_connection import LAST_REQUEST_S, Connection, Shared
 
 _log = logging.getLogger(__name__)
 
@@ -48,18 +50,18 @@ class HttpServer:
         self._shared.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Close the listener after ``grace_s``, each connection once nothing is in flight on it, and after ``timeout_s`` the rest."""
+        """Stop listening after ``grace_s``; close each connection after its next answer, or once it has stayed idle for a
+        moment, and after ``timeout_s`` the rest.
+        """
         self.announce_end()
         await asyncio.sleep(grace_s)
-        if self._listener is not None:
-            self._listener.close()
-        for connection in list(self._shared.connections):
-            connection.close_if_idle()
+        await self._stop_listening()
         try:
             async with asyncio.timeout(timeout_s):
-                while self._shared.connections:
-                    self._empty.clear()
-                    await self._empty.wait()
+                await self._wait_until_empty(LAST_REQUEST_S)
+                for connection in list(self._shared.connections):
+                    connection.close_if_idle()
+                await self._wait_until_empty(None)
         except TimeoutError:
             _log.warning("%d connections were cut off: not done within %g s", len(self._shared.connections), timeout_s)
         self.stop()
@@ -72,6 +74,37 @@ class HttpServer:
             self._sweeper.cancel()
         for connection in list(self._shared.connections):
             connection.abort()
+
+    async def _stop_listening(self) -> None:
+        """Close the listener, but take what has connected before: the system would reset what nobody has accepted."""
+        if self._listener is None:
+            return
+        loop = asyncio.get_running_loop()
+        # Of the loop's own sockets, which close with the listener, these keep the queues alive.
+        sockets = [socket.socket(fileno=os.dup(listening.fileno())) for listening in self._listener.sockets]
+        for listening in self._listener.sockets:
+            loop.remove_reader(listening.fileno())
+        # asyncio needs the listener for one more turn to set up what it has just accepted.
+        await asyncio.sleep(0)
+        self._listener.close()
+        accepted: list[socket.socket] = []
+        for listening in sockets:
+            with listening:
+                listening.setblocking(False)
+                with suppress(OSError):
+                    while True:
+                        accepted.append(listening.accept()[0])
+        for client in accepted:
+            client.setblocking(False)
+            await loop.connect_accepted_socket(lambda: Connection(self._shared), client)
+
+    async def _wait_until_empty(self, timeout_s: float | None) -> None:
+        """Return when no connection is left, at the latest after ``timeout_s``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._shared.connections:
+                    self._empty.clear()
+                    await self._empty.wait()
 
     def _sweep_later(self) -> None:
         interval = min(1.0, self._config.request_timeout_s / 4, self._config.idle_timeout_s / 4)

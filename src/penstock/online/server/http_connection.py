@@ -23,6 +23,9 @@ from penstock.online.server.routes import Routes
 _HEADER_OVERHEAD = 32
 _LINGER_S = 2.0
 
+LAST_REQUEST_S = 0.5
+"""How long a connection of a draining server stays open for what its client may already have sent."""
+
 
 class Shared:
     """What all connections of one server have in common."""
@@ -274,6 +277,10 @@ class Connection(asyncio.Protocol):
         if not last.keep_alive or (self._is_done and (self._ending or self._shared.draining)):
             if self._discarding:
                 transport.write_eof()
+            elif self._shared.draining:
+                # As with what is refused: the client may have asked for more before it saw that this was the last answer.
+                transport.write_eof()
+                asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)
             else:
                 transport.close()
 
