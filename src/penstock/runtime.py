@@ -82,7 +82,7 @@ def open(path: str | Path) -> Model:
     path = Path(path)
     if not path.exists():
         raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
-    if not is_bundle(path) and path.suffix == ".onnx":
+    if not is_bundle(path) and path.suffix.lower() == ".onnx" and path.is_file():
         return Model(path.stem, get_engine("onnxruntime").load(Artifact.from_file(path), {}))
     bundle = open_bundle(path)
     variant = bundle.choose(machine_facts(), is_available)

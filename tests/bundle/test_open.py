@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+import models
 from bundles import FILES, MACHINE, manifest_for, packed
 from penstock.artifact import Format, sha256
 from penstock.bundle.manifest import FileEntry, Manifest, Variant, encode
@@ -373,6 +375,23 @@ def test_a_pipe_in_a_folder_is_refused_unread(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(IntegrityError, match="'pipe' .* is neither a file nor a folder"):
         open_bundle(folder)
+
+
+def test_a_pipe_is_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert not is_bundle(path)
+        with pytest.raises(IntegrityError, match="neither a file nor a folder"):
+            open_bundle(path)
+
+
+def test_what_never_was_a_bundle_is_not_called_a_changed_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones(3))
+    with pytest.raises(IntegrityError, match=r"'x\.npz' is not a Penstock bundle: it has no manifest"):
+        open_bundle(tmp_path / "x.npz")
+    (tmp_path / "model.onnx").write_bytes(models.linear(3, 2).data)
+    with pytest.raises(IntegrityError, match=r"is an ONNX model, not a .*`penstock build`"):
+        open_bundle(tmp_path / "model.onnx")
 
 
 def test_a_manifest_that_lists_a_file_twice(tmp_path: Path) -> None:

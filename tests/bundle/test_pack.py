@@ -105,6 +105,23 @@ def test_overwriting_never_removes_a_folder_of_something_else(tmp_path: Path) ->
     assert open_bundle(tmp_path / "empty").name == "test"
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "report/mine.html"])
+@pytest.mark.parametrize("folder", [False, True], ids=["by-file", "by-folder"])
+def test_overwriting_never_removes_a_file_beside_the_bundles_own(name: str, folder: bool, tmp_path: Path) -> None:
+    target = packed(tmp_path / "a.bundle", folder=True)
+    (target / name).write_text("a year's work")
+    with pytest.raises(AlreadyExists, match=f"holds '{name}'"):
+        pack(manifest_for(FILES), FILES, target, overwrite=True, folder=folder)
+    assert (target / name).read_text() == "a year's work"
+
+
+def test_overwriting_takes_no_other_manifest_for_a_bundles(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"name": "a web page"}')
+    with pytest.raises(AlreadyExists, match="holds no bundle"):
+        pack(manifest_for(FILES), FILES, tmp_path, overwrite=True, folder=True)
+    assert _tree(tmp_path) == [MANIFEST]
+
+
 # Half-way failures
 
 

@@ -86,6 +86,8 @@ def open_bundle(path: str | Path) -> Bundle:
     try:
         if path.is_dir():
             return _verified(path, _sizes_in_folder(path), lambda name: (path / name).read_bytes())
+        if not path.is_file():  # a device or a pipe might be read for ever
+            raise IntegrityError(f"'{path}' is neither a file nor a folder, so it is not a Penstock bundle")
         return _open_file(path)
     except OSError as error:
         raise IntegrityError(f"cannot read bundle '{path}': {error.strerror or error}") from error
@@ -95,6 +97,8 @@ def is_bundle(path: Path) -> bool:
     """Whether ``path`` looks like a bundle, without verifying it: other archives, npz files for one, do not."""
     if path.is_dir():
         return (path / MANIFEST).is_file()
+    if not path.is_file():
+        return False
     try:
         with zipfile.ZipFile(path) as archive:
             return MANIFEST in archive.namelist()
@@ -106,7 +110,16 @@ def _open_file(path: Path) -> Bundle:
     data = path.read_bytes()
     if sha256(data[:-SEAL_SIZE]).encode() != data[-SEAL_SIZE:]:
         if not zipfile.is_zipfile(io.BytesIO(data)):
+            if path.suffix.lower() == ".onnx":
+                raise IntegrityError(
+                    f"'{path.name}' is an ONNX model, not a Penstock bundle",
+                    "make a bundle of it with `penstock build`",
+                )
             raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or it was cut off")
+        if (
+            MANIFEST_DIGEST.encode() not in data
+        ):  # an entry's name stands in an archive twice: one damaged byte spares one
+            raise _no_manifest(path)
         raise _changed(path, "the archive")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -145,7 +158,7 @@ def _sizes_in_folder(path: Path) -> dict[str, int]:
 def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Bundle:
     """The bundle of the files in ``sizes`` (name -> bytes); of these, ``read`` is called only for what the manifest lists."""
     if MANIFEST not in sizes or MANIFEST_DIGEST not in sizes:
-        raise IntegrityError(f"'{path.name}' has no manifest: it is not a Penstock bundle")
+        raise _no_manifest(path)
     if sizes[MANIFEST] > _MAX_MANIFEST_BYTES:
         raise IntegrityError(f"the manifest of '{path.name}' is larger than {_MAX_MANIFEST_BYTES >> 20} MiB")
     data = read(MANIFEST)
@@ -181,6 +194,10 @@ def _check_listing(path: Path, manifest: Manifest, sizes: Mapping[str, int]) -> 
             raise IntegrityError(f"variant '{variant.name}' of bundle '{path.name}' names a file that is not in it")
     if all(manifest.serving.variant != variant.name for variant in manifest.variants):
         raise IntegrityError(f"bundle '{path.name}' serves a variant that is not in it")
+
+
+def _no_manifest(path: Path) -> IntegrityError:
+    return IntegrityError(f"'{path.name}' is not a Penstock bundle: it has no manifest")
 
 
 def _changed(path: Path, what: str) -> IntegrityError:

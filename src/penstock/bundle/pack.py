@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from penstock.artifact import sha256
-from penstock.bundle.manifest import FileEntry, Manifest, encode
+from penstock.bundle.manifest import FileEntry, Manifest, decode, encode
 from penstock.errors import AlreadyExists, IntegrityError, PenstockError, ResourceExhausted
 
 MANIFEST = "manifest.json"
@@ -43,7 +43,7 @@ def pack(
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
-    ``overwrite`` replaces a file or a bundle; a folder that holds anything else is never touched.
+    ``overwrite`` replaces a file or a bundle; a folder that holds anything else, even beside a bundle, is never touched.
     Raises AlreadyExists if ``target`` is there and may not be replaced, ResourceExhausted if it cannot be written.
     """
     for path in files:
@@ -52,8 +52,7 @@ def pack(
         raise PenstockError("the manifest does not list the files that are to be packed")
     if target.exists() and not overwrite:
         raise AlreadyExists(f"'{target}' exists", "remove it, choose another name, or allow overwriting")
-    if target.is_dir() and not (target / MANIFEST).is_file() and any(target.iterdir()):
-        raise AlreadyExists(f"'{target}' is a folder that holds no bundle", "choose another name")
+    check_folder(target)
     data = encode(manifest)
     entries = {MANIFEST: data, MANIFEST_DIGEST: sha256(data).encode(), **files}
     try:
@@ -70,6 +69,24 @@ def pack(
         _sync_folder(target.parent)
     except OSError as error:
         raise ResourceExhausted(f"cannot write '{target}': {error.strerror or error}", _remedy(error)) from error
+
+
+def check_folder(target: Path) -> None:
+    """Raise AlreadyExists if ``target`` is a folder that holds anything but one bundle's own files."""
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    try:
+        manifest = decode((target / MANIFEST).read_bytes())
+    except (OSError, PenstockError):
+        raise AlreadyExists(f"'{target}' is a folder that holds no bundle", "choose another name") from None
+    own = {MANIFEST, MANIFEST_DIGEST, *(entry.path for entry in manifest.files)}
+    for path in sorted(target.rglob("*")):
+        name = path.relative_to(target).as_posix()
+        if name not in own and (path.is_symlink() or not path.is_dir()):
+            raise AlreadyExists(
+                f"'{target}' holds '{name}', which is not the bundle's and would be lost",
+                "move it or choose another name",
+            )
 
 
 def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
