@@ -178,6 +178,19 @@ def test_an_interrupt_is_no_traceback(early: bool, folder) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "CANCELLED"
 
 
+@pytest.mark.parametrize("how", ["from error", ""], ids=["cause", "context"])
+def test_an_interrupt_that_became_an_import_error_is_still_one(how: str, folder) -> None:
+    code = (
+        "from penstock.cli import main\n"
+        "def load(name):\n"
+        "    try:\n        raise KeyboardInterrupt\n"
+        f"    except KeyboardInterrupt as error:\n        raise ImportError('no native code') {how}\n"
+        "main._load = load; main.run()"
+    )
+    done = fresh("inspect", "any.bundle", code=code)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 def test_a_reader_that_goes_away_is_no_traceback(folder) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

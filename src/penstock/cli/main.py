@@ -59,10 +59,12 @@ def run() -> None:
     try:
         make_app(_command(sys.argv[1:]))(prog_name="penstock")
     except PenstockError as error:
-        sys.exit(fail(error, as_json))
+        sys.exit(fail(Cancelled("interrupted") if _interrupted(error) else error, as_json))
     except KeyboardInterrupt:
         sys.exit(fail(Cancelled("interrupted"), as_json))
     except Exception as error:  # noqa: BLE001 - ours to mend, so with its traceback; scripts get their object all the same
+        if _interrupted(error):
+            sys.exit(fail(Cancelled("interrupted"), as_json))
         traceback.print_exc()
         message = f"internal error: {type(error).__name__}: {error}"
         sys.exit(
@@ -102,6 +104,13 @@ def fail(error: PenstockError, as_json: bool) -> int:
     if as_json:
         _print_json(error)
     return _EXIT_CODES.get(error.code, 1)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt is behind ``error``: packages that load native code tell of one as an ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _print_json(error: PenstockError) -> None:
