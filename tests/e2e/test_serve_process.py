@@ -187,6 +187,17 @@ def test_a_port_in_use(model: Path) -> None:
     assert "choose another --http-port" in message
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("host", ["nobody.invalid", "192.0.2.1", "a..b"])
+def test_a_host_that_is_not_this_machine(model: Path, monkeypatch: pytest.MonkeyPatch, loop: str, host: str) -> None:
+    monkeypatch.setenv("PENSTOCK_SERVER_EVENT_LOOP", loop)
+    code, message = fails(str(model), "--host", host)
+    assert code == 6
+    assert f"cannot listen on {host}:8000" in message
+    assert "--host must be an address of this machine" in message
+    assert "--http-port" not in message
+
+
 def test_targets_that_cannot_be_served(model: Path, tmp_path: Path) -> None:
     (tmp_path / "corrupt.onnx").write_bytes(b"nothing")
     (tmp_path / "model.txt").write_text("text")

@@ -175,6 +175,18 @@ def test_a_header_that_lies_about_the_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"classification": 3}, "classification is not supported"),
+        ({"shared_memory_region": "r", "shared_memory_byte_size": 8}, "output 'y' in shared memory"),
+    ],
+)
+def test_outputs_in_a_form_that_is_not_supported(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        decode(tensor() | {"outputs": [{"name": "y", "parameters": parameters}]})
+
+
+@pytest.mark.parametrize(
     ("default", "own", "expected"),
     [(None, None, False), (True, None, True), (None, True, True), (True, False, False), (False, True, True)],
 )

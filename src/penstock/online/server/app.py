@@ -7,6 +7,7 @@ Stopping: readiness off → a short grace → no new connections → answer what
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import importlib
 import signal
@@ -49,8 +50,8 @@ class Ready(msgspec.Struct, frozen=True):
 def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callable[[Ready], None]) -> None:
     """Serve ``targets`` until SIGTERM or SIGINT; ``on_ready`` is called once all are loaded and warm.
 
-    Raises NotFound, InvalidModel, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in use), and
-    DeadlineExceeded if a model was still at work when the time to drain was over.
+    Raises NotFound, InvalidModel, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in use, or a host
+    that is not here), and DeadlineExceeded if a model was still at work when the time to drain was over.
     """
     if not targets:
         raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
@@ -103,10 +104,14 @@ class Application:
         config = self._config
         try:
             host, port = await self._http.start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter from a name that cannot be one
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            is_of_port = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
             raise Unavailable(
-                f"cannot listen on {config.host}:{config.http_port}: {error.strerror or error}",
-                "choose another --http-port; 0 picks a free one",
+                f"cannot listen on {config.host}:{config.http_port}: {reason}",
+                "choose another --http-port; 0 picks a free one"
+                if is_of_port
+                else "--host must be an address of this machine; 0.0.0.0 is all of them",
             ) from None
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

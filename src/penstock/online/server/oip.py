@@ -225,11 +225,21 @@ def _note_outputs(plan: _Plan, wire: _Request) -> None:
         plan.outputs = tuple(output.name for output in wire.outputs)
         if len(set(plan.outputs)) != len(plan.outputs):
             raise InvalidArgument("an output is requested twice")
+        for output in wire.outputs:
+            _check_output(output)
         plan.binary = frozenset(
             output.name
             for output in wire.outputs
             if _flag(output.parameters, "binary_data", output.name in plan.binary)
         )
+
+
+def _check_output(output: _Output) -> None:
+    """Refuse wishes that would change what the answer holds."""
+    if output.parameters.get("classification"):
+        raise Unsupported("classification is not supported", f"ask for the values of output '{output.name}'")
+    if "shared_memory_region" in output.parameters:
+        raise Unsupported(f"output '{output.name}' in shared memory is not supported", "ask for its data")
 
 
 def _flag(parameters: Parameters, name: str, default: bool = False) -> bool:
