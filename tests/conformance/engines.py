@@ -192,6 +192,12 @@ class EngineConformance:
         x = np.ones((1, 3), np.float32)
         assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
 
+    def test_a_missing_file_beside_a_model_file_is_named(self, tmp_path: Path) -> None:
+        path = models.external_linear(tmp_path)
+        (tmp_path / "w.bin").unlink()
+        with pytest.raises(InvalidModel, match=r"'w\.bin' is missing \(put 'w\.bin' beside the model\)"):
+            self.load(Artifact.from_file(path))
+
     def test_unknown_operator(self) -> None:
         with pytest.raises(InvalidModel, match="Frobnicate"):
             self.load(models.unknown_operator())

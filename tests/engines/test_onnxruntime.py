@@ -1,18 +1,41 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import onnx
 import pytest
 
 import models
 from conformance.engines import EngineConformance
+from penstock.artifact import Artifact
 from penstock.engines.base import Severity
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
-from penstock.errors import InvalidArgument, InvalidConfig
+from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel
 from penstock.tensor import DataType
 
 
 class TestConformance(EngineConformance):
     engine = OnnxRuntimeEngine()
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "hint"),
+    [
+        ("ir", "the model: Unsupported model IR version: 99", r"export it with IR version \d+ or older"),
+        ("opset", r"the model: ONNX Runtime only .*Opset 99", r"export it with opset \d+ of ai\.onnx or older"),
+    ],
+)
+def test_a_model_newer_than_the_runtime_is_told_what_it_takes(field: str, said: str, hint: str) -> None:
+    model = onnx.load_model_from_string(models.linear().data)
+    if field == "ir":
+        model.ir_version = 99
+    else:
+        model.opset_import[0].version = 99
+    with pytest.raises(InvalidModel, match=said) as caught:
+        OnnxRuntimeEngine().load(Artifact.from_bytes(model.SerializeToString()), {})
+    assert re.match(hint, caught.value.hint)
+    assert "/onnxruntime_src/" not in str(caught.value)
 
 
 def test_provider_that_this_build_lacks() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -105,6 +106,14 @@ def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Findi
         return []
     message = "the model keeps weights in external files, but it is not known where they lie"
     return [Finding(Severity.ERROR, message, "embed the data, or build a bundle from the model file")]
+
+
+def missing_data(artifact: Artifact, path: str) -> InvalidModel:
+    """What to raise when the external data file ``path`` of ``artifact`` is not there."""
+    folder = artifact.path.parent.resolve() if artifact.path else Path()
+    whole = folder / path
+    file = whole.relative_to(folder) if whole.is_relative_to(folder) else whole.name
+    return InvalidModel(f"the model's external data file '{file}' is missing", f"put '{file}' beside the model")
 
 
 def refuse_errors(findings: list[Finding]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from penstock.engines.base import (
     Options,
     Severity,
     check_artifact,
+    missing_data,
     refuse_errors,
     typed_options,
 )
@@ -98,10 +100,7 @@ class OnnxRuntimeEngine:
         try:
             session = ort.InferenceSession(artifact.data, session_options, providers=list(typed.providers))
         except Exception as error:
-            raise InvalidModel(
-                f"ONNX Runtime refuses the model: {_first_line(error)}",
-                "check it with onnx.checker, or export it again",
-            ) from error
+            raise _refusal(artifact, error) from error
         return OnnxRuntimeModel(session)
 
 
@@ -132,7 +131,7 @@ class OnnxRuntimeModel:
         except Exception as error:
             if self._session is None:
                 raise Unavailable("the model has been unloaded") from None
-            raise PenstockError(f"the model failed: {_first_line(error)}") from error
+            raise PenstockError(f"the model failed: {_reason(error)}") from error
         named = dict(zip(self._names, outputs, strict=True))
         for name in self._text_outputs:
             named[name] = _from_text(named[name])
@@ -218,5 +217,21 @@ def _from_value(value: ort.OrtValue) -> Array:
     return array
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:400]
+def _refusal(artifact: Artifact, error: Exception) -> InvalidModel:
+    reason = _reason(error)
+    if missing := re.search(r'data path does not exist: "(.+)"', reason):
+        return missing_data(artifact, missing[1])
+    hint = "check it with onnx.checker, or export it again"
+    if newest := re.search(r"max supported IR version: (\d+)", reason):
+        hint = f"export it with IR version {newest[1]} or older, the newest that ONNX Runtime {ort.__version__} takes"
+    elif newest := re.search(r"support for domain (\S+) is till opset (\d+)", reason):
+        hint = f"export it with opset {newest[2]} of {newest[1]} or older, the newest that ONNX Runtime {ort.__version__} takes"
+    return InvalidModel(f"ONNX Runtime refuses the model: {reason}", hint)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of ``error`` without ONNX Runtime's own places: error class, source file, C++ signature."""
+    line = str(error).strip().partition("\n")[0]
+    line = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
+    line = re.sub(r"/onnxruntime_src/\S+:\d+ .*?\)(?: const)?(?: \[with .*?\])? ", "", line)
+    return line[:400]

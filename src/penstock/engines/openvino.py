@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from penstock.engines.base import (
     Options,
     Severity,
     check_artifact,
+    missing_data,
     refuse_errors,
     typed_options,
 )
@@ -106,6 +108,9 @@ class OpenVinoEngine:
         except Unsupported:
             raise
         except Exception as error:
+            file = re.search(r"(?:data_full_path: |stored data in file \()(.+?), offset", str(error))
+            if file and artifact.path and not (artifact.path.parent / file[1]).exists():
+                raise missing_data(artifact, file[1]) from error
             raise InvalidModel(
                 f"OpenVINO refuses the model: {_reason(error)}", "use another engine, or export the model again"
             ) from error
