@@ -68,6 +68,28 @@ def test_inputs_from_a_file_go_row_by_row_in_turn(tmp_path: Path) -> None:
     assert all(got == want for got, want in zip(seen, wanted, strict=False))
 
 
+def test_what_the_server_said_is_shown_once_for_each_kind() -> None:
+    async def handle(request, writer):
+        if request.method == "POST":
+            writer.write(answer(b'{"error":"batch-size must be <= 64"}', "400 Bad Request"))
+        else:
+            await double(request, writer)
+
+    with serving_in_thread(handle) as address:
+        result = invoke(address.url, *SHORT, "--concurrency", "1,2", "--json")
+    assert result.exit_code == 1
+    assert result.stderr.count("first HTTP 400: batch-size must be <= 64\n") == 1
+    for row in json.loads(result.stdout.splitlines()[-1])["rows"]:
+        assert row["first_errors"] == {"HTTP 400": '{"error":"batch-size must be <= 64"}'}
+
+
+def test_a_load_without_a_request_says_so() -> None:
+    with serving_in_thread(double) as address:
+        result = invoke(address.url, *SHORT, "--rate", "0.000001")
+    assert result.exit_code == 1
+    assert "no request fell due at 1e-06/s" in result.stderr
+
+
 def test_errors_are_shown_by_kind_and_give_exit_code_1() -> None:
     numbers = itertools.count()
 

@@ -32,6 +32,18 @@ def test_percentiles_are_exact_order_statistics(latencies: list[float]) -> None:
     assert result.throughput == len(latencies) / 2
 
 
+def test_the_first_thing_said_of_each_kind_is_kept() -> None:
+    tally = Tally()
+    tally.failed("HTTP 400", 0.5, b"before")
+    tally.begin = 1.0
+    tally.open_window(1.0)
+    tally.failed("HTTP 400", 1.1, b"first" + b"\xff" * 5000)
+    tally.failed("HTTP 400", 1.2, b"second")
+    tally.failed("time-out", 1.3)
+    (kind, said), *others = figures(tally).first_errors.items()
+    assert (kind, said[:6], len(said), others) == ("HTTP 400", "first\ufffd", 1000, [])
+
+
 def test_what_began_before_counts_for_throughput_only() -> None:
     tally = Tally()
     tally.answered(0.0, 0.5)  # all in the warm-up

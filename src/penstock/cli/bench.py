@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -94,6 +94,7 @@ def bench(
         print(msgspec.json.encode({**facts, "rows": rows}).decode())
     else:
         _print(f"{model} at {address.url}", rows)
+    _explain(rows)
     if any(row.client_cpu > _SATURATED for row in rows):
         print("note: this tool used a whole core; the server may be faster than it could measure", file=sys.stderr)
     if any(row.errors for row in rows) or not any(row.requests for row in rows):
@@ -133,6 +134,26 @@ def _print(title: str, rows: Sequence[Row]) -> None:
     console.print(table)
     for error in errors:
         console.print(error)
+
+
+def _explain(rows: Sequence[Row]) -> None:
+    """Say on stderr what the server said to failed requests, once for each kind, and why a row is empty."""
+    said: dict[str, str] = {}
+    for row in rows:
+        said = row.first_errors | said
+        if not row.requests and isinstance(row, OpenLoopResult):
+            print(f"note: no request fell due at {row.rate:g}/s: raise --rate or --duration", file=sys.stderr)
+    for kind, body in said.items():
+        print(f"first {kind}: {_text(body)}", file=sys.stderr)
+
+
+def _text(body: str) -> str:
+    """The text in an error's body: the field ``error`` where it is as the protocol says, else all, in one line."""
+    try:
+        text = msgspec.json.decode(body, type=dict[str, Any])["error"]
+    except (msgspec.DecodeError, KeyError):
+        text = body
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))
 
 
 def _latency(milliseconds: float) -> str:

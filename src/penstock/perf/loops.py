@@ -157,7 +157,7 @@ class Loop(abc.ABC):
     def _on_answer(self, connection: Connection, head: Head) -> None:
         now = perf_counter()
         if head.status != 200:
-            self.tally.failed(f"HTTP {head.status}", connection.started)
+            self.tally.failed(f"HTTP {head.status}", connection.started, connection.body())
         elif self._check is not None and not self._check(connection.index, connection.body(), head.json_size):
             self.tally.failed(WRONG, connection.started)
         else:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+_MOST_SAID = 1000  # bytes of an error's body
+
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one run measured. Latencies are exact order statistics of the requests answered 200, in ms; NaN if there are none."""
@@ -27,6 +29,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
     errors_by_kind: dict[str, int]
     """``HTTP <status>``, ``connection dropped``, ``no connection``, ``unreadable answer``, ``wrong answer``, ``time-out``."""
+    first_errors: dict[str, str] = {}
+    """By kind, what the server said the first time; only of kinds for which it said something."""
     duration_s: float
     """Length of the window."""
     client_cpu: float
@@ -58,6 +62,7 @@ class Tally:
         self.begin = float("inf")
         self._latencies = array("d")
         self._errors: Counter[str] = Counter()
+        self._first_errors: dict[str, str] = {}
         self._answered = 0
         self._opened_at = 0.0
         self._answered_in_window = 0
@@ -69,9 +74,12 @@ class Tally:
         if started >= self.begin:
             self._latencies.append(now - started)
 
-    def failed(self, kind: str, started: float) -> None:
+    def failed(self, kind: str, started: float, said: bytes = b"") -> None:
+        """``said`` is the body of the answer, if there was one."""
         if started >= self.begin:
             self._errors[kind] += 1
+            if said and kind not in self._first_errors:
+                self._first_errors[kind] = said[:_MOST_SAID].decode(errors="replace")
 
     def open_window(self, now: float) -> None:
         self._opened_at = now
@@ -99,6 +107,7 @@ class Tally:
             "requests": len(self._latencies) + errors,
             "errors": errors,
             "errors_by_kind": dict(self._errors.most_common()),
+            "first_errors": self._first_errors,
             "duration_s": self._window_s,
             "client_cpu": self._cpu_s / self._window_s,
         }
