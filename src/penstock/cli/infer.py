@@ -51,13 +51,15 @@ def infer(
         variant = model.variant.name if model.variant else None
     if outputs is not None:
         write_npz(outputs, results)
+    accuracy, why_none = _accuracy(data, results)
     facts: dict[str, Any] = {
         "model": model.name,
         "variant": variant,
         "rows": data.count,
         "seconds": seconds,
         "rows_per_second": data.count / seconds,
-        "accuracy": _accuracy(data, results),
+        "accuracy": accuracy,
+        "accuracy_note": why_none,
         "outputs": {name: list(array.shape) for name, array in results.items()},
         "written": str(outputs) if outputs else None,
     }
@@ -70,8 +72,10 @@ def infer(
     )
     for name, array in results.items():
         console.print(f"{name}  {array.dtype}{list(array.shape)}")
-    if facts["accuracy"] is not None:
-        console.print(f"accuracy  {facts['accuracy']:.2%} of {data.count} labels")
+    if accuracy is not None:
+        console.print(f"accuracy  {accuracy:.2%} of {data.count} labels")
+    elif why_none:
+        console.print(f"accuracy  not computed: {why_none}")
     if outputs is not None:
         console.print(f"written to {outputs}")
 
@@ -102,12 +106,16 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
         raise InvalidArgument(f"'{outputs}' cannot be written", "choose another place")
 
 
-def _accuracy(data: Dataset, outputs: dict[str, Array]) -> float | None:
-    """Share of labels that the first output with class scores hits; None without labels or such an output."""
+def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, str]:
+    """Share of labels that the first output with class scores hits; else None, and why if there are labels."""
     if data.labels is None:
-        return None
+        return None, ""
+    classes = 0
     for array in outputs.values():
         is_scores = array.ndim == 2 and DataType.from_numpy(array.dtype).is_float
         if is_scores and array.shape[1] > data.labels.max():
-            return float((array.argmax(axis=1) == data.labels).mean())
-    return None
+            return float((array.argmax(axis=1) == data.labels).mean()), ""
+        classes = max(classes, array.shape[1] if is_scores else 0)
+    if not classes:
+        return None, "no output holds one score per class"
+    return None, f"the labels go up to {data.labels.max()}, but the outputs have {classes} classes, counted from 0"
