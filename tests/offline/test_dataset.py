@@ -89,7 +89,7 @@ def test_a_foreign_byte_order_is_turned() -> None:
         ({}, r"no array for input\(s\) \['x'\]; the file has \[\]"),
         ({"image": X}, r"no array for input\(s\) \['x'\]; the file has \['image'\]"),
         ({"x": X[:, :2]}, r"has shape \[-1, 3\], but the data has shape \[4, 2\]"),
-        ({"x": X[0]}, r"has 2 dimensions \[-1, 3\], but the data has shape \[3\]"),
+        ({"x": X[0]}, r"has 2 dimension\(s\) \[-1, 3\], but the data has shape \[3\]"),
         ({"x": np.float32(1)}, r"the data has shape \[\]"),
         ({"x": X.astype(np.float64)}, "is FP32, but the data is float64"),
         ({"x": X.astype(np.complex64)}, "is FP32, but the data is complex64"),
