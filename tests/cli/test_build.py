@@ -100,7 +100,7 @@ def test_options_reach_the_recipe(penstock, folder: Path) -> None:
         (("--engine", "magic"), 2, "unknown engine 'magic'"),
         (("--evaluate", "none.npz"), 3, "no data file 'none.npz'"),
         (("--evaluate", "linear.onnx"), 2, "cannot read 'linear.onnx'"),
-        (("-o", "data.npz"), 8, "'data.npz' exists and is not a bundle"),
+        (("-o", "notes.txt"), 8, "'notes.txt' exists and is not a bundle"),
         (("--p99", "1us", "--budget", "10ms"), 4, "no candidate meets the contract; latency binds"),
     ],
 )
@@ -110,6 +110,7 @@ def test_mistakes_are_told_with_their_fix(
     before = sorted(folder.iterdir())
     arguments = {"--evaluate": "data.npz", "--engine": "onnxruntime", "--threads": "1", "-o": "out.bundle"}
     arguments |= dict(zip(options[::2], options[1::2], strict=True))
+    (folder / "notes.txt").write_text("mine")
     done = penstock("build", "linear.onnx", *(part for pair in arguments.items() for part in pair), "--json")
     assert done.code == code
     assert cause in done.err
@@ -150,3 +151,21 @@ def test_an_unmet_contract_tells_scripts_of_every_candidate(penstock, folder: Pa
     assert done.json["error"]["code"] == "FAILED_PRECONDITION"
     assert {one["name"] for one in done.json["candidates"]} == {"original-t1", "onnxruntime-fp32-t1"}
     assert not (folder / "out.bundle").exists()
+
+
+@pytest.mark.parametrize("target", ["linear.onnx", "data.npz"])
+def test_what_is_read_is_never_written(penstock, folder: Path, target: str) -> None:  # type: ignore[no-untyped-def]
+    before = (folder / target).read_bytes()
+    for options in (("-o", target, "--force"), ("-o", "out.bundle", "--report", target)):
+        done = penstock("build", "linear.onnx", "--evaluate", "data.npz", *options)
+        assert done.code == 2
+        assert "is read by this command" in done.err
+    assert (folder / target).read_bytes() == before
+    assert not (folder / "out.bundle").exists()
+
+
+@pytest.mark.parametrize("report", ["out.bundle", "out.bundle/report.html"])
+def test_the_report_is_not_written_into_the_bundle(penstock, folder: Path, report: str) -> None:  # type: ignore[no-untyped-def]
+    done = penstock("build", "linear.onnx", "--evaluate", "data.npz", "-o", "out.bundle", "--report", report)
+    assert done.code == 2
+    assert "cannot be in the bundle's place" in done.err

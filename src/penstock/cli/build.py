@@ -17,7 +17,7 @@ from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle
 from penstock.offline.compress.ranges import Method
 from penstock.offline.tune.contract import Contract
-from penstock.perf.report import write_report
+from penstock.perf.report import check_report_target, write_report
 
 
 def build(
@@ -71,6 +71,7 @@ def build(
         overwrite=force,
         folder=folder,
     )
+    _check_places(output, report, [given for given in (model, calibrate, evaluate) if given is not None])
     with StageProgress() as progress:
         result = build_bundle(model, output, calibrate, evaluate, recipe, progress)
     if report is not None:
@@ -81,6 +82,18 @@ def build(
         console = make_console()
         show(console, result.manifest, result.bundle_bytes)
         console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""), markup=False)
+
+
+def _check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
+    """Refuse, before the work, to write over what the command reads or to write the report into the bundle."""
+    places = {given.resolve() for given in inputs}
+    for target in (output, *([report] if report else [])):
+        if target.resolve() in places:
+            raise InvalidArgument(f"'{target}' is read by this command, so it cannot be written", "choose another name")
+    if report is not None:
+        if output.resolve() in (report.resolve(), *report.resolve().parents):
+            raise InvalidArgument(f"the report '{report}' cannot be in the bundle's place", "choose another name")
+        check_report_target(report)
 
 
 def summary(result: BuildResult) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from penstock.artifact import Artifact
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
-from penstock.bundle.pack import file_entries, pack
+from penstock.bundle.pack import check_folder, file_entries, pack
 from penstock.engines.registry import available_engines, get_engine
 from penstock.errors import (
     AlreadyExists,
@@ -179,7 +179,11 @@ def _check_target(output: Path, recipe: Recipe) -> None:
         raise InvalidArgument(
             f"'{output}' cannot be written: {error.strerror}", "choose another place or name"
         ) from None
-    if not output.exists() or is_bundle(output):
+    if not output.exists():
+        return
+    if is_bundle(output):
+        if output.is_dir():
+            check_folder(output)
         return
     if output.is_dir() and any(output.iterdir()):
         raise AlreadyExists(f"'{output}' is a folder that holds no bundle", "choose another name")

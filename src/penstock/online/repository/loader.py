@@ -75,7 +75,7 @@ def find_sources(
 def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
     if not path.exists():
         raise NotFound(f"no model or bundle '{path}'", "check the path")
-    if path.suffix.lower() == ".onnx" and not path.is_dir():
+    if path.suffix.lower() == ".onnx" and path.is_file():
         count = instances or 1
         # The event loop needs a core too, and threads that spin would keep it from getting one.
         options = {"threads": max(1, usable_cores() // count), "spinning": False}
