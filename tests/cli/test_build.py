@@ -107,10 +107,10 @@ def test_options_reach_the_recipe(penstock, folder: Path) -> None:
 def test_mistakes_are_told_with_their_fix(
     penstock, folder: Path, options: tuple[str, ...], code: int, cause: str
 ) -> None:
+    (folder / "notes.txt").write_text("mine")
     before = sorted(folder.iterdir())
     arguments = {"--evaluate": "data.npz", "--engine": "onnxruntime", "--threads": "1", "-o": "out.bundle"}
     arguments |= dict(zip(options[::2], options[1::2], strict=True))
-    (folder / "notes.txt").write_text("mine")
     done = penstock("build", "linear.onnx", *(part for pair in arguments.items() for part in pair), "--json")
     assert done.code == code
     assert cause in done.err
