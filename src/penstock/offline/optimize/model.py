@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from penstock.artifact import Artifact, Format
+from penstock.engines.external_data import has_external_data
 from penstock.errors import InvalidModel, Unsupported
 
 _LIMIT_BYTES = 2 << 30
@@ -61,7 +62,7 @@ def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
 
 def is_self_contained(artifact: Artifact) -> bool:
     """Whether no weight lies in an external file."""
-    return not any(uses_external_data(tensor) for tensor in _tensors(onnx.load_model_from_string(artifact.data)))
+    return not has_external_data(artifact.data)
 
 
 def self_contained(artifact: Artifact) -> Artifact:
