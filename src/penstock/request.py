@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from penstock.clock import Clock
-from penstock.errors import DeadlineExceeded
+from penstock.errors import DeadlineExceeded, PenstockError
 from penstock.tensor import Array
 
 Parameters = dict[str, Any]
@@ -36,7 +37,8 @@ class Deadline(msgspec.Struct, frozen=True):
 class InferRequest(msgspec.Struct):
     """One request. ``inputs`` may be read-only views of a received buffer; nobody writes to them.
 
-    ``outputs`` empty means all. ``model_version`` empty means that the server chooses.
+    ``outputs`` empty means all. ``model_version`` empty means that the server chooses. ``client`` is the name under which the
+    caller is known, empty without authentication.
     """
 
     model_name: str
@@ -46,13 +48,29 @@ class InferRequest(msgspec.Struct):
     outputs: tuple[str, ...] = ()
     parameters: Parameters = {}
     deadline: Deadline | None = None
+    """When the answer stops being of use, on the system's monotonic clock."""
+    timeout_us: int = 0
+    """Longest time in the queue that the caller asks for; 0 is the model's own."""
+    priority: int = 0
+    """Priority level, 1 the highest; 0 is the model's default."""
+    client: str = ""
 
 
 class InferResponse(msgspec.Struct):
-    """The answer to one request; ``outputs`` belong to the receiver."""
+    """The answer to one request; ``outputs`` belong to the receiver.
+
+    A decoupled model gives any number of answers to one request. The last one is ``final``; it has no outputs if the model
+    had nothing more to say when it ended.
+    """
 
     model_name: str
     model_version: str
     outputs: dict[str, Array]
     id: str = ""
     parameters: Parameters = {}
+    final: bool = True
+
+
+Outcome = InferResponse | PenstockError
+Done = Callable[[Outcome], None]
+"""Receives the answer to a request: once, or, from a decoupled model, until an error or a ``final`` response."""

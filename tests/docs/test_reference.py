@@ -17,7 +17,7 @@ from penstock.offline.build import Recipe
 from penstock.offline.optimize.passes import default_passes
 from penstock.offline.tune.contract import Contract
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.http_answer import STATUS
+from penstock.online.server.status import HTTP
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -75,7 +75,7 @@ def test_every_error_with_its_code_status_and_exit_code() -> None:
         code, _, status, exit_code = shown[kind.__name__]
         assert (code, status, exit_code) == (
             kind.code.value,
-            str(STATUS[kind.code]),
+            str(HTTP[kind.code]),
             str(_EXIT_CODES.get(kind.code, 1)),
         )
 

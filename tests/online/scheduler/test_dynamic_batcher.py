@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.online.scheduler.batch import merge, split
-from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher, Outcome, Waiting, form
+from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher, Waiting, form
 from penstock.online.scheduler.instance import Instance
-from penstock.request import InferRequest, InferResponse
+from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.testing import FakeModel, double
 
 

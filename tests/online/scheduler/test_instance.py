@@ -8,9 +8,9 @@ import models
 from penstock.engines.base import LoadedModel
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import PenstockError
-from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher, Outcome
+from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
 from penstock.online.scheduler.instance import Instance
-from penstock.request import InferRequest, InferResponse
+from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array, DataType
 from penstock.testing import FakeModel, double
 

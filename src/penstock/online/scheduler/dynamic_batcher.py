@@ -12,20 +12,16 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from queue import SimpleQueue
 
 import msgspec
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.request import InferRequest, InferResponse
+from penstock.request import Done, InferRequest, InferResponse
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
-
-Outcome = InferResponse | PenstockError
-Done = Callable[[Outcome], None]
-"""Called on the event loop exactly once per request."""
 
 
 class BatchingConfig(msgspec.Struct, frozen=True):

@@ -7,8 +7,7 @@ import logging
 from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.online.repository.manager import Repository
-from penstock.online.scheduler.dynamic_batcher import Done, Outcome
-from penstock.request import InferRequest
+from penstock.request import Done, InferRequest, Outcome
 from penstock.tensor import TensorSpec
 
 _log = logging.getLogger(__name__)

@@ -1,25 +1,6 @@
-"""HTTP answers as bytes, and which status an error has. Pure."""
+"""HTTP answers as bytes. Pure."""
 
 from __future__ import annotations
-
-from penstock.errors import Code
-
-STATUS = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.NOT_FOUND: 404,
-    Code.ALREADY_EXISTS: 400,
-    Code.UNAUTHENTICATED: 401,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FAILED_PRECONDITION: 400,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.CANCELLED: 400,
-    Code.UNAVAILABLE: 503,
-    Code.UNIMPLEMENTED: 501,
-    Code.DATA_LOSS: 500,
-    Code.INTERNAL: 500,
-}
-"""The one table from error codes to HTTP statuses."""
 
 _REASONS = {
     200: b"OK",

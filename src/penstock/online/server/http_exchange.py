@@ -9,11 +9,11 @@ import msgspec
 import orjson
 
 from penstock.errors import Code, PenstockError
-from penstock.online.scheduler.dynamic_batcher import Outcome
-from penstock.online.server import oip
+from penstock.online.server import oip, status
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http_answer import JSON, STATUS
+from penstock.online.server.http_answer import JSON
 from penstock.online.server.routes import Action, Route
+from penstock.request import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Exchange(msgspec.Struct, eq=False):
     def fail(self, error: PenstockError) -> None:
         """Answer that the request failed."""
         retry = b"Retry-After: 1\r\n" if error.code is Code.UNAVAILABLE else b""
-        self.fail_with(STATUS[error.code], str(error), retry)
+        self.fail_with(status.HTTP[error.code], str(error), retry)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
         """Answer with ``message``; to HEAD without, since its answer has no body."""
