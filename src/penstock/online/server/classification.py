@@ -1,0 +1,55 @@
+"""The classification extension: of an output only its greatest values, each as text with its index and label. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from penstock.errors import InvalidArgument
+from penstock.request import InferResponse
+from penstock.tensor import Array, DataType
+
+Labels = Mapping[str, Sequence[str]]
+"""By output, the name of each class in the order of their indices; there may be fewer than classes."""
+
+_WITHOUT_CLASSES = frozenset({DataType.BYTES, DataType.FP16, DataType.BF16})
+
+
+def classify_outputs(response: InferResponse, counts: Mapping[str, int], batched: bool, labels: Labels) -> None:
+    """Replace the outputs named in ``counts`` by that many of their greatest values. Raises InvalidArgument."""
+    for name, count in counts.items():
+        if name in response.outputs:
+            array = response.outputs[name]
+            response.outputs[name] = classify(name, array, count, batched, labels.get(name, ()))
+
+
+def classify(name: str, array: Array, count: int, batched: bool, labels: Sequence[str] = ()) -> Array:
+    """The ``count`` (>= 1) greatest of the n values, falling, as BYTES ``value:index`` or ``value:index:label``.
+
+    The answer's shape is ``[min(count, n)]``, or ``[batch, min(count, n)]`` if the first axis of ``array`` is the batch.
+    Floats are written as C's ``%f`` does; of equal values the one with the smaller index comes first, and NaN last.
+    Raises InvalidArgument, with ``name``, for the datatypes that have no classes: BYTES, FP16, BF16.
+    """
+    datatype = DataType.from_numpy(array.dtype)
+    if datatype in _WITHOUT_CLASSES:
+        raise InvalidArgument(
+            f"output '{name}': classification is not possible for datatype {datatype.value}", "ask for its values"
+        )
+    rows = array.shape[0] if batched and array.ndim else 1
+    # numpy cannot work out the other axis of an empty array.
+    table = array.reshape(rows, array.size // rows if rows else 0)
+    # Both turn the order of any value of their kind round without overflow.
+    keys = -table if datatype.is_float else ~table
+    order = np.argsort(keys, axis=1, kind="stable")[:, :count]
+    values = np.take_along_axis(table, order, axis=1)
+    form = "%f:%d" if datatype.is_float else "%d:%d"
+    classes = np.empty(order.size, np.object_)
+    classes[:] = [
+        (f"{text}:{labels[index]}" if index < len(labels) else text).encode()
+        for text, index in (
+            (form % (value, index), index)
+            for value, index in zip(values.ravel().tolist(), order.ravel().tolist(), strict=True)
+        )
+    ]
+    return classes.reshape(order.shape if batched and array.ndim else order.shape[1:])
