@@ -1,0 +1,336 @@
+"""What happened to the requests of one model version: exact counts and durations, cheap enough for every request.
+
+The numbers and their meaning are Triton's (statistics extension of the Open Inference Protocol), and beside them what its averages
+hide: histograms, why batches left, why requests failed. One batch costs a fixed amount, each of its requests two look-ups.
+
+A ``ModelStatistics`` is plain data: msgspec encodes it as it is, and ``merge`` adds up those of several processes.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+BOUNDS_NS = tuple(
+    int(microseconds * 1000)
+    for microseconds in (
+        50,
+        100,
+        250,
+        500,
+        1e3,
+        2.5e3,
+        5e3,
+        10e3,
+        25e3,
+        50e3,
+        100e3,
+        250e3,
+        500e3,
+        1e6,
+        2.5e6,
+        5e6,
+        10e6,
+        30e6,
+    )
+)
+"""Upper bounds, inclusive, of the histograms' buckets; one more bucket holds what is above the last."""
+
+FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
+"""The same for the time to a first response, Triton's 100, 500, 2000 and 5000 ms."""
+
+MAX_RESPONSES = 1024
+"""Responses of one request that have statistics of their own; a decoupled model's further ones are not told apart."""
+
+
+class Reason(enum.StrEnum):
+    """Why a batch left the queue."""
+
+    FULL = "full"
+    """No more rows fitted, or the next request would not have."""
+    PREFERRED = "preferred"
+    """It had a preferred size."""
+    DELAY = "delay"
+    """Its longest-waiting request had waited as long as configured."""
+    IDLE = "idle"
+    """An instance was free and nothing is waited for."""
+    ALONE = "alone"
+    """The model's requests cannot be merged, or this one is larger than a batch, or runs again after its batch failed."""
+
+
+class Failure(enum.StrEnum):
+    """Why a request failed; Triton's words."""
+
+    REJECTED = "REJECTED"
+    """It was refused: queue or limit full, queue time-out, deadline out of reach."""
+    CANCELED = "CANCELED"
+    """Its client went away or took it back."""
+    BACKEND = "BACKEND"
+    """The model failed."""
+    OTHER = "OTHER"
+
+
+class Answer(enum.StrEnum):
+    """What one response of a decoupled model was."""
+
+    SUCCESS = "success"
+    FAIL = "fail"
+    EMPTY = "empty_response"
+    CANCEL = "cancel"
+
+
+class BatchTimes(msgspec.Struct):
+    """When a batch passed from stage to stage, by ``time.monotonic_ns`` on the instance's thread."""
+
+    taken_ns: int
+    """It left the queue."""
+    merged_ns: int
+    """Its inputs are one set of tensors."""
+    ran_ns: int
+    """The model has answered."""
+    split_ns: int
+    """Each request has its outputs."""
+
+
+class Duration(msgspec.Struct):
+    """How often, and how long in total."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        self.count += 1
+        self.ns += ns
+
+
+class BatchStatistics(msgspec.Struct):
+    """Batches of one size; durations are counted once a batch."""
+
+    count: int = 0
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+
+
+class ResponseStatistics(msgspec.Struct):
+    """The n-th responses of a decoupled model's requests."""
+
+    compute_infer: Duration = msgspec.field(default_factory=Duration)
+    compute_output: Duration = msgspec.field(default_factory=Duration)
+    answers: dict[Answer, Duration] = msgspec.field(default_factory=lambda: {kind: Duration() for kind in Answer})
+
+
+def _buckets() -> list[int]:
+    return [0] * (len(BOUNDS_NS) + 1)
+
+
+class ModelStatistics(msgspec.Struct):
+    """Of one model version; belongs to the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds."""
+
+    name: str = ""
+    version: str = ""
+    pending: int = 0
+    """Requests accepted and not yet answered; kept by the scheduler."""
+    last_inference_ms: int = 0
+    """When a batch was last answered, in milliseconds since the epoch."""
+    inference_count: int = 0
+    """Rows that the model computed."""
+    execution_count: int = 0
+    """Batches that the model computed."""
+    success: Duration = msgspec.field(default_factory=Duration)
+    fail: Duration = msgspec.field(default_factory=Duration)
+    queue_ns: int = 0
+    """Of all successful requests; the three below leave out cache hits. Each request counts its batch's whole duration."""
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+    hits: Duration = msgspec.field(default_factory=Duration)
+    """Answers from the response cache, with the time to look them up."""
+    misses: Duration = msgspec.field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = {}
+    """By rows of the batch."""
+    reasons: dict[Reason, int] = {}
+    """Batches by why they left."""
+    failures: dict[Failure, int] = msgspec.field(default_factory=lambda: dict.fromkeys(Failure, 0))
+    responses: dict[int, ResponseStatistics] = {}
+    """By the response's number within its request; only decoupled models have them."""
+    request_buckets: list[int] = msgspec.field(default_factory=_buckets)
+    """Successful requests by duration; see ``BOUNDS_NS``."""
+    queue_buckets: list[int] = msgspec.field(default_factory=_buckets)
+    """The same requests by the time that they waited."""
+    compute_buckets: list[int] = msgspec.field(default_factory=_buckets)
+    """The same requests but for cache hits, by the time that their batch took: input, infer and output together."""
+    first_response: Duration = msgspec.field(default_factory=Duration)
+    first_response_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(FIRST_RESPONSE_BOUNDS_NS) + 1))
+    """See ``FIRST_RESPONSE_BOUNDS_NS``."""
+    load_s: float = 0.0
+    """How long loading and warming up took."""
+
+    def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
+        """One batch of ``len(arrived_ns)`` (>= 1) requests and ``rows`` rows in all was answered at ``done_ns``."""
+        count = len(arrived_ns)
+        arrived = sum(arrived_ns)
+        taken_ns, merged_ns, ran_ns, split_ns = times.taken_ns, times.merged_ns, times.ran_ns, times.split_ns
+        input_ns, infer_ns, output_ns = merged_ns - taken_ns, ran_ns - merged_ns, split_ns - ran_ns
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.inference_count += rows
+        self.execution_count += 1
+        self.success.count += count
+        self.success.ns += count * done_ns - arrived
+        self.queue_ns += count * taken_ns - arrived
+        self.compute_input_ns += count * input_ns
+        self.compute_infer_ns += count * infer_ns
+        self.compute_output_ns += count * output_ns
+        batch = self.batches.get(rows)
+        if batch is None:
+            batch = self.batches[rows] = BatchStatistics()
+        batch.count += 1
+        batch.compute_input_ns += input_ns
+        batch.compute_infer_ns += infer_ns
+        batch.compute_output_ns += output_ns
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.compute_buckets[bisect_left(BOUNDS_NS, split_ns - taken_ns)] += count
+        first, last = min(arrived_ns), max(arrived_ns)
+        _observe(self.request_buckets, arrived_ns, first, last, done_ns)
+        _observe(self.queue_buckets, arrived_ns, first, last, taken_ns)
+
+    def failed(self, reason: Failure, arrived_ns: int, now_ns: int) -> None:
+        """One request ended with an error."""
+        self.fail.add(now_ns - arrived_ns)
+        self.failures[reason] += 1
+
+    def cache_hit(self, arrived_ns: int, lookup_ns: int, now_ns: int) -> None:
+        """One request was answered from the cache at ``now_ns``; asking it took ``lookup_ns``, and what came before was queueing."""
+        total_ns = now_ns - arrived_ns
+        waited_ns = max(0, total_ns - lookup_ns)
+        self.success.add(total_ns)
+        self.queue_ns += waited_ns
+        self.hits.add(lookup_ns)
+        self.request_buckets[bisect_left(BOUNDS_NS, total_ns)] += 1
+        self.queue_buckets[bisect_left(BOUNDS_NS, waited_ns)] += 1
+
+    def cache_miss(self, lookup_ns: int) -> None:
+        """The cache was asked for ``lookup_ns`` in vain; add the time to store the answer where that is known."""
+        self.misses.add(lookup_ns)
+
+    def responded(self, number: int, kind: Answer, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
+        """A decoupled model gave the response ``number`` (from 0) of a request.
+
+        It worked on it from ``started_ns``, and from ``output_ns`` on its outputs (0: it had none).
+        """
+        if number >= MAX_RESPONSES:
+            return
+        response = self.responses.get(number)
+        if response is None:
+            response = self.responses[number] = ResponseStatistics()
+        if kind is not Answer.CANCEL:
+            response.compute_infer.add((output_ns or now_ns) - started_ns)
+        if output_ns:
+            response.compute_output.add(now_ns - output_ns)
+        response.answers[kind].add(now_ns - started_ns)
+
+    def responded_first(self, arrived_ns: int, now_ns: int) -> None:
+        """A decoupled model gave the first response of a request."""
+        self.first_response.add(now_ns - arrived_ns)
+        self.first_response_buckets[bisect_left(FIRST_RESPONSE_BOUNDS_NS, now_ns - arrived_ns)] += 1
+
+    def snapshot(self) -> Self:
+        """An independent copy; msgspec encodes it, and decodes it to this type."""
+        return msgspec.convert(msgspec.to_builtins(self), type(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of ``model_stats`` in the protocol's JSON form."""
+        computed = self.success.count - self.hits.count
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                "success": _entry(self.success.count, self.success.ns),
+                "fail": _entry(self.fail.count, self.fail.ns),
+                "queue": _entry(self.success.count, self.queue_ns),
+                "compute_input": _entry(computed, self.compute_input_ns),
+                "compute_infer": _entry(computed, self.compute_infer_ns),
+                "compute_output": _entry(computed, self.compute_output_ns),
+                "cache_hit": _entry(self.hits.count, self.hits.ns),
+                "cache_miss": _entry(self.misses.count, self.misses.ns),
+            },
+            "response_stats": {str(number): _response(self.responses[number]) for number in sorted(self.responses)},
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": _entry(batch.count, batch.compute_input_ns),
+                    "compute_infer": _entry(batch.count, batch.compute_infer_ns),
+                    "compute_output": _entry(batch.count, batch.compute_output_ns),
+                }
+                for rows, batch in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+        }
+
+
+def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
+    """The statistics of several processes as one, sorted by name and version: all sums, and of moments and loading times the latest
+    and the longest. What is given is left as it is."""
+    merged: dict[tuple[str, str], ModelStatistics] = {}
+    for process in processes:
+        for one in process:
+            key = one.name, one.version
+            merged[key] = _add_models(merged[key], one) if key in merged else one.snapshot()
+    return [merged[key] for key in sorted(merged)]
+
+
+def _add_models(one: ModelStatistics, other: ModelStatistics) -> ModelStatistics:
+    total = _add(one, other)
+    total.last_inference_ms = max(one.last_inference_ms, other.last_inference_ms)
+    total.load_s = max(one.load_s, other.load_s)
+    return total
+
+
+_Data = TypeVar("_Data")
+
+
+def _add(one: _Data, other: _Data) -> _Data:
+    """The sum, number by number, of two values of one shape; of names the first."""
+    result: Any
+    if isinstance(one, msgspec.Struct):
+        result = type(one)(*(_add(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__))
+    elif isinstance(one, dict) and isinstance(other, dict):
+        result = one | other
+        result |= {key: _add(one[key], other[key]) for key in one.keys() & other.keys()}
+    elif isinstance(one, list) and isinstance(other, list):
+        result = [_add(*pair) for pair in zip(one, other, strict=True)]
+    elif isinstance(one, str):
+        result = one
+    else:
+        result = one + other  # type: ignore[operator]
+    return result  # type: ignore[no-any-return]
+
+
+def _observe(buckets: list[int], starts: Sequence[int], first: int, last: int, end: int) -> None:
+    """Count the durations from each of ``starts`` (earliest ``first``, latest ``last``) to ``end``."""
+    bucket = bisect_left(BOUNDS_NS, end - last)
+    if bucket == bisect_left(BOUNDS_NS, end - first):
+        buckets[bucket] += len(starts)  # a batch arrives close together: mostly they all fall into one bucket
+        return
+    for start in starts:
+        buckets[bisect_left(BOUNDS_NS, end - start)] += 1
+
+
+def _entry(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}
+
+
+def _response(response: ResponseStatistics) -> dict[str, dict[str, int]]:
+    return {
+        "compute_infer": _entry(response.compute_infer.count, response.compute_infer.ns),
+        "compute_output": _entry(response.compute_output.count, response.compute_output.ns),
+        **{kind.value: _entry(total.count, total.ns) for kind, total in response.answers.items()},
+    }
