@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install fmt lint type test test-all bench demo docs check clean
+.PHONY: install fmt lint type test test-all test-real bench demo docs proto check clean
 
 install: $(STAMP) ## set up .venv with Penstock, its engines and the tools
 
@@ -18,10 +18,13 @@ demo: $(STAMP) ## build, serve and measure the digits example
 	$(BIN)/penstock demo
 
 test: lint type ## all checks and all tests but the slow ones
-	$(BIN)/pytest -m 'not slow' -n 2
+	$(BIN)/pytest -m 'not slow and not real' -n 2
 
-test-all: lint type ## the slow tests too
+test-all: lint type ## the slow tests too, and those with real peers
 	$(BIN)/pytest -n 2
+
+test-real: $(STAMP) ## tests with real peers: Redis, Prometheus, curl, nghttp2, wrk; one that is not installed skips its tests
+	$(BIN)/pytest -m real -rs
 
 lint: $(STAMP) ## style, import layers, size gates
 	$(BIN)/ruff format --check src tests examples benchmarks
@@ -41,6 +44,9 @@ bench: $(STAMP) ## SCENARIO=name for one of them, QUICK=1 for a rough figure wit
 
 docs: $(STAMP) ## check that every link between the documents leads somewhere
 	$(BIN)/python docs/check_links.py
+
+proto: $(STAMP) ## compile proto/*.proto to the descriptors that the package loads
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --descriptor_set_out=src/penstock/protocol/descriptors.binpb proto/*.proto
 
 check: test docs ## what CI runs
 

@@ -1,0 +1,1 @@
+"""The messages of the gRPC protocols, from the schema in ``proto/``."""
