@@ -49,14 +49,18 @@ class Code(enum.Enum):
 
 
 class PenstockError(Exception):
-    """Base of the tree. ``message`` says what is wrong, ``hint`` what to do about it."""
+    """Base of the tree. ``message`` says what is wrong, ``hint`` what to do about it.
+
+    ``retry_after_s`` (>= 0) is how long the caller should wait before asking again, where that is known.
+    """
 
     code: ClassVar[Code] = Code.INTERNAL
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
