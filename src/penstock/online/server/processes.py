@@ -1,0 +1,260 @@
+"""One server in several processes: a supervisor that starts them, keeps them running and takes them down.
+
+All processes listen on the same ports (SO_REUSEPORT), and the system spreads connections over them. The supervisor loads
+what can be shared before it forks: a model that has no threads of its own, whose weights, as loaded and packed by the
+engine, are then in memory once for all processes, however often one is started again. Other models are loaded by each.
+
+The supervisor runs neither an event loop nor a thread, so that a fork of it is a clean start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock import errors
+from penstock.errors import PenstockError, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_MAX_DELAY_S = 30.0
+_CALM_S = 60.0
+_READ = 65536
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which process of how many this one is, where they meet, and what can be read at its end once the supervisor is gone."""
+
+    index: int
+    count: int
+    folder: Path
+    lifeline: int
+
+
+class Message(msgspec.Struct):
+    """From a process to its supervisor: that it is ready, with what it has to say, or why it could not."""
+
+    ready: dict[str, Any] | None = None
+    error: tuple[str, str, str] | None = None
+    """Kind, message, hint."""
+
+
+Serve = Callable[[Place, Callable[[dict[str, Any]], None]], None]
+"""Runs one process of the server until SIGTERM; calls its argument once when it is ready. Raises PenstockError."""
+
+
+class _Process:
+    def __init__(self, index: int, pid: int, pipe: int) -> None:
+        self.index = index
+        self.pid = pid
+        self.pipe = pipe
+        self.received = b""
+        self.is_ready = False
+
+
+def restart_delay_s(deaths: Sequence[float], now: float) -> float:
+    """How long to wait before a process is started again; ``deaths`` are the moments in seconds at which it died.
+
+    None after a lone death; after several within a minute 0.5 s, doubled with each, up to half a minute. Pure.
+    """
+    recent = sum(1 for moment in deaths if now - moment < _CALM_S)
+    return 0.0 if recent <= 1 else min(_MAX_DELAY_S, 0.25 * 2.0 ** (recent - 1))
+
+
+class Supervisor:
+    """``run`` keeps ``count`` processes at ``serve`` until it is told to stop."""
+
+    def __init__(self, count: int, serve: Serve, on_ready: Callable[[dict[str, Any]], None]) -> None:
+        self._count = count
+        self._serve = serve
+        self._on_ready = on_ready
+        self._processes: dict[int, _Process] = {}
+        self._deaths: dict[int, list[float]] = {}
+        self._due: dict[int, float] = {}
+        """When processes that died are to be started again."""
+        self._selector = selectors.DefaultSelector()
+        self._announced = False
+        self._stops = 0
+        self._failure: PenstockError | None = None
+        self._exit = 0
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT and return when all processes have ended.
+
+        Raises what kept a process from getting ready at the start, and Unavailable if one did not end cleanly.
+        """
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        # Closed by the system when the supervisor dies, whatever of: then the processes end by themselves.
+        self._lifeline, self._lifeline_end = os.pipe()
+        before = self._catch_signals()
+        try:
+            for index in range(self._count):
+                self._start(index)
+            while self._processes or (self._due and not self._stops):
+                self._turn()
+        finally:
+            for process in self._processes.values():
+                os.kill(process.pid, signal.SIGKILL)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(-1)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._failure is not None:
+            raise self._failure
+        if self._exit:
+            raise Unavailable(f"a server process ended with code {self._exit}", "its messages stand above")
+
+    def _catch_signals(self) -> dict[int, Any]:
+        self._wake, self._wake_end = socket.socketpair()
+        for end in (self._wake, self._wake_end):
+            end.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        before: dict[int, Any] = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
+        return before
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and see to it."""
+        now = time.monotonic()
+        for index in [index for index, due in self._due.items() if due <= now]:
+            del self._due[index]
+            self._start(index)
+        timeout = min(self._due.values(), default=now + 3600) - now
+        for key, _ in self._selector.select(max(0.0, timeout)):
+            if key.fileobj is self._wake:
+                for number in self._wake.recv(4096):
+                    if number != signal.SIGCHLD:
+                        self._stop()
+            else:
+                self._read(key.data)
+
+    def _stop(self) -> None:
+        """Pass a signal to end on; the second one ends a process at once."""
+        self._stops += 1
+        self._due.clear()
+        for process in self._processes.values():
+            os.kill(process.pid, signal.SIGTERM)
+
+    def _start(self, index: int) -> None:
+        read, write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            self._be(index, write)
+        os.close(write)
+        process = self._processes[index] = _Process(index, pid, read)
+        self._selector.register(read, selectors.EVENT_READ, process)
+
+    def _be(self, index: int, pipe: int) -> None:
+        """Be a process of the server, and end."""
+        code = 1
+        try:
+            # A group of its own: Ctrl-C in a terminal is for the supervisor alone, which passes it on.
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            os.close(self._lifeline_end)
+            for process in self._processes.values():
+                os.close(process.pipe)
+            self._selector.close()
+            place = Place(index, self._count, self._folder, self._lifeline)
+            self._serve(place, lambda ready: _send(pipe, Message(ready=ready)))
+            code = 0
+        except PenstockError as error:
+            _send(pipe, Message(error=(type(error).__name__, error.message, error.hint)))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:  # noqa: BLE001 - nothing of the supervisor's may run in this process
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _read(self, process: _Process) -> None:
+        """Take what a process says, or notice that it has ended."""
+        data = os.read(process.pipe, _READ)
+        process.received += data
+        while b"\n" in process.received:
+            line, _, process.received = process.received.partition(b"\n")
+            self._hear(process, msgspec.json.decode(line, type=Message))
+        if not data:
+            self._bury(process)
+
+    def _hear(self, process: _Process, message: Message) -> None:
+        if message.error is not None:
+            kind, text, hint = message.error
+            error = getattr(errors, kind)(text, hint)
+            if not self._announced:
+                self._failure = self._failure or error
+            _log.error("process %d: %s", process.index, error)
+        elif message.ready is not None:
+            process.is_ready = True
+            if not self._announced and all(one.is_ready for one in self._processes.values()):
+                self._announced = True
+                self._on_ready(message.ready)
+
+    def _bury(self, process: _Process) -> None:
+        """See what a process that has ended leaves, and have it started again if it should not have ended."""
+        self._selector.unregister(process.pipe)
+        os.close(process.pipe)
+        _, status = os.waitpid(process.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        del self._processes[process.index]
+        if self._stops:
+            self._exit = self._exit or abs(code)
+        elif not self._announced:
+            # It will not get ready if started again.
+            self._failure = self._failure or Unavailable(f"a server process ended with code {code} before it was ready")
+            self._stop()
+        else:
+            now = time.monotonic()
+            deaths = self._deaths.setdefault(process.index, [])
+            deaths[:] = [moment for moment in deaths if now - moment < _CALM_S] + [now]
+            delay = restart_delay_s(deaths, now)
+            what = f"signal {-code}" if code < 0 else f"code {code}"
+            _log.warning("process %d ended with %s; it is started again in %g s", process.index, what, delay)
+            self._due[process.index] = now + delay
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that holds ``port`` of ``host``, 0 for a free one, for several processes to listen on.
+
+    Raises OSError, also if others listen there who would share it.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+    held = socket.socket(family, kind, protocol)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def _send(pipe: int, message: Message) -> None:
+    os.write(pipe, msgspec.json.encode(message) + b"\n")
