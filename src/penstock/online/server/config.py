@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 import msgspec
@@ -42,5 +43,17 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """How long new connections are still taken after readiness went off, so that load balancers notice first."""
     drain_timeout_s: _Seconds = 30.0
     """Longest that shutting down waits for requests in flight and for models at work."""
+    allow_client_shm: Literal["auto", "true", "false"] = "auto"
+    """Whether clients may register shared memory; ``auto``: where ``host`` is loopback, so that they are on this machine."""
     event_loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     """``auto`` takes uvloop where it is installed."""
+
+    @property
+    def client_shm(self) -> bool:
+        """What ``allow_client_shm`` comes to."""
+        if self.allow_client_shm != "auto":
+            return self.allow_client_shm == "true"
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

@@ -1,0 +1,197 @@
+"""A region of memory that a client shares with the server, mapped once and read and written by offset.
+
+**A region that shrinks must not end the server.** Touching a mapped page that its file has lost, or that a full ``/dev/shm``
+cannot supply, raises SIGBUS, which ends a process. So
+
+- outputs are written with ``pwrite``, which returns an error instead;
+- small inputs are read with ``pread``, which costs no more than making sure that a view of them would hold;
+- larger inputs are viewed in place only if nobody can shrink the file who could not end the server anyway: it belongs to
+  the server's user or to root, and no one else may write to it (clients create regions so). Each is looked at first with
+  ``SEEK_HOLE``, which tells a file that was cut off and pages that were never written alike; such a tensor is read with
+  ``pread`` too, and the length checked;
+- of any other region all inputs are read with ``pread``.
+
+What stays is a client that runs as the server's own user and cuts its region off in the middle of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import os
+import stat
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from penstock.errors import InvalidArgument, NotFound, ResourceExhausted
+from penstock.tensor import Buffer
+
+_FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lies, not a temporary file
+_RESERVED_PREFIX = "triton_python_backend_shm_region_"
+_MAX_KEY_BYTES = 255
+_MAX_OFFSET = 2**63 - 1
+# Up to here `pread` and `SEEK_HOLE` cost the same, under one microsecond.
+_SMALL_BYTES = 8192
+
+
+class Region(ABC):
+    """One registered region of ``byte_size`` bytes, closed once it is retired and its last user has let go of it."""
+
+    is_cuda: ClassVar[bool] = False
+
+    def __init__(self, name: str, byte_size: int) -> None:
+        self.name = name
+        self.byte_size = byte_size
+        self.closed = asyncio.Event()
+        self._users = 0
+        self._retired = False
+
+    @abstractmethod
+    def describe(self) -> dict[str, str | int]:
+        """What the protocol's status says about it."""
+
+    @abstractmethod
+    def read(self, offset: int, byte_size: int) -> Buffer:
+        """The bytes there, already checked to lie within: a read-only view, or a copy where a view would not be safe."""
+
+    @abstractmethod
+    def write(self, offset: int, data: Buffer) -> None:
+        """Copy ``data`` there, already checked to lie within."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the mapping back."""
+
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        self._close_if_unused()
+
+    def retire(self) -> None:
+        """Nobody will acquire it any more."""
+        self._retired = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._retired and not self._users and not self.closed.is_set():
+            self.close()
+            self.closed.set()
+
+    def check(self, offset: int, byte_size: int) -> None:
+        """Raise InvalidArgument unless ``byte_size`` bytes at ``offset`` lie within the region."""
+        if not (type(offset) is int and 0 <= offset < self.byte_size):
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{self.name}'")
+        if not (type(byte_size) is int and 0 <= byte_size <= self.byte_size - offset):
+            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
+
+
+class SystemRegion(Region):
+    """``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``, with or without its leading slash.
+
+    Raises InvalidArgument, NotFound if there is no such object, and ResourceExhausted.
+    """
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        super().__init__(name, byte_size)
+        self.key = key
+        self.offset = offset
+        if not (
+            type(offset) is int and type(byte_size) is int and offset >= 0 and 0 < byte_size <= _MAX_OFFSET - offset
+        ):
+            raise self._refusal("invalid args")
+        self._file = self._open(key)
+        try:
+            facts = os.fstat(self._file)
+            if not stat.S_ISREG(facts.st_mode) or offset + byte_size > facts.st_size:
+                raise self._refusal("invalid args")
+            # A mapping starts at a page.
+            self._skipped = offset % mmap.ALLOCATIONGRANULARITY
+            self._map = self._view = None
+            if facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                start = offset - self._skipped
+                self._map = mmap.mmap(self._file, self._skipped + byte_size, prot=mmap.PROT_READ, offset=start)
+                self._view = memoryview(self._map)
+        except (OSError, OverflowError):
+            os.close(self._file)
+            raise self._refusal("unable to process address space") from None
+        except InvalidArgument:
+            os.close(self._file)
+            raise
+
+    def describe(self) -> dict[str, str | int]:
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+
+    def read(self, offset: int, byte_size: int) -> Buffer:
+        if byte_size > _SMALL_BYTES and self._view is not None and self._is_present(offset, byte_size):
+            start = self._skipped + offset
+            return self._view[start : start + byte_size]
+        data = os.pread(self._file, byte_size, self.offset + offset)
+        while len(data) < byte_size:  # one call reads 2 GiB at most
+            more = os.pread(self._file, byte_size - len(data), self.offset + offset + len(data))
+            if not more:
+                raise self._has_shrunk()
+            data += more
+        return data
+
+    def write(self, offset: int, data: Buffer) -> None:
+        view = memoryview(data)
+        start = self.offset + offset
+        # Writing past the end would not fail but make the file longer.
+        if os.lseek(self._file, 0, os.SEEK_END) < start + len(view):
+            raise self._has_shrunk()
+        try:
+            while view:
+                count = os.pwrite(self._file, view, start)
+                view, start = view[count:], start + count
+        except OSError as error:
+            raise ResourceExhausted(
+                f"cannot write to shared memory region '{self.name}': {error.strerror}",
+                f"make {_FOLDER} larger" if error.errno == errno.ENOSPC else "",
+            ) from None
+
+    def close(self) -> None:
+        if self._map is None or self._view is None:
+            os.close(self._file)
+            return
+        view, mapped, self._view, self._map = self._view, self._map, None, None
+        os.close(self._file)
+        try:
+            view.release()
+            mapped.close()
+        except BufferError:
+            pass  # an array over it is still held; the mapping goes with the last one
+
+    def _open(self, key: str) -> int:
+        name = key.removeprefix("/")
+        if name.startswith(_RESERVED_PREFIX):
+            raise self._refusal(f"the key must not start with '{_RESERVED_PREFIX}'")
+        if name in ("", ".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > _MAX_KEY_BYTES:
+            raise self._refusal("invalid args")
+        try:
+            # Non-blocking, or a pipe of that name would hold the event loop.
+            return os.open(f"{_FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            message = f"Unable to open shared memory region: '{key}'"
+            if error.errno == errno.ENOENT:
+                raise NotFound(message, "create it before it is registered") from None
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise ResourceExhausted(message, "unregister others first") from None
+            raise InvalidArgument(message) from None
+
+    def _is_present(self, offset: int, byte_size: int) -> bool:
+        start = self.offset + offset
+        try:
+            return os.lseek(self._file, start, os.SEEK_HOLE) >= start + byte_size
+        except OSError:
+            return False  # the file ends before it
+
+    def _refusal(self, reason: str) -> InvalidArgument:
+        return InvalidArgument(f"failed to register shared memory region '{self.name}': {reason}")
+
+    def _has_shrunk(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"shared memory region '{self.name}' has become smaller than it was registered", "register it again"
+        )
