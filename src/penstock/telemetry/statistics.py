@@ -16,6 +16,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from penstock.telemetry.quantiles import RecentDurations
+
 BOUNDS_NS = tuple(
     int(microseconds * 1000)
     for microseconds in (
@@ -134,6 +136,10 @@ class ModelStatistics(msgspec.Struct):
 
     name: str = ""
     version: str = ""
+    tags: dict[str, str] = {}
+    """Further labels of the model's metrics."""
+    decoupled: bool = False
+    """Whether the model gives any number of responses to a request."""
     pending: int = 0
     """Requests accepted and not yet answered; kept by the scheduler."""
     last_inference_ms: int = 0
@@ -154,7 +160,7 @@ class ModelStatistics(msgspec.Struct):
     misses: Duration = msgspec.field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = {}
     """By rows of the batch."""
-    reasons: dict[Reason, int] = {}
+    reasons: dict[Reason, int] = msgspec.field(default_factory=lambda: dict.fromkeys(Reason, 0))
     """Batches by why they left."""
     failures: dict[Failure, int] = msgspec.field(default_factory=lambda: dict.fromkeys(Failure, 0))
     responses: dict[int, ResponseStatistics] = {}
@@ -170,6 +176,8 @@ class ModelStatistics(msgspec.Struct):
     """See ``FIRST_RESPONSE_BOUNDS_NS``."""
     load_s: float = 0.0
     """How long loading and warming up took."""
+    recent: RecentDurations | None = None
+    """Quantiles of the last minute; kept only where it is set, since every request costs more then."""
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
         """One batch of ``len(arrived_ns)`` (>= 1) requests and ``rows`` rows in all was answered at ``done_ns``."""
@@ -193,11 +201,13 @@ class ModelStatistics(msgspec.Struct):
         batch.compute_input_ns += input_ns
         batch.compute_infer_ns += infer_ns
         batch.compute_output_ns += output_ns
-        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.reasons[reason] += 1
         self.compute_buckets[bisect_left(BOUNDS_NS, split_ns - taken_ns)] += count
         first, last = min(arrived_ns), max(arrived_ns)
         _observe(self.request_buckets, arrived_ns, first, last, done_ns)
         _observe(self.queue_buckets, arrived_ns, first, last, taken_ns)
+        if self.recent is not None:
+            self.recent.executed(arrived_ns, taken_ns, (input_ns, infer_ns, output_ns), done_ns)
 
     def failed(self, reason: Failure, arrived_ns: int, now_ns: int) -> None:
         """One request ended with an error."""
@@ -213,10 +223,16 @@ class ModelStatistics(msgspec.Struct):
         self.hits.add(lookup_ns)
         self.request_buckets[bisect_left(BOUNDS_NS, total_ns)] += 1
         self.queue_buckets[bisect_left(BOUNDS_NS, waited_ns)] += 1
+        if self.recent is not None:
+            self.recent.request.add(total_ns, 1, now_ns)
+            self.recent.queue.add(waited_ns, 1, now_ns)
+            self.recent.cache_hit.add(lookup_ns, 1, now_ns)
 
     def cache_miss(self, lookup_ns: int) -> None:
         """The cache was asked for ``lookup_ns`` in vain; add the time to store the answer where that is known."""
         self.misses.add(lookup_ns)
+        if self.recent is not None:
+            self.recent.cache_miss.add(lookup_ns, 1, time.monotonic_ns())
 
     def responded(self, number: int, kind: Answer, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
         """A decoupled model gave the response ``number`` (from 0) of a request.
@@ -239,13 +255,18 @@ class ModelStatistics(msgspec.Struct):
         self.first_response.add(now_ns - arrived_ns)
         self.first_response_buckets[bisect_left(FIRST_RESPONSE_BOUNDS_NS, now_ns - arrived_ns)] += 1
 
+    @property
+    def computed_count(self) -> int:
+        """Requests that the model answered, and not the cache."""
+        return self.success.count - self.hits.count
+
     def snapshot(self) -> Self:
         """An independent copy; msgspec encodes it, and decodes it to this type."""
         return msgspec.convert(msgspec.to_builtins(self), type(self))
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``model_stats`` in the protocol's JSON form."""
-        computed = self.success.count - self.hits.count
+        computed = self.computed_count
         return {
             "name": self.name,
             "version": self.version,
@@ -298,7 +319,7 @@ _Data = TypeVar("_Data")
 
 
 def _add(one: _Data, other: _Data) -> _Data:
-    """The sum, number by number, of two values of one shape; of names the first."""
+    """The sum, number by number, of two values of one shape; of what is no number the first."""
     result: Any
     if isinstance(one, msgspec.Struct):
         result = type(one)(*(_add(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__))
@@ -307,7 +328,7 @@ def _add(one: _Data, other: _Data) -> _Data:
         result |= {key: _add(one[key], other[key]) for key in one.keys() & other.keys()}
     elif isinstance(one, list) and isinstance(other, list):
         result = [_add(*pair) for pair in zip(one, other, strict=True)]
-    elif isinstance(one, str):
+    elif one is None or isinstance(one, str | bool):
         result = one
     else:
         result = one + other  # type: ignore[operator]

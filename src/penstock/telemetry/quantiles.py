@@ -1,0 +1,91 @@
+"""Quantiles of what happened within the last minute, as Triton's summaries give them.
+
+A duration is counted in a bucket of its binary logarithm and the five bits after the leading one, so that a quantile is off by at most
+1.6 %, whatever the range. Buckets are kept by slices of ten seconds of the machine's monotonic clock: old slices are dropped,
+and those of several processes add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+WINDOW_NS = 60_000_000_000
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+_SLICE_NS = WINDOW_NS // 6
+_BITS = 5
+
+
+class Window(msgspec.Struct):
+    """Durations of the last minute."""
+
+    slices: dict[int, dict[int, int]] = {}
+    """By number of the slice: how often each bucket was met."""
+
+    def add(self, ns: int, count: int, now_ns: int) -> None:
+        """``count`` durations of ``ns`` (>= 0) at ``now_ns``."""
+        number = now_ns // _SLICE_NS
+        buckets = self.slices.get(number)
+        if buckets is None:
+            self.slices = {each: kept for each, kept in self.slices.items() if each > number - WINDOW_NS // _SLICE_NS}
+            buckets = self.slices[number] = {}
+        bucket = _bucket(ns)
+        buckets[bucket] = buckets.get(bucket, 0) + count
+
+    def quantiles(self, wanted: Sequence[float], now_ns: int) -> list[float | None]:
+        """In nanoseconds, by nearest rank; None while there was nothing within the window."""
+        oldest = now_ns // _SLICE_NS - WINDOW_NS // _SLICE_NS
+        total: dict[int, int] = {}
+        for number, buckets in self.slices.items():
+            if number > oldest:
+                for bucket, count in buckets.items():
+                    total[bucket] = total.get(bucket, 0) + count
+        number_of_all = sum(total.values())
+        return [_at_rank(sorted(total.items()), quantile * number_of_all) for quantile in wanted]
+
+
+class RecentDurations(msgspec.Struct):
+    """A window for each stage of a model's requests."""
+
+    request: Window = msgspec.field(default_factory=Window)
+    queue: Window = msgspec.field(default_factory=Window)
+    compute_input: Window = msgspec.field(default_factory=Window)
+    compute_infer: Window = msgspec.field(default_factory=Window)
+    compute_output: Window = msgspec.field(default_factory=Window)
+    cache_hit: Window = msgspec.field(default_factory=Window)
+    cache_miss: Window = msgspec.field(default_factory=Window)
+
+    def executed(
+        self, arrived_ns: Sequence[int], taken_ns: int, compute_ns: tuple[int, int, int], done_ns: int
+    ) -> None:
+        """One batch; ``compute_ns`` is input, infer and output."""
+        for arrived in arrived_ns:
+            self.request.add(done_ns - arrived, 1, done_ns)
+            self.queue.add(taken_ns - arrived, 1, done_ns)
+        for window, ns in zip((self.compute_input, self.compute_infer, self.compute_output), compute_ns, strict=True):
+            window.add(ns, len(arrived_ns), done_ns)
+
+
+def _bucket(ns: int) -> int:
+    """The position of the leading bit, followed by the next five; small numbers stand for themselves."""
+    shift = ns.bit_length() - _BITS - 1
+    return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
+
+
+def _middle(bucket: int) -> float:
+    """The middle of a bucket, in nanoseconds."""
+    shift = (bucket >> _BITS) - 1
+    if shift <= 0:
+        return float(bucket)
+    return float(((bucket - (shift << _BITS)) << shift) + (1 << shift) / 2)
+
+
+def _at_rank(buckets: Iterable[tuple[int, int]], rank: float) -> float | None:
+    seen = 0
+    for bucket, count in buckets:
+        seen += count
+        if seen >= rank:
+            return _middle(bucket)
+    return None
