@@ -1,0 +1,76 @@
+"""Sibling processes asking each other; here several ends in one process, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import NotFound, PenstockError
+from penstock.online.server.peers import Peers
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))  # type: ignore[arg-type]
+
+    return run
+
+
+async def echo(what: str, arguments: list[Any]) -> Any:
+    if what == "fail":
+        raise NotFound("nothing there", "look elsewhere")
+    if what == "break":
+        raise RuntimeError("a secret")
+    return [what, arguments]
+
+
+@in_loop
+async def test_each_sibling_answers_and_nobody_asks_itself(tmp_path: Path) -> None:
+    ends = [Peers(tmp_path, index) for index in range(3)]
+    for end in ends:
+        await end.serve(echo)
+    assert await ends[0].ask("add", 1, {"a": b"\x00"}) == [["add", [1, {"a": b"\x00"}]]] * 2
+    await ends[2].close()
+    assert await ends[0].ask("add") == [["add", []]]
+    for end in ends[:2]:
+        await end.close()
+
+
+@in_loop
+async def test_errors_come_back_as_what_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = Peers(tmp_path, 0), Peers(tmp_path, 1)
+    await other.serve(echo)
+    with pytest.raises(NotFound, match=r"nothing there \(look elsewhere\)"):
+        await one.ask("fail")
+    with caplog.at_level(logging.CRITICAL), pytest.raises(PenstockError, match="^internal error$"):
+        await one.ask("break")
+    await other.close()
+
+
+@in_loop
+async def test_a_sibling_that_died_is_left_out(tmp_path: Path) -> None:
+    one, other = Peers(tmp_path, 0), Peers(tmp_path, 1)
+    await other.serve(echo)
+    other._server.close()  # type: ignore[union-attr] - as if killed: the socket's file stays
+    await other._server.wait_closed()  # type: ignore[union-attr]
+    assert await one.ask("add") == []
+
+
+@in_loop
+async def test_a_message_beyond_the_limit_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    end = Peers(tmp_path, 0)
+    await end.serve(echo)
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "0.sock")
+    writer.write(struct.pack("<I", 2**32 - 1))
+    assert await reader.read() == b""
+    assert "could not be answered" in caplog.text
+    writer.close()
+    await end.close()
