@@ -19,8 +19,10 @@ from penstock.online.repository.manager import Repository
 from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.config import ServerConfig
+from penstock.online.server.connections import Connections
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http import HttpServer
+from penstock.online.server.http_connection import Connection, Shared
+from penstock.online.server.listener import Endpoint, Listener
 from penstock.tensor import Array
 from penstock.testing import DOUBLER, FakeModel, double
 
@@ -71,9 +73,9 @@ class GatedServer:
 
     def pass_time(self, seconds: float) -> None:
         """Look at the connections, let ``seconds`` pass, look again."""
-        self.call(self.http.sweep)
+        self.call(self.listener.sweep)
         self.clock.advance(seconds)
-        self.call(self.http.sweep)
+        self.call(self.listener.sweep)
 
     def _forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.entered.release()
@@ -94,11 +96,15 @@ class GatedServer:
         handle.start()
         repository.add(handle)
         self.dataplane = DataPlane(repository)
-        self.http = HttpServer(self.dataplane, self._config, self.clock)
-        self.address = await self.http.start()
+        self.connections = Connections(self._config.max_connections)
+        self.listener = Listener(self.connections, self._config, self.clock)
+        shared = Shared(self.dataplane, self._config, self.connections)
+        self.address = await self.listener.listen(
+            Endpoint(host=self._config.host, port=self._config.http_port, http=lambda: Connection(shared))
+        )
         self._started.set()
         await self._stop.wait()
-        self.http.stop()
+        self.listener.stop()
         await repository.unload_all()
 
 

@@ -285,7 +285,7 @@ def test_a_client_that_reads_nothing_is_not_read_from_and_cut_off() -> None:
         server.pass_time(29)
         server.pass_time(31)
         server.pass_time(31)
-        assert server.call(lambda: len(server.http._shared.connections)) == 0
+        assert server.call(lambda: len(server.connections)) == 0
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
@@ -300,7 +300,7 @@ def test_draining_answers_what_is_in_flight_and_closes(loop: str) -> None:
         busy.send(infer(2))
         assert server.entered.acquire(timeout=PATIENCE_S)
         assert idle.ask(get("/v2/health/live")).status == 200
-        draining = asyncio.run_coroutine_threadsafe(server.http.drain(0, PATIENCE_S), server.loop)
+        draining = asyncio.run_coroutine_threadsafe(server.listener.drain(0, PATIENCE_S), server.loop)
         assert idle.is_closed
         with pytest.raises(ConnectionRefusedError):
             server.connect()
@@ -317,8 +317,8 @@ def test_what_is_on_its_way_when_the_listener_closes_is_answered(loop: str) -> N
     with GatedServer(loop) as server:
         used, fresh = server.connect(), server.connect()
         assert used.ask(infer(1)).data == [2, 0]
-        draining = asyncio.run_coroutine_threadsafe(server.http.drain(0, 4 * PATIENCE_S), server.loop)
-        while server.call(server.http._listener.is_serving):
+        draining = asyncio.run_coroutine_threadsafe(server.listener.drain(0, 4 * PATIENCE_S), server.loop)
+        while server.call(lambda: server.listener.is_serving):
             pass
         for client in (used, fresh):
             client.send(infer(3))
@@ -335,7 +335,7 @@ def test_draining_ends_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
         client = server.connect()
         client.send(infer(1))
         assert server.entered.acquire(timeout=PATIENCE_S)
-        asyncio.run_coroutine_threadsafe(server.http.drain(0, 0), server.loop).result(PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(server.listener.drain(0, 0), server.loop).result(PATIENCE_S)
         assert client.is_closed
     assert "1 connections were cut off" in caplog.text
 
@@ -365,8 +365,8 @@ def test_draining_closes_where_a_later_request_was_answered_first(loop: str) -> 
         client.send(infer(1) + get("/v2/health/live"))
         assert server.entered.acquire(timeout=PATIENCE_S)
         assert server.connect().ask(get("/v2/health/live")).status == 200
-        draining = asyncio.run_coroutine_threadsafe(server.http.drain(0, 4 * PATIENCE_S), server.loop)
-        while server.call(server.http._listener.is_serving):
+        draining = asyncio.run_coroutine_threadsafe(server.listener.drain(0, 4 * PATIENCE_S), server.loop)
+        while server.call(lambda: server.listener.is_serving):
             pass
         server.gate.set()
         assert client.read().data == [2, 0]
@@ -391,7 +391,7 @@ def test_trailers_are_no_headers(client: Client) -> None:
 @pytest.mark.parametrize("host", ["localhost", ""])
 def test_a_free_port_is_one_port_whatever_addresses_a_name_has(loop: str, host: str) -> None:
     with GatedServer(loop, host=host) as server:
-        assert {socket.getsockname()[1] for socket in server.http._listener.sockets} == {server.address[1]}
+        assert {socket.getsockname()[1] for socket in server.listener._servers[0][0].sockets} == {server.address[1]}
         assert server.connect().ask(infer(1)).data == [2, 0]
 
 

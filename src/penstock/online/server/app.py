@@ -29,8 +29,10 @@ from penstock.online.repository.manager import Repository
 from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.config import ServerConfig
+from penstock.online.server.connections import Connections
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http import HttpServer
+from penstock.online.server.http_connection import Connection, Shared
+from penstock.online.server.listener import Endpoint, Listener
 
 VERSION = "1"
 """The version under which a target given by hand is served."""
@@ -76,7 +78,8 @@ class Application:
         self._config = config
         self._repository = Repository()
         self._dataplane = DataPlane(self._repository)
-        self._http = HttpServer(self._dataplane, config, SystemClock())
+        self._connections = Connections(config.max_connections)
+        self._listener = Listener(self._connections, config, SystemClock())
         self._stopping = asyncio.Event()
 
     async def run(self, sources: Sequence[Source], on_ready: Callable[[Ready], None]) -> None:
@@ -98,12 +101,14 @@ class Application:
                 await self._drain()
         finally:
             stop.cancel()
-            self._http.stop()
+            self._listener.stop()
 
     async def _listen(self) -> str:
         config = self._config
         try:
-            host, port = await self._http.start()
+            shared = Shared(self._dataplane, config, self._connections)
+            endpoint = Endpoint(host=config.host, port=config.http_port, http=lambda: Connection(shared))
+            host, port = await self._listener.listen(endpoint)
         except (OSError, UnicodeError) as error:  # the latter from a name that cannot be one
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             is_of_port = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
@@ -144,17 +149,17 @@ class Application:
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             # Asked twice: whoever asks does not want to wait for requests in flight.
-            self._http.stop()
+            self._listener.stop()
             raise SystemExit(1)
         self._dataplane.ready = False
-        self._http.announce_end()
+        self._listener.announce_end()
         self._stopping.set()
 
     async def _drain(self) -> None:
         grace_s, timeout_s = self._config.shutdown_grace_s, self._config.drain_timeout_s
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s + timeout_s
-        await self._http.drain(grace_s, timeout_s)
+        await self._listener.drain(grace_s, timeout_s)
         try:
             # Clients that took all the time are no reason not to unload models that are free.
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):

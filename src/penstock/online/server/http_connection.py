@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import cast
 
 import httptools
 
 from penstock.online.server.config import ServerConfig
+from penstock.online.server.connections import LAST_REQUEST_S, Connections, ServerConnection
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http_answer import CLOSE, CONTINUE, JSON, KEEP_ALIVE, compose
 from penstock.online.server.http_exchange import Exchange
@@ -23,21 +23,15 @@ from penstock.online.server.routes import Routes
 _HEADER_OVERHEAD = 32
 _LINGER_S = 2.0
 
-LAST_REQUEST_S = 0.5
-"""How long a connection of a draining server stays open for what its client may already have sent."""
-
 
 class Shared:
     """What all connections of one server have in common."""
 
-    def __init__(self, dataplane: DataPlane, config: ServerConfig, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, dataplane: DataPlane, config: ServerConfig, connections: Connections) -> None:
         self.dataplane = dataplane
         self.config = config
         self.routes = Routes()
-        self.connections: set[Connection] = set()
-        self.draining = False
-        """Whether connections are to be closed as soon as what was asked on them has been answered."""
-        self.on_lost = on_lost
+        self.connections = connections
         # Looked up for every request, so each is one step away.
         self.max_pipelined = config.max_pipelined
         self.max_header_bytes = config.max_header_bytes
@@ -49,7 +43,7 @@ class _Refused(Exception):
     """Raised out of the parser's callbacks to end parsing; the answer is already on its way."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(ServerConnection):
     """One client. ``on_*`` are called by the parser."""
 
     __slots__ = (
@@ -102,9 +96,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes.
         self._transport = cast(asyncio.Transport, transport)
-        connections = self._shared.connections
-        connections.add(self)
-        if len(connections) > self._shared.config.max_connections:
+        if not self._shared.connections.add(self):
             self._refuse(503, "too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._ending = True
         self._backlog.clear()
-        self._shared.on_lost(self)
+        self._shared.connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
@@ -224,7 +216,7 @@ class Connection(asyncio.Protocol):
 
     def answered(self, exchange: Exchange, status: int, headers: bytes, body: bytes) -> None:
         """``exchange`` has its answer; write it in its turn."""
-        if not exchange.keep_alive or (self._shared.draining and self._is_last(exchange)):
+        if not exchange.keep_alive or (self._shared.connections.draining and self._is_last(exchange)):
             exchange.keep_alive = False
             self._ending = True
             connection = CLOSE
@@ -274,10 +266,10 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         transport.write(data)
-        if not last.keep_alive or (self._is_done and (self._ending or self._shared.draining)):
+        if not last.keep_alive or (self._is_done and (self._ending or self._shared.connections.draining)):
             if self._discarding:
                 transport.write_eof()
-            elif self._shared.draining:
+            elif self._shared.connections.draining:
                 # As with what is refused: the client may have asked for more before it saw that this was the last answer.
                 transport.write_eof()
                 asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)
@@ -369,6 +361,9 @@ class Connection(asyncio.Protocol):
                 self._refuse(408, f"the request took longer than {config.request_timeout_s:g} s to arrive")
         elif waited >= config.idle_timeout_s:
             transport.close()
+
+    def begin_drain(self) -> None:
+        """Answers say it by themselves."""
 
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered."""
