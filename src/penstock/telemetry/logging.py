@@ -1,0 +1,134 @@
+"""What the server's own log shows, and how: Triton's log settings, applied to Python's logging."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.errors import InvalidArgument
+
+_FORMATS = ("default", "ISO8601")
+_MOST_VERBOSE = 2**31 - 1
+
+
+class LogSetting(msgspec.Struct, frozen=True):
+    """The settings in force."""
+
+    log_file: str = ""
+    """Where to append; empty: stderr."""
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    """0: no debug messages."""
+    log_format: Literal["default", "ISO8601"] = "default"
+
+
+class LogSettings:
+    """Owns the handler of one logger, by default of everything in Penstock."""
+
+    def __init__(self, initial: LogSetting | None = None, logger: logging.Logger | None = None) -> None:
+        self._setting = initial or LogSetting()
+        self._logger = logger or logging.getLogger("penstock")
+        self._handler: logging.Handler | None = None
+        self._before = logging.NOTSET, True
+
+    def start(self) -> None:
+        """Send the logger's messages where the setting says. Raises OSError if the file cannot be opened."""
+        file = self._setting.log_file
+        self._handler = logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)
+        self._before = self._logger.level, self._logger.propagate
+        self._logger.addHandler(self._handler)
+        self._logger.propagate = False
+        self._apply()
+
+    def stop(self) -> None:
+        """Leave the logger as it was found."""
+        if self._handler is None:
+            return
+        self._logger.removeHandler(self._handler)
+        self._handler.close()
+        self._handler = None
+        self._logger.setLevel(self._before[0])
+        self._logger.propagate = self._before[1]
+
+    def get(self) -> dict[str, Any]:
+        """By the protocol's names."""
+        return msgspec.structs.asdict(self._setting)
+
+    def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Change some and return all. Raises InvalidArgument, and then changes nothing."""
+        values = {name: _read(name, value) for name, value in changes.items()}
+        self._setting = msgspec.structs.replace(self._setting, **values)
+        self._apply()
+        return self.get()
+
+    def _apply(self) -> None:
+        if self._handler is None:
+            return
+        setting = self._setting
+        self._logger.setLevel(logging.DEBUG if setting.log_verbose_level else logging.INFO)
+        self._handler.setFormatter(_Formatter(is_iso=setting.log_format == "ISO8601"))
+        shown = {
+            "D": setting.log_verbose_level > 0,
+            "I": setting.log_info,
+            "W": setting.log_warning,
+            "E": setting.log_error,
+        }
+        for each in self._handler.filters[:]:
+            self._handler.removeFilter(each)
+        self._handler.addFilter(lambda record: shown[_letter(record.levelno)])
+
+
+class _Formatter(logging.Formatter):
+    """``I1121 14:31:14.123456 77 dataplane.py:12] message``, or ``2026-11-21T14:31:14Z I 77 dataplane.py:12] message``; UTC."""
+
+    def __init__(self, is_iso: bool) -> None:
+        super().__init__()
+        self._is_iso = is_iso
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in the standard library
+        moment = time.gmtime(record.created)
+        letter = _letter(record.levelno)
+        if self._is_iso:
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ ", moment) + letter
+        else:
+            when = time.strftime(f"{letter}%m%d %H:%M:%S.", moment) + f"{int(record.created % 1 * 1e6):06d}"
+        # A line break in what a client sent must not look like a message of ours.
+        message = record.message.replace("\n", r"\n").replace("\r", r"\r")
+        return f"{when} {record.process} {record.filename}:{record.lineno}] {message}"
+
+
+def _letter(level: int) -> str:
+    if level >= logging.ERROR:
+        return "E"
+    if level >= logging.WARNING:
+        return "W"
+    return "I" if level >= logging.INFO else "D"
+
+
+def _read(name: str, value: Any) -> Any:
+    match name:
+        case "log_info" | "log_warning" | "log_error":
+            if isinstance(value, bool):
+                return value
+            raise InvalidArgument(f"{name} must be true or false")
+        case "log_verbose_level":
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_VERBOSE:
+                return value
+            raise InvalidArgument("log_verbose_level must be a whole number, 0 or more")
+        case "log_format":
+            if value in _FORMATS:
+                return value
+            raise InvalidArgument("log_format must be 'default' or 'ISO8601'")
+        case "log_file":
+            # It would let any client write wherever the server may.
+            raise InvalidArgument(
+                "log file location can not be updated through network protocol", "set log_file when starting the server"
+            )
+    raise InvalidArgument(f"unknown log setting '{name[:40]}'", f"known: {', '.join(LogSetting.__struct_fields__)}")

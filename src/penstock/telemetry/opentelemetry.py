@@ -1,0 +1,112 @@
+"""Traces as OpenTelemetry spans (extra ``penstock[otel]``): the request, and within it its time in the queue and in the model.
+
+The decision to sample was made before (see ``tracing.py``), and spans are made afterwards, from the moments recorded, on the writer's
+thread: the SDK's tens of microseconds a span are no request's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from opentelemetry import trace as api
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.util.types import AttributeValue
+
+from penstock.telemetry.trace_context import TraceContext
+from penstock.telemetry.tracing import OK, Trace
+
+_EXPORT_TIMEOUT_MS = 5000
+
+
+class OpenTelemetry:
+    """Makes the spans of traces and hands them to ``exporter``. Belongs to one thread."""
+
+    def __init__(self, exporter: SpanExporter, version: str, service: str = "penstock") -> None:
+        """``version`` is the server's."""
+        self._ids = _GivenIds()
+        self._provider = TracerProvider(
+            resource=Resource.create({SERVICE_NAME: service, SERVICE_VERSION: version}),
+            sampler=ALWAYS_ON,
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=_EXPORT_TIMEOUT_MS))
+        self._tracer = self._provider.get_tracer("penstock", version)
+
+    def write(self, records: Sequence[Trace]) -> None:
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        for record in records:
+            self._export(record, offset_ns)
+
+    def close(self) -> None:
+        """Deliver what is left."""
+        self._provider.shutdown()
+
+    def _export(self, trace: Trace, offset_ns: int) -> None:
+        attributes: dict[str, AttributeValue] = {
+            "penstock.model.name": trace.model_name,
+            "penstock.model.version": trace.model_version,
+            "penstock.request.id": trace.request_id,
+            "penstock.status": trace.status,
+        }
+        # The identity that was handed on while the request ran.
+        self._ids.next = trace.context
+        request = self._tracer.start_span(
+            "request",
+            context=api.set_span_in_context(NonRecordingSpan(_remote(trace.parent))) if trace.parent else None,
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=trace.started_ns + offset_ns,
+        )
+        if trace.status != OK:
+            request.set_status(Status(StatusCode.ERROR, trace.status))
+        if trace.times is not None:
+            within = api.set_span_in_context(request)
+            taken_ns, split_ns = trace.times.taken_ns + offset_ns, trace.times.split_ns + offset_ns
+            queue = self._tracer.start_span("queue", within, start_time=trace.started_ns + offset_ns)
+            queue.end(taken_ns)
+            compute = self._tracer.start_span(
+                "compute",
+                within,
+                attributes={"penstock.batch.rows": trace.batch_rows, "penstock.batch.reason": str(trace.reason)},
+                start_time=taken_ns,
+            )
+            compute.end(split_ns)
+        request.end(trace.ended_ns + offset_ns)
+
+
+def otlp_http(endpoint: str) -> SpanExporter:
+    """Sends to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``; empty: where ``OTEL_*`` say."""
+    return OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_TIMEOUT_MS / 1000)
+
+
+class _GivenIds(IdGenerator):
+    """Random ones, but for the span that has an identity already."""
+
+    def __init__(self) -> None:
+        self.next: TraceContext | None = None
+        self._random = RandomIdGenerator()
+
+    def generate_span_id(self) -> int:
+        context, self.next = self.next, None
+        return int(context.span_id, 16) if context else self._random.generate_span_id()
+
+    def generate_trace_id(self) -> int:
+        return int(self.next.trace_id, 16) if self.next else self._random.generate_trace_id()
+
+
+def _remote(context: TraceContext) -> SpanContext:
+    return SpanContext(
+        trace_id=int(context.trace_id, 16),
+        span_id=int(context.span_id, 16),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED if context.sampled else TraceFlags.DEFAULT),
+        trace_state=TraceState.from_header([context.state] if context.state else []),
+    )
