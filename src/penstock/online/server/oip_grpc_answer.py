@@ -1,0 +1,132 @@
+"""Answers as the Open Inference Protocol writes them over gRPC: ``ModelInferResponse``. Free of sockets.
+
+Written by hand, in parts, so that a large tensor goes to the socket from where the model left it. Always with
+``raw_output_contents``, as clients expect, one for each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import PenstockError
+from penstock.online.server.answer_form import AnswerForm
+from penstock.protocol import messages
+from penstock.request import InferResponse, Parameters
+from penstock.tensor import Array, Buffer, DataType, to_wire
+
+_MAX_CACHED = 1024
+_SMALL_BYTES = 4096
+
+# Tags: a field's number times eight, plus two for what has a length.
+_ID = b"\x1a"
+_OUTPUT = b"\x2a"
+_RAW = b"\x32"
+_STREAMED = b"\x12"
+_NOTHING = b"\x32\x00"
+
+
+class AnswerEncoder:
+    """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[str, str], bytes] = {}
+        self._described: dict[tuple[str, int, tuple[int, ...]], bytes] = {}
+
+    def __call__(self, response: InferResponse, form: AnswerForm) -> list[Buffer]:
+        """The message in parts; outputs with a place in shared memory are written there.
+
+        Raises what writing there raises.
+        """
+        text = self._head(response)
+        raw: list[Buffer] = []
+        small = b""
+        for name, array in response.outputs.items():
+            text += self._described.get((name, array.dtype.num, array.shape)) or self._describe(name, array)
+            if name in form.placements:
+                form.placements[name].write(array)
+                small += _NOTHING
+                continue
+            size = array.nbytes
+            if size < _SMALL_BYTES and array.dtype.kind not in "OSU" and array.dtype.isnative:
+                small += _RAW + varint(size) + array.tobytes()
+            else:
+                data = to_wire(array)
+                raw += (small + _RAW + varint(len(data)), data)
+                small = b""
+        if not raw:
+            return [text + small]
+        raw[0] = text + bytes(raw[0])
+        if small:
+            raw.append(small)
+        return raw
+
+    def _head(self, response: InferResponse) -> bytes:
+        """The answer up to its outputs."""
+        key = (response.model_name, response.model_version)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _MAX_CACHED:
+                self._heads.clear()
+            message = messages.ModelInferResponse(model_name=key[0], model_version=key[1])
+            head = self._heads[key] = message.SerializeToString()
+        if response.id:
+            identity = response.id.encode()
+            head += _ID + varint(len(identity)) + identity
+        return head + encode_parameters(response.parameters) if response.parameters else head
+
+    def _describe(self, name: str, array: Array) -> bytes:
+        """An output but for its elements."""
+        if len(self._described) >= _MAX_CACHED:
+            self._described.clear()
+        datatype = DataType.from_numpy(array.dtype).value
+        output = messages.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=array.shape)
+        data = output.SerializeToString()
+        described: bytes = _OUTPUT + varint(len(data)) + data
+        self._described[name, array.dtype.num, array.shape] = described
+        return described
+
+
+def streamed(parts: Sequence[Buffer]) -> list[Buffer]:
+    """The ModelStreamInferResponse that holds a ModelInferResponse."""
+    return [_STREAMED + varint(sum(map(len, parts))), *parts]
+
+
+def streamed_error(error: PenstockError, identity: str) -> bytes:
+    """The ModelStreamInferResponse that says why the request of that id has no answer."""
+    answer = messages.ModelInferResponse(id=identity)
+    response = messages.ModelStreamInferResponse(error_message=str(error), infer_response=answer)
+    return bytes(response.SerializeToString())
+
+
+def encode_parameters(parameters: Parameters) -> bytes:
+    """The field ``parameters`` of an answer. Values are bool, int, float or str; others become text."""
+    message = messages.ModelInferResponse()
+    for name, value in parameters.items():
+        parameter = message.parameters[name]
+        match value:
+            case bool():
+                parameter.bool_param = value
+            case int() if -(1 << 63) <= value < 1 << 63:
+                parameter.int64_param = value
+            case int() if 0 <= value < 1 << 64:
+                parameter.uint64_param = value
+            case float():
+                parameter.double_param = value
+            case _:
+                parameter.string_param = str(value)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def varint(number: int) -> bytes:
+    """``number`` (>= 0) as protobuf writes lengths."""
+    if number < 0x80:
+        return _SMALL[number]
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+_SMALL = [bytes((number,)) for number in range(0x80)]

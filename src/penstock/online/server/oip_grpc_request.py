@@ -1,0 +1,426 @@
+"""The Open Inference Protocol's wire form over gRPC: ``ModelInferRequest`` in. Free of sockets.
+
+The bytes of a message are walked by hand as far as its outermost fields, which takes out the id and the raw tensors; those
+become views of the received buffer. The rest is the same in one request after the other, and is understood once. What does not
+look like the plain message that every client sends goes through the protobuf class, so that the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.answer_form import TEXT, AnswerForm
+from penstock.online.server.shared_memory import Lease, SharedMemory
+from penstock.protocol import messages
+from penstock.protocol.messages import Message
+from penstock.request import InferRequest, Parameters
+from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
+
+_MAX_CACHED = 1024
+_MAX_PLAN_BYTES = 4096
+_MAX_LENGTH_BYTES = 5
+_MAX_FIELDS = 4096
+"""Most fields on the outside of a request. Each input is one, and the smallest makes fifty times its bytes in memory."""
+_MAX_UNUSUAL_BYTES = 1 << 20
+"""Most bytes that the protobuf class is given uncounted."""
+
+# A field's tag is its number times eight, plus two for what has a length, as all of ModelInferRequest have.
+_WITH_LENGTH = 2
+_ID, _RAW = 3 << 3 | _WITH_LENGTH, 7 << 3 | _WITH_LENGTH
+_LAST_FIELD = 7
+_VERSION = re.compile(r"[0-9]{1,18}")
+
+_CONTENTS = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+"""The one field of InferTensorContents for a datatype; FP16 and BF16 have none."""
+_AS_IN_MEMORY = frozenset({DataType.BOOL, DataType.FP32, DataType.FP64})
+"""Those whose elements lie in the message as in memory."""
+_VARIABLE = -1
+"""Stands for the size of a BYTES tensor."""
+_DATATYPES = {datatype.value: datatype for datatype in DataType}
+
+
+class Parts(NamedTuple):
+    """A request taken apart: all but the id and the raw tensors, serialized; the id; where each raw tensor begins and ends."""
+
+    rest: bytes
+    id: str
+    raw: list[tuple[int, int]]
+
+
+class _Region(NamedTuple):
+    """Where in shared memory a tensor lies."""
+
+    name: str
+    offset: int
+    byte_size: int
+
+
+class _Input(NamedTuple):
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    size_bytes: int
+    """Of its raw form."""
+
+
+class _Plan(msgspec.Struct):
+    """A request understood: all of it but its id and its raw tensors."""
+
+    model_name: str
+    model_version: str
+    raw: list[_Input] = []
+    """Those whose elements are in ``raw_input_contents``, in that order."""
+    arrays: dict[str, Array] = {}
+    """From typed contents."""
+    shared: list[tuple[_Input, _Region]] = []
+    parameters: Parameters = {}
+    outputs: tuple[str, ...] = ()
+    placed: list[tuple[str, _Region]] = []
+    """Outputs that go into shared memory."""
+    form: AnswerForm = TEXT
+    """But for what lies in shared memory, which is leased for each request anew."""
+
+
+class RequestDecoder:
+    """Reads requests; remembers what clients send again and again but for ids and tensors. Belongs to the event loop."""
+
+    def __init__(self, shared_memory: SharedMemory) -> None:
+        self._shared_memory = shared_memory
+        self._plans: dict[bytes, _Plan] = {}
+
+    def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
+        """The request in ``data``, a serialized ModelInferRequest, and the form of its answer, which holds the shared memory
+        that the request uses.
+
+        Numeric raw tensors are views of ``data``. Raises InvalidArgument, NotFound, Unsupported.
+        """
+        parts = split(data)
+        if parts is None:
+            if len(data) > _MAX_UNUSUAL_BYTES:
+                raise InvalidArgument("the message is not a ModelInferRequest")
+            message = _parse(data)
+            plan = _understand(message, bool(message.raw_input_contents))
+            spans, identity = _lay_out(message.raw_input_contents), message.id
+            data = b"".join(message.raw_input_contents)
+        else:
+            rest, identity, spans = parts
+            known = self._plans.get(rest)
+            plan = known if known is not None else self._learn(rest, bool(spans))
+        inputs = plan.arrays.copy()
+        if len(spans) != len(plan.raw):
+            raise InvalidArgument(
+                f"the number of inputs ({len(plan.raw)}) does not match the number of raw_input_contents ({len(spans)}) "
+                f"for model '{plan.model_name}'",
+                "one for each input that is not in shared memory, or typed contents for each",
+            )
+        for tensor, (start, end) in zip(plan.raw, spans, strict=True):
+            inputs[tensor.name] = _array(plan, tensor, data, start, end)
+        form = self._lease(plan, inputs) if plan.shared or plan.placed else plan.form
+        request = InferRequest(plan.model_name, inputs, plan.model_version, identity, plan.outputs)
+        if plan.parameters:
+            # The data plane takes out what is meant for it.
+            request.parameters = plan.parameters.copy()
+        return request, form
+
+    def _learn(self, rest: bytes, has_raw: bool) -> _Plan:
+        plan = _understand(_parse(rest), has_raw)
+        # Typed contents differ from one request to the next.
+        if len(rest) <= _MAX_PLAN_BYTES and not plan.arrays:
+            if len(self._plans) >= _MAX_CACHED:
+                self._plans.clear()
+            self._plans[rest] = plan
+        return plan
+
+    def _lease(self, plan: _Plan, inputs: dict[str, Array]) -> AnswerForm:
+        """Add the inputs in shared memory, and say where outputs go."""
+        lease = self._shared_memory.lease()
+        try:
+            for tensor, region in plan.shared:
+                inputs[tensor.name] = _leased(lease, plan, tensor, region)
+            placements = {name: lease.place(*region) for name, region in plan.placed}
+        except BaseException:
+            lease.release()
+            raise
+        return AnswerForm(classification=plan.form.classification, placements=placements, lease=lease)
+
+
+def request_id(data: Buffer) -> str:
+    """The id in a ModelInferRequest that was refused; empty if there is none to be found."""
+    try:
+        parts = split(data)
+    except InvalidArgument:
+        return ""
+    return parts.id if parts is not None else ""
+
+
+def check_version(model_name: str, version: str) -> str:
+    """``version`` as it came. Raises InvalidArgument if it is neither empty nor a number."""
+    if version and not _VERSION.fullmatch(version):
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{version}' of model '{model_name}'",
+            "version should be an integral value > 0",
+        )
+    return version
+
+
+def split(data: Buffer) -> Parts | None:
+    """Take a serialized ModelInferRequest apart; None if only the protobuf class can tell whether it is one.
+
+    Raises InvalidArgument if it has more fields than a request needs.
+    """
+    position, size, begin, fields = 0, len(data), 0, 0
+    rest: list[Buffer] = []
+    spans: list[tuple[int, int]] = []
+    identity = ""
+    try:
+        while position < size:
+            fields += 1
+            if fields > _MAX_FIELDS:
+                raise InvalidArgument(f"the request has more than {_MAX_FIELDS} fields")
+            tag = data[position]
+            if tag & 0x87 != _WITH_LENGTH:
+                position = _skip(data, position)
+                continue
+            length, start = data[position + 1], position + 2
+            if length & 0x80:
+                length, start = _varint(data, position + 1)
+            end = start + length
+            if end > size:
+                return None
+            if tag == _RAW:
+                spans.append((start, end))
+            elif tag == _ID:
+                identity = str(data[start:end], "utf-8")
+            else:
+                position = end
+                continue
+            if begin != position:
+                rest.append(data[begin:position])
+            begin = position = end
+    except (IndexError, UnicodeDecodeError):
+        return None
+    if position != size:
+        return None
+    if begin != position:
+        rest.append(data[begin:position])
+    return Parts(bytes(rest[0]) if len(rest) == 1 else b"".join(rest), identity, spans)
+
+
+def _skip(data: Buffer, position: int) -> int:
+    """The end of the field at ``position``, of another kind than those of a request; it is left to the protobuf class.
+
+    Raises IndexError if it is not a plain one either.
+    """
+    tag, start = _varint(data, position)
+    if tag >> 3 <= _LAST_FIELD:
+        raise IndexError
+    match tag & 7:
+        case 0:
+            return _varint(data, start)[1]
+        case 1:
+            return start + 8
+        case 2:
+            length, start = _varint(data, start)
+            return start + length
+        case 5:
+            return start + 4
+    raise IndexError
+
+
+def _varint(data: Buffer, position: int) -> tuple[int, int]:
+    """The number at ``position``, and where it ends. Raises IndexError if it is cut off or too long to be a length."""
+    number = 0
+    for index in range(_MAX_LENGTH_BYTES):
+        byte = data[position + index]
+        number |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return number, position + index + 1
+    raise IndexError
+
+
+def _parse(data: Buffer) -> Message:
+    try:
+        return messages.ModelInferRequest.FromString(bytes(data))
+    except DecodeError as error:
+        raise InvalidArgument(f"the message is not a ModelInferRequest: {error}") from None
+
+
+def _understand(message: Message, has_raw: bool) -> _Plan:
+    """Everything that can be known without the raw tensors but that there are some."""
+    plan = _Plan(message.model_name, check_version(message.model_name, message.model_version))
+    plan.parameters = _values(message.parameters)
+    names = set()
+    for tensor in message.inputs:
+        if tensor.name in names:
+            raise InvalidArgument(f"input '{tensor.name}' already exists in request")
+        names.add(tensor.name)
+        _note_input(plan, tensor, has_raw)
+    plan.outputs = tuple(output.name for output in message.outputs)
+    if len(set(plan.outputs)) != len(plan.outputs):
+        raise InvalidArgument("an output is requested twice")
+    classification: dict[str, int] = {}
+    for output in message.outputs:
+        if output.parameters:
+            _note_output(plan, output, classification)
+    if classification:
+        plan.form = AnswerForm(classification=classification)
+    return plan
+
+
+def _note_input(plan: _Plan, tensor: Message, has_raw: bool) -> None:
+    datatype = _DATATYPES.get(tensor.datatype)
+    if datatype is None:
+        raise InvalidArgument(f"invalid datatype for input {tensor.name}: '{tensor.datatype}'")
+    count = element_count(tensor.shape)
+    noted = _Input(
+        tensor.name, datatype, tuple(tensor.shape), count * datatype.itemsize if datatype.itemsize else _VARIABLE
+    )
+    region = _region(f"input '{tensor.name}'", _values(tensor.parameters)) if tensor.parameters else None
+    if tensor.HasField("contents"):
+        if region is not None:
+            raise InvalidArgument(
+                f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
+                f"for model '{plan.model_name}'"
+            )
+        if has_raw:
+            raise InvalidArgument(
+                f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
+                f"for model '{plan.model_name}'",
+                "send all inputs raw, or all as typed contents",
+            )
+        plan.arrays[tensor.name] = _from_contents(plan, noted, tensor.contents, count)
+    elif region is not None:
+        plan.shared.append((noted, region))
+    else:
+        plan.raw.append(noted)
+
+
+def _note_output(plan: _Plan, output: Message, classification: dict[str, int]) -> None:
+    what, parameters = f"output '{output.name}'", _values(output.parameters)
+    region = _region(what, parameters)
+    if region is not None:
+        plan.placed.append((output.name, region))
+    if "classification" in parameters:
+        count = _whole_number(what, parameters, "classification")
+        if not count:
+            raise InvalidArgument(f"{what}: 'classification' must be at least 1")
+        if region is not None:
+            raise InvalidArgument(f"shared memory can't be used for {what} with classification")
+        classification[output.name] = count
+
+
+def _region(what: str, parameters: Parameters) -> _Region | None:
+    """Where in shared memory an input or output lies; None if it does not."""
+    name = parameters.get("shared_memory_region")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise InvalidArgument(f"{what}: 'shared_memory_region' must be a name, not {name!r}")
+    size = _whole_number(what, parameters, "shared_memory_byte_size")
+    return _Region(name, _whole_number(what, parameters, "shared_memory_offset", 0), size)
+
+
+def _whole_number(what: str, parameters: Parameters, name: str, default: int | None = None) -> int:
+    number = parameters.get(name, default)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise InvalidArgument(f"{what}: '{name}' must be a whole number, not {number!r}")
+    return number
+
+
+def _values(parameters: Any) -> Parameters:
+    """Parameters as Python's own values."""
+    found = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidArgument(
+                f"parameter '{name}' has invalid type. It should be either 'int', 'bool', 'double', or 'string'."
+            )
+        found[name] = getattr(parameter, choice)
+    return found
+
+
+def _from_contents(plan: _Plan, tensor: _Input, contents: Message, count: int) -> Array:
+    datatype, expected = tensor.datatype, _CONTENTS.get(tensor.datatype)
+    if expected is None:
+        raise InvalidArgument(
+            f"input '{tensor.name}': {datatype.value} has no typed contents", "send it in 'raw_input_contents'"
+        )
+    for field, _ in contents.ListFields():
+        if field.name != expected:
+            raise InvalidArgument(
+                f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{plan.model_name}': "
+                f"'{field.name}', expected '{expected}' for datatype '{datatype.value}'"
+            )
+    values = getattr(contents, expected)
+    # Before anything of the declared shape is made: the count is what the message really holds.
+    if len(values) != count:
+        raise InvalidArgument(
+            f"input '{tensor.name}' of shape {list(tensor.shape)} for model '{plan.model_name}' needs {count} elements, "
+            f"but '{expected}' has {len(values)}"
+        )
+    if datatype is DataType.BYTES:
+        array = np.empty(count, np.object_)
+        array[:] = list(values)
+        return array.reshape(tensor.shape)
+    if datatype in _AS_IN_MEMORY and count:
+        # A hundred times as fast as one element after the other: the elements end the message. Unknown fields would come after.
+        contents.DiscardUnknownFields()
+        data = contents.SerializeToString()
+        return np.ndarray(tensor.shape, datatype.dtype, data, len(data) - tensor.size_bytes)
+    try:
+        return np.fromiter(values, datatype.dtype, count).reshape(tensor.shape)
+    except OverflowError as error:
+        raise InvalidArgument(f"the data of input '{tensor.name}' do not fit {datatype.value}: {error}") from None
+
+
+def _lay_out(contents: Iterable[bytes]) -> list[tuple[int, int]]:
+    """Where each begins and ends when they stand one after the other."""
+    ends = list(accumulate(map(len, contents)))
+    return list(zip([0, *ends[:-1]], ends, strict=False))
+
+
+def _array(plan: _Plan, tensor: _Input, data: Buffer, start: int, end: int) -> Array:
+    """The raw tensor from ``start`` to ``end`` of ``data``."""
+    size_bytes = tensor.size_bytes
+    if size_bytes == end - start and size_bytes and tensor.datatype is not DataType.BOOL:
+        return np.ndarray(tensor.shape, tensor.datatype.dtype, data, start)
+    if size_bytes not in (_VARIABLE, end - start):
+        raise InvalidArgument(
+            f"input byte size mismatch for input '{tensor.name}' for model '{plan.model_name}'. "
+            f"Expected {size_bytes}, got {end - start}"
+        )
+    try:
+        return from_wire(memoryview(data)[start:end], tensor.datatype, tensor.shape)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"input '{tensor.name}' for model '{plan.model_name}': {error.message}") from None
+
+
+def _leased(lease: Lease, plan: _Plan, tensor: _Input, region: _Region) -> Array:
+    if tensor.size_bytes not in (_VARIABLE, region.byte_size):
+        raise InvalidArgument(
+            f"input byte size mismatch for input '{tensor.name}' for model '{plan.model_name}'. "
+            f"Expected {tensor.size_bytes}, got {region.byte_size} in shared memory"
+        )
+    return lease.array(*region, tensor.datatype, tensor.shape)
