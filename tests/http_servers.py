@@ -16,7 +16,8 @@ from penstock.clock import ManualClock
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.repository.manager import Repository
-from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
+from penstock.online.scheduler.batching_config import BatchingConfig
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
+Stream = Callable[[Mapping[str, Array]], Iterator[dict[str, Array]]]
 
 DOUBLER = Signature(
     inputs=(TensorSpec("x", DataType.FP32, (-1, 2)),),
@@ -40,6 +41,37 @@ class FakeModel:
             raise Unavailable("the model has been unloaded")
         self.calls.append(dict(inputs))
         return self._forward(inputs)
+
+    def unload(self) -> None:
+        self.loaded = False
+
+
+def repeat(inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    """As many answers as the input ``x`` has rows, one row each, doubled."""
+    for row in inputs["x"]:
+        yield {"y": row[None] * 2}
+
+
+class FakeStreamingModel:
+    """A decoupled model that runs ``stream``; ``calls`` holds the inputs of every call, ``closed`` counts the iterators that ended,
+    be it by themselves or before their time."""
+
+    def __init__(self, signature: Signature = DOUBLER, stream: Stream = repeat) -> None:
+        self.signature = signature
+        self.reentrant = False
+        self.calls: list[dict[str, Array]] = []
+        self.closed = 0
+        self.loaded = True
+        self._stream = stream
+
+    def stream(self, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        if not self.loaded:
+            raise Unavailable("the model has been unloaded")
+        self.calls.append(dict(inputs))
+        try:
+            yield from self._stream(inputs)
+        finally:
+            self.closed += 1
 
     def unload(self) -> None:
         self.loaded = False

@@ -6,7 +6,8 @@ from penstock.errors import AlreadyExists, NotFound
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.repository.manager import Repository
-from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
+from penstock.online.scheduler.batching_config import BatchingConfig
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.testing import DOUBLER, FakeModel
 

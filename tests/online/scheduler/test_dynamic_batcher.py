@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import Callable
+import contextlib
+import random
 from typing import Any
 
 import numpy as np
@@ -7,195 +8,428 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable
 from penstock.online.scheduler.batch import merge, split
-from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher, Waiting, form
+from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy, TimeoutAction
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.instance import Instance
-from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.online.scheduler.queue import Pending
+from penstock.request import Deadline, InferRequest, InferResponse, Outcome
+from penstock.telemetry.statistics import BatchTimes, Failure, Reason
 from penstock.testing import FakeModel, double
+from turns import Turns
+
+TIMES = BatchTimes(0, 0, 0, 0)
 
 
-def make_request(value: float, rows: int, width: int = 2) -> InferRequest:
+def make_request(value: float, rows: int = 1, width: int = 2) -> InferRequest:
     return InferRequest("m", {"x": np.full((rows, width), value, np.float32)}, "1")
 
 
-def waiting(number: int, rows: int, key: object = None) -> Waiting:
-    return Waiting(number, make_request(number, rows), rows, key, lambda outcome: None)
+class Bench:
+    """A batcher on a loop that stands still; the test is its instances. ``outcomes[n]`` is what the n-th request got."""
 
+    def __init__(self, config: BatchingConfig) -> None:
+        self.loop = Turns()
+        self.batcher = DynamicBatcher(config, self.loop, now_ns=self.loop.now_ns)  # type: ignore[arg-type]
+        self.outcomes: list[list[Outcome]] = []
 
-def test_form_waits_when_nothing_is_there() -> None:
-    assert form({}, 8) is None
+    def submit(self, rows: int = 1, width: int = 2, deadline_s: float | None = None, **fields: Any) -> Pending:
+        request = make_request(len(self.outcomes), rows, width)
+        for name, value in fields.items():
+            setattr(request, name, value)
+        if deadline_s is not None:
+            request.deadline = Deadline.after(deadline_s, self.loop.clock)
+        outcomes: list[Outcome] = []
+        pending = self.batcher.submit(request, rows, width, outcomes.append)
+        self.outcomes.append(outcomes)
+        return pending
 
+    def take(self) -> Batch:
+        """What a free instance gets now; there must be something."""
+        self.loop.turn()
+        batch = self.batcher.take()
+        assert batch is not None
+        return batch
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from("abc")), min_size=1, max_size=40))
-def test_form_takes_the_oldest_and_what_fits_behind_it(arrivals: list[tuple[int, str]]) -> None:
-    queues: dict[str, list[Waiting]] = {}
-    for number, (rows, key) in enumerate(arrivals):
-        queues.setdefault(key, []).append(waiting(number, rows, key))
-    while formed := form(queues, 8):
-        queue = queues[formed.key]
-        taken, rest = queue[: formed.count], queue[formed.count :]
-        assert taken[0].number == min(w.number for q in queues.values() for w in q)
-        assert formed.count == 1 or sum(w.rows for w in taken) <= 8
-        assert taken
-        assert not rest or sum(w.rows for w in taken) + rest[0].rows > 8
-        queues[formed.key] = rest
-        if not rest:
-            del queues[formed.key]
-    assert not queues
+    def finish(self, batch: Batch, error: PenstockError | None = None) -> None:
+        outputs = double(merge([pending.request.inputs for pending in batch.requests]))
+        rows = [pending.rows for pending in batch.requests]
+        if not self.batcher.config.batchable:
+            rows = [len(outputs["y"])]
+        self.batcher.finish(batch, error or split(outputs, rows), TIMES)
+        self.loop.turn()
 
+    def errors(self) -> list[type[Outcome] | None]:
+        """By request the type of its error; None without."""
+        return [next((type(o) for o in got if isinstance(o, PenstockError)), None) for got in self.outcomes]
 
-class Turns:
-    """Stands for the event loop: holds what was to be called soon until ``turn``."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-
-    def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
-        self._due.append((callback, args))
-
-    call_soon_threadsafe = call_soon
-
-    def turn(self) -> None:
-        due, self._due = self._due, []
-        for callback, args in due:
-            callback(*args)
+    def check(self) -> None:
+        """Every request has one outcome, and if that is no error, its own."""
+        for number, got in enumerate(self.outcomes):
+            (outcome,) = got
+            if isinstance(outcome, InferResponse):
+                assert (outcome.outputs["y"] == 2 * number).all()
+                assert outcome.outputs["y"].size
+        assert not self.batcher.statistics.pending
 
 
 STEPS = st.one_of(
-    st.tuples(st.just("submit"), st.integers(1, 6), st.integers(2, 3)),
+    st.tuples(st.just("submit"), st.integers(1, 6), st.integers(0, 5)),
+    st.tuples(st.just("cancel"), st.integers(0, 99), st.just(0)),
     st.tuples(st.just("turn"), st.just(0), st.just(0)),
+    st.tuples(st.just("advance"), st.integers(1, 4), st.just(0)),
     st.tuples(st.just("take"), st.just(0), st.just(0)),
     st.tuples(st.just("finish"), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("fail"), st.integers(0, 9), st.just(0)),
 )
+CONFIGS = st.sampled_from(
+    [
+        BatchingConfig(batchable=True, max_batch=6, max_queue=20),
+        BatchingConfig(batchable=False, max_queue=20),
+        BatchingConfig(batchable=True, max_batch=6, max_queue=20, preserve_ordering=True),
+        BatchingConfig(batchable=True, max_batch=6, preferred_batch_size=(2, 4)),
+        BatchingConfig(
+            batchable=True,
+            max_batch=6,
+            max_queue=20,
+            priority_levels=3,
+            default_priority_level=2,
+            default_queue_policy=QueuePolicy(TimeoutAction.DELAY, 3000, allow_timeout_override=True),
+            priority_queue_policy={3: QueuePolicy(TimeoutAction.REJECT, 2000, max_queue_size=3)},
+        ),
+    ]
+)
 
 
-@settings(max_examples=400)
-@given(st.lists(STEPS, max_size=60))
-def test_any_interleaving_answers_each_request_once_and_with_its_own_result(steps: list[tuple[str, int, int]]) -> None:
-    loop = Turns()
-    batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=6, max_queue=20), loop)  # type: ignore[arg-type]
-    sent: dict[int, tuple[int, int]] = {}
-    outcomes: dict[int, list[Outcome]] = {}
-    running: list[list[Waiting]] = []
-    pending, on_loop, failed = 0, 0, 0  # submitted; handed over by a turn and not yet taken
+@settings(max_examples=400, deadline=None)
+@given(CONFIGS, st.lists(STEPS, max_size=60))
+def test_any_interleaving_ends_each_request_once_and_with_its_own_result(
+    config: BatchingConfig, steps: list[tuple[str, int, int]]
+) -> None:
+    bench = Bench(config)
+    held: list[Pending] = []
+    running: list[Batch] = []
+    failed = 0
 
-    def finish(batch: list[Waiting], error: PenstockError | None) -> None:
-        outputs = double(merge([w.request.inputs for w in batch]))
-        batcher.finish(batch, error or split(outputs, [w.rows for w in batch]))
+    def take() -> None:
+        batch = bench.take()
+        assert batch.rows == sum(pending.rows for pending in batch.requests)
+        assert batch.rows <= config.max_rows or len(batch.requests) == 1
+        assert len({pending.key for pending in batch.requests}) == 1
+        running.append(batch)
 
-    for number, (step, a, b) in enumerate(steps):
+    for step, a, b in steps:
         if step == "submit":
-            full = sum(1 for n in sent if not outcomes[n]) >= 20
-            outcomes[number] = []
-            try:
-                batcher.submit(make_request(number, a, b), a, b, outcomes[number].append)
-                sent[number] = (a, b)
-                pending += 1
-                assert not full
-            except Unavailable:
-                assert full
-                del outcomes[number]
+            deadline_s = 0.004 if b == 5 else None
+            if bench.batcher.statistics.pending >= config.max_queue:
+                with pytest.raises(Unavailable, match="is full"):
+                    bench.submit(a)
+                continue
+            with contextlib.suppress(Unavailable, DeadlineExceeded):  # its level is full, or its deadline out of reach
+                held.append(bench.submit(a, 2 + b % 2, deadline_s, priority=b, timeout_us=1500 * (b % 2)))
+        elif step == "cancel" and held:
+            held[a % len(held)].cancel()
         elif step == "turn":
-            loop.turn()
-            on_loop, pending = on_loop + pending, 0
-        elif step == "take" and on_loop:
-            batch = batcher.take()
-            assert batch is not None
-            assert sum(w.rows for w in batch) <= 6
-            assert len({w.key for w in batch}) == 1
-            on_loop -= len(batch)
-            running.append(batch)
+            bench.loop.turn()
+        elif step == "advance":
+            bench.loop.advance(a / 1000)
+        elif step == "take" and waiting(bench):
+            take()
         elif step in ("finish", "fail") and running:
             batch = running.pop(a % len(running))
-            failed += len(batch) * (step == "fail")
-            finish(batch, PenstockError("broken") if step == "fail" else None)
-    loop.turn()
-    batcher.stop()
-    for batch in [*running, *iter(batcher.take, None)]:
-        finish(batch, None)
-    loop.turn()
-    assert count_errors(sent, outcomes) == failed
+            live = sum(pending.done is not None for pending in batch.requests)
+            failed += live * (step == "fail")
+            bench.finish(batch, PenstockError("broken") if step == "fail" else None)
+    while waiting(bench):
+        take()
+    for batch in running:
+        bench.finish(batch)
+    bench.check()
+    statistics = bench.batcher.statistics
+    assert statistics.failures[Failure.BACKEND] == failed
+    assert statistics.success.count == bench.errors().count(None)
+    bench.batcher.stop()
+    assert bench.batcher.take() is None
 
 
-def count_errors(sent: dict[int, tuple[int, int]], outcomes: dict[int, list[Outcome]]) -> int:
-    """Every request has one outcome, and if that is no error, its own."""
-    errors = 0
-    for number, shape in sent.items():
-        (outcome,) = outcomes[number]
-        if isinstance(outcome, InferResponse):
-            np.testing.assert_array_equal(outcome.outputs["y"], np.full(shape, 2 * number, np.float32))
-        else:
-            errors += 1
-    return errors
+def waiting(bench: Bench) -> bool:
+    """Whether ``take`` would not block."""
+    bench.loop.turn()
+    bench.loop.advance(0)
+    batcher = bench.batcher
+    expired, decision = batcher._decide(bench.loop.now_ns())
+    batcher._drop(expired, decision.late)
+    return decision.batch is not None
 
 
 @pytest.mark.parametrize("instances", [1, 3])
-def test_with_real_threads_every_request_gets_its_own_answer(instances: int) -> None:
+def test_with_real_threads_every_request_ends_once_and_with_its_own_answer(instances: int) -> None:
     model = FakeModel(reentrant=True)
+    chance = random.Random(instances)
+    policy = QueuePolicy(TimeoutAction.DELAY, 500)
 
     async def main() -> list[Outcome]:
         loop = asyncio.get_running_loop()
-        batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=16), loop)
+        config = BatchingConfig(
+            True, 16, 10_000, (4, 8), 100, priority_levels=2, default_priority_level=1, default_queue_policy=policy
+        )
+        batcher = DynamicBatcher(config, loop)
         crew = [Instance(f"i{n}", model, batcher) for n in range(instances)]
         for instance in crew:
             instance.start()
-        outcomes: list[list[Outcome]] = [[] for _ in range(2000)]
+        outcomes: list[list[Outcome]] = [[] for _ in range(4000)]
+        held = []
         for number, outcome in enumerate(outcomes):
             rows = number % 5 + 1
-            batcher.submit(make_request(number, rows), rows, None, outcome.append)
-            if number % 7 == 0:
+            request = make_request(number, rows)
+            request.priority = number % 3
+            held.append(batcher.submit(request, rows, None, outcome.append))
+            if chance.random() < 0.1:
+                chance.choice(held).cancel()
+            if chance.random() < 0.2:
                 await asyncio.sleep(0)
         await batcher.drain()
         batcher.stop()
         for instance in crew:
             instance.join(10)
+        assert batcher.statistics.success.count + batcher.statistics.fail.count == len(outcomes)
         return [only for (only,) in outcomes]
 
     for number, outcome in enumerate(asyncio.run(main())):
-        assert isinstance(outcome, InferResponse)
-        np.testing.assert_array_equal(outcome.outputs["y"], np.full((number % 5 + 1, 2), 2 * number, np.float32))
+        if not isinstance(outcome, Cancelled):
+            assert isinstance(outcome, InferResponse)
+            np.testing.assert_array_equal(outcome.outputs["y"], np.full((number % 5 + 1, 2), 2 * number, np.float32))
     assert max(len(call["x"]) for call in model.calls) <= 16
 
 
 def test_a_full_queue_refuses_at_once() -> None:
-    batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=4, max_queue=2), Turns())  # type: ignore[arg-type]
-    for _ in range(2):
-        batcher.submit(make_request(0, 1), 1, None, lambda outcome: None)
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4, max_queue=2))
+    bench.submit()
+    bench.submit()
     with pytest.raises(Unavailable, match="queue of model 'm' is full"):
-        batcher.submit(make_request(0, 1), 1, None, lambda outcome: None)
+        bench.submit()
+    assert bench.batcher.statistics.failures[Failure.REJECTED] == 1
 
 
 def test_a_model_that_cannot_be_batched_runs_one_request_at_a_time() -> None:
-    loop = Turns()
-    batcher = DynamicBatcher(BatchingConfig(batchable=False), loop)  # type: ignore[arg-type]
+    bench = Bench(BatchingConfig(batchable=False))
     for _ in range(3):
-        batcher.submit(make_request(0, 4), 1, None, lambda outcome: None)
-    loop.turn()
-    assert [len(batcher.take() or []) for _ in range(3)] == [1, 1, 1]
+        bench.submit(rows=4)
+    assert [len(bench.take().requests) for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_receiver_that_fails_does_not_keep_the_others_from_their_answers() -> None:
-    loop = Turns()
-    batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=8), loop)  # type: ignore[arg-type]
-    received: list[Outcome] = []
+def test_a_receiver_that_fails_does_not_keep_the_others_from_their_answers(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=8))
 
     def broken(outcome: Outcome) -> None:
         raise RuntimeError("receiver")
 
-    batcher.submit(make_request(1, 1), 1, None, broken)
-    batcher.submit(make_request(2, 1), 1, None, received.append)
-    loop.turn()
-    batch = batcher.take()
-    assert batch is not None
-    batcher.finish(batch, PenstockError("broken"))
-    loop.turn()
-    assert len(received) == 1
+    bench.batcher.submit(make_request(1), 1, 2, broken)
+    bench.submit()
+    bench.finish(bench.take())
+    bench.check()
+    assert "a receiver failed" in caplog.text
 
 
 def test_an_answer_that_comes_after_the_event_loop_was_closed_is_dropped() -> None:
     loop = asyncio.new_event_loop()
     batcher = DynamicBatcher(BatchingConfig(batchable=False), loop)
     loop.close()
-    batcher.finish([waiting(1, 1)], [{}])
+    batcher.finish(Batch([], 0, Reason.ALONE, 0), [], TIMES)
+
+
+def test_cancelling_what_waits_frees_its_place_at_once() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4, max_queue=2))
+    first, second = bench.submit(), bench.submit()
+    bench.loop.turn()
+    first.cancel()
+    assert [type(outcome) for outcome in bench.outcomes[0]] == [Cancelled]
+    bench.submit()
+    first.cancel()
+    batch = bench.take()
+    assert batch.requests[0] is second
+    assert len(batch.requests) == 2
+    bench.finish(batch)
+    bench.check()
+    assert bench.batcher.statistics.failures[Failure.CANCELED] == 1
+
+
+def test_cancelling_before_the_turn_is_over_or_while_it_runs() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4))
+    bench.submit().cancel()
+    running, other = bench.submit(), bench.submit()
+    batch = bench.take()
+    assert batch.requests == [running, other]
+    running.cancel()
+    bench.finish(batch)
+    bench.check()
+    assert bench.errors() == [Cancelled, Cancelled, None]
+    other.cancel()
+    bench.check()
+
+
+def test_a_model_that_leaves_out_an_output_fails_its_request_only() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4))
+    bench.submit(outputs=("z",))
+    bench.submit(outputs=("y",))
+    bench.finish(bench.take())
+    bench.check()
+    assert bench.errors() == [PenstockError, None]
+
+
+def test_time_outs_end_requests_although_no_instance_is_ever_free() -> None:
+    policy = QueuePolicy(default_timeout_microseconds=5000, allow_timeout_override=True)
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4, default_queue_policy=policy))
+    bench.submit()
+    bench.submit(timeout_us=1000)
+    bench.submit(timeout_us=9000)
+    bench.loop.turn()
+    bench.loop.advance(0.003)
+    assert [len(got) for got in bench.outcomes] == [0, 1, 0]
+    bench.loop.advance(0.004)
+    bench.check()
+    assert all(
+        isinstance(got[0], Unavailable) and got[0].message == "Request timeout expired" for got in bench.outcomes
+    )
+    assert not bench.loop.timers
+
+
+def test_a_request_past_its_time_is_not_taken_even_before_the_timer() -> None:
+    policy = QueuePolicy(default_timeout_microseconds=1000)
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4, default_queue_policy=policy))
+    bench.submit()
+    bench.loop.turn()
+    bench.loop.clock.advance(0.0011)
+    bench.submit()
+    batch = bench.take()
+    assert [pending.number for pending in batch.requests] == [2]
+    bench.finish(batch)
+    bench.check()
+    assert bench.errors() == [Unavailable, None]
+
+
+def test_requests_without_time_outs_set_no_timer() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4))
+    bench.submit()
+    bench.loop.turn()
+    assert not bench.loop.timers
+
+
+def test_the_size_of_a_level_is_bounded_and_counts_what_waits_only() -> None:
+    bench = Bench(
+        BatchingConfig(
+            batchable=True,
+            max_batch=1,
+            priority_levels=2,
+            default_priority_level=2,
+            priority_queue_policy={2: QueuePolicy(max_queue_size=2)},
+        )
+    )
+    bench.submit(), bench.submit(priority=2)
+    with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
+        bench.submit(priority=7)
+    bench.submit(priority=1)
+    urgent = bench.take()
+    assert urgent.requests[0].request.priority == 1
+    with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
+        bench.submit()
+    bench.take()
+    bench.submit()
+
+
+def test_a_deadline_that_passes_in_the_queue_ends_the_request_then() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4))
+    bench.submit(deadline_s=0.002)
+    bench.submit()
+    bench.loop.turn()
+    bench.loop.advance(0.004)
+    assert bench.errors() == [DeadlineExceeded, None]
+    bench.finish(bench.take())
+    bench.check()
+
+
+def test_a_deadline_that_has_passed_is_refused() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4))
+    with pytest.raises(DeadlineExceeded, match="has passed"):
+        bench.submit(deadline_s=-0.001)
+
+
+def run_for(bench: Bench, seconds: float, rows: int) -> None:
+    """Let the model show how long a batch of ``rows`` takes."""
+    for _ in range(rows):
+        bench.submit()
+    batch = bench.take()
+    assert batch.rows == rows
+    bench.loop.advance(seconds)
+    bench.finish(batch)
+
+
+def test_a_deadline_that_cannot_be_met_by_the_queue_is_refused_at_once_and_after_a_while_tried_again() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4))
+    run_for(bench, 0.010, rows=4)
+    for _ in range(12):
+        bench.submit()
+    with pytest.raises(DeadlineExceeded, match="is expected in"):
+        bench.submit(deadline_s=0.030)
+    bench.submit(deadline_s=0.060)
+    bench.loop.turn()
+    bench.loop.advance(2.0)
+    bench.submit(deadline_s=0.030)
+
+
+def test_what_would_end_too_late_is_dropped_when_the_batch_is_formed() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4))
+    run_for(bench, 0.010, rows=4)
+    for _ in range(4):
+        bench.submit(deadline_s=0.030)
+    bench.loop.advance(0.025)
+    for _ in range(4):
+        bench.submit()
+    batch = bench.take()
+    bench.loop.turn()
+    assert [pending.number for pending in batch.requests] == [9, 10, 11, 12]
+    assert bench.errors()[4:] == [DeadlineExceeded] * 4 + [None] * 4
+
+
+def test_answers_keep_the_order_of_arrival_where_asked() -> None:
+    policy = QueuePolicy(default_timeout_microseconds=2000)
+    bench = Bench(BatchingConfig(True, 1, preserve_ordering=True, default_queue_policy=policy))
+    order: list[int] = []
+    for number in range(4):
+        bench.batcher.submit(make_request(number), 1, 2, lambda outcome, number=number: order.append(number))
+    first, second = bench.take(), bench.take()
+    bench.finish(second)
+    bench.loop.advance(0.005)
+    assert not order
+    bench.finish(first)
+    assert order == [0, 1, 2, 3]
+
+
+def test_with_a_delay_an_instance_waits_and_leaves_with_what_has_come() -> None:
+    model = FakeModel()
+
+    async def main() -> list[Reason]:
+        batcher = DynamicBatcher(BatchingConfig(True, 4, max_queue_delay_microseconds=2000), asyncio.get_running_loop())
+        instance = Instance("i", model, batcher)
+        instance.start()
+        for _ in range(6):
+            batcher.submit(make_request(1), 1, None, lambda outcome: None)
+        await batcher.drain()
+        batcher.stop()
+        instance.join(10)
+        return [reason for reason, count in batcher.statistics.reasons.items() if count]
+
+    assert asyncio.run(main()) == [Reason.FULL, Reason.DELAY]
+    assert [len(call["x"]) for call in model.calls] == [4, 2]
+
+
+def test_stopping_does_not_wait_for_the_delay() -> None:
+    bench = Bench(BatchingConfig(True, 4, max_queue_delay_microseconds=10_000_000))
+    bench.submit()
+    bench.batcher.stop()
+    assert bench.take().reason is Reason.IDLE
+    assert bench.batcher.take() is None
+    with pytest.raises(Unavailable, match="being unloaded"):
+        bench.submit()

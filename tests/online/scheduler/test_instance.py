@@ -8,7 +8,8 @@ import models
 from penstock.engines.base import LoadedModel
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import PenstockError
-from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
+from penstock.online.scheduler.batching_config import BatchingConfig
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array, DataType

@@ -6,7 +6,8 @@ import pytest
 from penstock.errors import Code, PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
-from penstock.online.scheduler.dynamic_batcher import BatchingConfig, DynamicBatcher
+from penstock.online.scheduler.batching_config import BatchingConfig
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.server.dataplane import DataPlane
 from penstock.request import InferRequest, Outcome
 from penstock.testing import FakeModel

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Iterator
 
-from penstock.engines.base import LoadedModel
+from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import PenstockError
 from penstock.online.scheduler.batch import merge, split
-from penstock.online.scheduler.dynamic_batcher import DynamicBatcher, Waiting
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.forming import Batch
+from penstock.telemetry.statistics import BatchTimes, Reason
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
+
+_AHEAD = 16
+"""How many answers of a stream may be on their way to the event loop before the model is asked for another."""
+
+
+class InstanceDied(PenstockError):
+    """What ran the model ended in the middle of a batch. Nobody knows by which request, so none of them is tried again."""
 
 
 class Instance:
     """Takes the next batch whenever it is free. Of a batch that fails, each request runs again alone, so that what is wrong
     with one client's values is told to that client only."""
 
-    def __init__(self, name: str, model: LoadedModel, batcher: DynamicBatcher) -> None:
+    def __init__(self, name: str, model: LoadedModel | StreamingModel, batcher: DynamicBatcher) -> None:
         self._model = model
         self._batcher = batcher
         # A daemon, so that a model that hangs cannot keep the process from ending.
@@ -32,20 +43,74 @@ class Instance:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        model = self._model
         while (batch := self._batcher.take()) is not None:
-            outcome = self._forward(batch)
-            if isinstance(outcome, PenstockError) and len(batch) > 1:
-                for waiting in batch:
-                    self._batcher.finish([waiting], self._forward([waiting]))
-            else:
-                self._batcher.finish(batch, outcome)
+            if isinstance(model, StreamingModel):
+                self._stream(model, batch)
+            elif not self._forward(model, batch, retries=len(batch.requests) > 1):
+                for pending in batch.requests:
+                    if pending.done is not None:
+                        alone = Batch([pending], pending.rows, Reason.ALONE, time.monotonic_ns())
+                        self._forward(model, alone, retries=False)
 
-    def _forward(self, batch: list[Waiting]) -> list[dict[str, Array]] | PenstockError:
+    def _forward(self, model: LoadedModel, batch: Batch, retries: bool) -> bool:
+        """Run ``batch`` and give it back; with ``retries``, one that failed is kept and False returned, unless the instance died."""
+        outcome, times = self._outcome(model, batch)
+        if retries and isinstance(outcome, PenstockError) and not isinstance(outcome, InstanceDied):
+            return False
+        self._batcher.finish(batch, outcome, times)
+        return True
+
+    def _outcome(self, model: LoadedModel, batch: Batch) -> tuple[list[dict[str, Array]] | PenstockError, BatchTimes]:
+        """The outputs of each request, or what befell all."""
+        times = BatchTimes(batch.taken_ns, batch.taken_ns, batch.taken_ns, batch.taken_ns)
+        requests = batch.requests
         try:
-            outputs = self._model.forward(merge([waiting.request.inputs for waiting in batch]))
-            return split(outputs, [waiting.rows for waiting in batch]) if self._batcher.config.batchable else [outputs]
-        except PenstockError as error:
-            return error
+            inputs = merge([pending.request.inputs for pending in requests])
+            times.merged_ns = time.monotonic_ns()
+            outputs = model.forward(inputs)
+            times.ran_ns = time.monotonic_ns()
+            parts = [outputs]
+            if self._batcher.config.batchable:
+                parts = split(outputs, [pending.rows for pending in requests])
+            times.split_ns = time.monotonic_ns()
+            return parts, times
         except Exception as error:  # noqa: BLE001 - an engine's bug must not end the thread that others wait for
-            _log.exception("instance %s failed", self._thread.name)
-            return PenstockError(f"the model failed: {type(error).__name__}")
+            return self._explain(error), times
+
+    def _stream(self, model: StreamingModel, batch: Batch) -> None:
+        """Pass on one answer after the other until the model has no more, or the request is cancelled."""
+        (pending,) = batch.requests
+        room = threading.Semaphore(_AHEAD)
+        answers: Iterator[dict[str, Array]] = iter(())
+        error: PenstockError | None = None
+        number, start_ns = 0, time.monotonic_ns()
+        last_ns = start_ns
+        try:
+            answers = model.stream(pending.request.inputs)
+            for outputs in answers:
+                ran_ns = time.monotonic_ns()
+                room.acquire()
+                times = BatchTimes(batch.taken_ns, last_ns, ran_ns, ran_ns)
+                if pending.done is None or not self._batcher.answer(pending, outputs, number, times, room.release):
+                    break
+                number, last_ns = number + 1, time.monotonic_ns()
+        except Exception as reason:  # noqa: BLE001 - as above
+            error = self._explain(reason)
+        finally:
+            self._close(answers)
+        end_ns = time.monotonic_ns()
+        self._batcher.finish_stream(batch, error, number, BatchTimes(batch.taken_ns, start_ns, end_ns, end_ns))
+
+    def _close(self, answers: Iterator[dict[str, Array]]) -> None:
+        """Let a generator that was not run to its end clean up."""
+        try:
+            getattr(answers, "close", lambda: None)()
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("instance %s failed to end a stream", self._thread.name)
+
+    def _explain(self, error: Exception) -> PenstockError:
+        if isinstance(error, PenstockError):
+            return error
+        _log.error("instance %s failed", self._thread.name, exc_info=error)
+        return PenstockError(f"the model failed: {type(error).__name__}")

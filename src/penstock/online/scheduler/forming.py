@@ -1,0 +1,205 @@
+"""Which of the waiting requests make the next batch: one pure function of what waits, the moment and the configuration.
+
+The rules of preferred sizes and delay are those of Triton's dynamic batcher (``GetDynamicBatch`` of its ``dynamic_batch_scheduler``),
+asked whenever an instance is free. Requests that cannot be merged with the first do not end its batch; they form their own.
+
+Deadlines: a request that would end too late in the batch that pays most is dropped before it runs, and not when it is already late
+(the early drop of Nexus, Shen et al., SOSP 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import msgspec
+
+from penstock.online.scheduler.batching_config import BatchingConfig
+from penstock.online.scheduler.latency_model import LatencyModel
+from penstock.online.scheduler.queue import NEVER, Pending
+from penstock.telemetry.statistics import Reason
+
+_WAKE_NS = 1_000_000
+"""A batch held back for others leaves so long before the last moment that a deadline leaves it: threads do not wake on the dot."""
+
+
+class Batch(msgspec.Struct):
+    """Requests that run together."""
+
+    requests: list[Pending]
+    rows: int
+    reason: Reason
+    taken_ns: int
+
+
+class Decision(msgspec.Struct):
+    """Either a batch leaves now, or all wait, at the latest until ``wait_ns``, for a request to arrive."""
+
+    batch: Batch | None
+    wait_ns: int = NEVER
+    late: Sequence[Pending] = ()
+    """Requests that are to be dropped: their answers would come after their deadlines."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """A BatchingConfig, made ready for asking often."""
+
+    max_rows: int
+    preferred: frozenset[int]
+    largest_preferred: int
+    delay_ns: int
+    natural: bool
+    """Whether nothing is waited for and no size is preferred to a larger one."""
+    merges: bool
+
+    @classmethod
+    def of(cls, config: BatchingConfig) -> Rules:
+        max_rows = config.max_rows
+        merges = config.batchable and not config.decoupled
+        preferred = frozenset(config.preferred_batch_size if merges else ()) or frozenset([max_rows])
+        delay_ns = config.max_queue_delay_microseconds * 1000 if merges else 0
+        return cls(max_rows, preferred, max(preferred), delay_ns, not delay_ns and preferred == {max_rows}, merges)
+
+
+def form(
+    lines: Iterable[Iterable[Pending]], now_ns: int, rules: Rules, latency: LatencyModel | None = None
+) -> Decision:
+    """What to do at ``now_ns`` with an instance that is free. Pure.
+
+    ``lines`` hold what can be merged, each in the order of leaving; the one whose first request shall leave first is in front, and
+    none is empty. With ``latency``, those who would miss their deadlines are told.
+    """
+    late: list[Pending] = []
+    wait_ns = NEVER
+    for line in lines:
+        max_rows, kept = rules.max_rows, line
+        if latency is not None:
+            max_rows, dropped = _shed(line, now_ns, rules.max_rows, latency)
+            if dropped:
+                late += dropped
+                gone = {pending.number for pending in dropped}
+                kept = [pending for pending in line if pending.number not in gone]
+                if not kept:
+                    continue
+        if rules.natural:
+            return Decision(_prefix(kept, now_ns, max_rows, rules.merges), late=late)
+        formed = _prefer(kept, now_ns, max_rows, rules, latency)
+        if isinstance(formed, Batch):
+            return Decision(formed, late=late)
+        wait_ns = min(wait_ns, formed)
+    return Decision(None, wait_ns, late)
+
+
+def _prefix(line: Iterable[Pending], now_ns: int, max_rows: int, merges: bool) -> Batch:
+    """The first requests that fit; the first always does."""
+    requests: list[Pending] = []
+    rows = 0
+    for pending in line:
+        total = rows + pending.rows
+        if total > max_rows and requests:
+            return Batch(requests, rows, _full(rows, max_rows, merges), now_ns)
+        requests.append(pending)
+        rows = total
+    reason = _full(rows, max_rows, merges) if rows >= max_rows else Reason.IDLE
+    return Batch(requests, rows, reason, now_ns)
+
+
+def _full(rows: int, max_rows: int, merges: bool) -> Reason:
+    return Reason.FULL if merges and rows <= max_rows else Reason.ALONE
+
+
+def _prefer(
+    line: Iterable[Pending], now_ns: int, max_rows: int, rules: Rules, latency: LatencyModel | None
+) -> Batch | int:
+    """Triton's rules: the batch that leaves, or until when it waits."""
+    count = rows = best = best_rows = 0
+    oldest = latest = NEVER
+    is_full = False
+    for pending in line:
+        total = rows + pending.rows
+        if count:
+            if total > rules.largest_preferred and not best:
+                best, best_rows = count, rows
+            if total > max_rows:
+                is_full = True
+                break
+        count, rows = count + 1, total
+        oldest = min(oldest, pending.arrived_ns)
+        latest = min(latest, pending.deadline_ns or NEVER)
+        if rows in rules.preferred:
+            best, best_rows = count, rows
+    until_ns = oldest + rules.delay_ns
+    if latency is not None and latest < NEVER:
+        until_ns = min(until_ns, latest - latency.upper(rows, now_ns) - _WAKE_NS)
+    must_leave = rules.delay_ns > 0 and now_ns >= until_ns
+    if best and not must_leave:
+        reason = Reason.PREFERRED if best_rows in rules.preferred else Reason.FULL
+        count, rows = best, best_rows
+    elif is_full or rows >= min(rules.largest_preferred, max_rows):
+        reason = Reason.FULL
+    elif must_leave:
+        reason = Reason.DELAY
+    elif not rules.delay_ns:
+        reason = Reason.IDLE
+    else:
+        return until_ns
+    if rows >= max_rows:
+        reason = _full(rows, max_rows, rules.merges)
+    return Batch(list(islice(line, count)), rows, reason, now_ns)
+
+
+def _shed(line: Iterable[Pending], now_ns: int, max_rows: int, latency: LatencyModel) -> tuple[int, list[Pending]]:
+    """``(rows to aim for, those to drop)``: the size, of full and its halves, that answers most requests in time.
+
+    While more wait than fit into one batch, most per second; while all fit, simply most, with what is left over following at once.
+    """
+    window, backlog = _window(line, max_rows)
+    size = min(max_rows, window)
+    best_score, best_size, best_late = -1.0, size, list[Pending]()
+    while size:
+        took_ns = latency.upper(size, now_ns)
+        served, late, rest = _in_time(line, size, now_ns, latency, backlog)
+        if not late and size == min(max_rows, window):
+            return max_rows, []
+        score = float(served)
+        if backlog:
+            score /= max(took_ns, 1)
+        else:
+            after_ns = now_ns + took_ns + latency.upper(max(1, sum(pending.rows for pending in rest)), now_ns)
+            score += sum(not pending.deadline_ns or pending.deadline_ns >= after_ns for pending in rest)
+        if score > best_score:
+            best_score, best_size, best_late = score, size, late
+        size //= 2
+    return best_size, best_late
+
+
+def _window(line: Iterable[Pending], max_rows: int) -> tuple[int, bool]:
+    """Rows at the head of ``line``, and whether they are more than fit into one batch."""
+    rows = 0
+    for pending in line:
+        rows += pending.rows
+        if rows > max_rows:
+            return rows, True
+    return rows, False
+
+
+def _in_time(
+    line: Iterable[Pending], size: int, now_ns: int, latency: LatencyModel, backlog: bool
+) -> tuple[int, list[Pending], list[Pending]]:
+    """Of a batch of ``size`` rows: how many requests it serves in time, whom it passes over as too late, and, unless there is a
+    backlog, who is left over."""
+    served = rows = 0
+    late: list[Pending] = []
+    rest: list[Pending] = []
+    end_ns = now_ns + latency.upper(size, now_ns)
+    for pending in line:
+        own_end_ns = end_ns if pending.rows <= size else now_ns + latency.upper(pending.rows, now_ns)
+        if pending.deadline_ns and pending.deadline_ns < own_end_ns:
+            late.append(pending)
+        elif rest or (served and rows + pending.rows > size):
+            if backlog:
+                break
+            rest.append(pending)
+        else:
+            served, rows = served + 1, rows + pending.rows
+    return served, late, rest
