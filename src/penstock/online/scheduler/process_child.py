@@ -1,0 +1,101 @@
+"""One child process with a model in it, as its parent sees it: started, spoken to, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from penstock.errors import PenstockError
+from penstock.online.scheduler.process_channel import Channel, Failed, Load, Loaded, Message
+from penstock.tensor import Signature
+
+_WORKER = "penstock.online.scheduler.process_worker"
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STDERR = 2
+
+
+class ProcessChild:
+    """A process of its own, not a fork, so that it has nothing of the server's but what it is given.
+
+    It inherits ``files`` (the model, the tensors in and out), and lives no longer than this process. ``wait`` belongs to one thread;
+    of the others one at a time may ``ask``.
+    """
+
+    def __init__(self, files: Sequence[int]) -> None:
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        inherited = (theirs.fileno(), lifeline, *files)
+        # Until it can ignore them itself: what the terminal sends to all must not reach it before the parent has drained.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                # Safe path: no module is taken from the folder in which the server was started.
+                [sys.executable, "-P", "-m", _WORKER, *map(str, inherited)],
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                pass_fds=inherited,
+            )
+        except OSError as error:
+            ours.close()
+            os.close(self._lifeline)
+            raise PenstockError(f"cannot start a process for the model: {error.strerror}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+            os.close(lifeline)
+        self._channel = Channel(ours)
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def load(self, message: Load) -> Signature:
+        """Have it load the model. Raises what the engine raises, and PenstockError if the process ends instead."""
+        try:
+            self.send(message)
+            answer = self.receive(0)
+        except (EOFError, OSError):
+            raise PenstockError("the model's process ended while it loaded the model") from None
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, Loaded)
+        return answer.signature
+
+    def send(self, message: Message) -> None:
+        """Raises OSError if it has ended, and so has not been given ``message``."""
+        with self._lock:
+            self._channel.send(message)
+
+    def receive(self, timeout_s: float) -> Message:
+        """Its answer. Raises EOFError or OSError if it ended instead, TimeoutError after ``timeout_s``; 0 waits for ever."""
+        with self._lock:
+            self._channel.socket.settimeout(timeout_s or None)
+            return self._channel.receive()
+
+    def wait(self) -> str:
+        """Return when it has ended, how it did, with all that it took given back."""
+        code = self._process.wait()
+        # Whoever waits for an answer gets none, even if a process started by the model holds the other end.
+        self._hang_up()
+        with self._lock:
+            self._channel.close()
+        os.close(self._lifeline)
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    def ask_to_end(self) -> None:
+        """It ends after the call that it is at."""
+        self._hang_up()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # not connected any more
+            self._channel.socket.shutdown(socket.SHUT_RDWR)
