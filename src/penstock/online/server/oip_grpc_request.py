@@ -8,9 +8,7 @@ look like the plain message that every client sends goes through the protobuf cl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +21,9 @@ from penstock.protocol import messages
 from penstock.protocol.messages import Message
 from penstock.request import InferRequest, Parameters
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _MAX_CACHED = 1024
 _MAX_PLAN_BYTES = 4096
@@ -61,10 +62,11 @@ _DATATYPES = {datatype.value: datatype for datatype in DataType}
 
 
 class Parts(NamedTuple):
-    """A request taken apart: all but the id and the raw tensors, serialized; the id; where each raw tensor begins and ends."""
+    """A request taken apart: all but the id and the raw tensors, and where those begin and end."""
 
     rest: bytes
-    id: str
+    identity: tuple[int, int]
+    """Equal if there is no id."""
     raw: list[tuple[int, int]]
 
 
@@ -102,12 +104,22 @@ class _Plan(msgspec.Struct):
     """But for what lies in shared memory, which is leased for each request anew."""
 
 
+class _Layout(msgspec.Struct):
+    """Where things are in messages of one length that differ in nothing but id and raw tensors."""
+
+    fixed: list[tuple[int, int, bytes]]
+    """What else there is: from where, to where, and what."""
+    parts: Parts
+    plan: _Plan
+
+
 class RequestDecoder:
     """Reads requests; remembers what clients send again and again but for ids and tensors. Belongs to the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
         self._plans: dict[bytes, _Plan] = {}
+        self._layouts: dict[int, _Layout] = {}
 
     def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
         """The request in ``data``, a serialized ModelInferRequest, and the form of its answer, which holds the shared memory
@@ -115,27 +127,19 @@ class RequestDecoder:
 
         Numeric raw tensors are views of ``data``. Raises InvalidArgument, NotFound, Unsupported.
         """
-        parts = split(data)
-        if parts is None:
-            if len(data) > _MAX_UNUSUAL_BYTES:
-                raise InvalidArgument("the message is not a ModelInferRequest")
-            message = _parse(data)
-            plan = _understand(message, bool(message.raw_input_contents))
-            spans, identity = _lay_out(message.raw_input_contents), message.id
-            data = b"".join(message.raw_input_contents)
-        else:
-            rest, identity, spans = parts
-            known = self._plans.get(rest)
-            plan = known if known is not None else self._learn(rest, bool(spans))
+        layout = self._layouts.get(len(data))
+        if layout is not None:
+            for start, end, fixed in layout.fixed:
+                if data[start:end] != fixed:
+                    layout = None
+                    break
+        if layout is None:
+            layout, data = self._lay_out(data)
+        plan = layout.plan
         inputs = plan.arrays.copy()
-        if len(spans) != len(plan.raw):
-            raise InvalidArgument(
-                f"the number of inputs ({len(plan.raw)}) does not match the number of raw_input_contents ({len(spans)}) "
-                f"for model '{plan.model_name}'",
-                "one for each input that is not in shared memory, or typed contents for each",
-            )
-        for tensor, (start, end) in zip(plan.raw, spans, strict=True):
+        for tensor, (start, end) in zip(plan.raw, layout.parts.raw, strict=True):
             inputs[tensor.name] = _array(plan, tensor, data, start, end)
+        identity = _text(data, layout.parts.identity)
         form = self._lease(plan, inputs) if plan.shared or plan.placed else plan.form
         request = InferRequest(plan.model_name, inputs, plan.model_version, identity, plan.outputs)
         if plan.parameters:
@@ -143,14 +147,32 @@ class RequestDecoder:
             request.parameters = plan.parameters.copy()
         return request, form
 
-    def _learn(self, rest: bytes, has_raw: bool) -> _Plan:
-        plan = _understand(_parse(rest), has_raw)
-        # Typed contents differ from one request to the next.
-        if len(rest) <= _MAX_PLAN_BYTES and not plan.arrays:
-            if len(self._plans) >= _MAX_CACHED:
-                self._plans.clear()
-            self._plans[rest] = plan
-        return plan
+    def _lay_out(self, data: Buffer) -> tuple[_Layout, Buffer]:
+        """How ``data`` is laid out, or the plain message that says the same."""
+        parts = split(data)
+        if parts is None:
+            data = _rewrite(data)
+            parts = split(data)
+            assert parts is not None, "protobuf writes plain messages"
+        rest, raw = parts.rest, parts.raw
+        plan = self._plans.get(rest)
+        is_known = plan is not None
+        if plan is None:
+            plan = _understand(_parse(rest), bool(raw))
+            # Typed contents differ from one request to the next.
+            is_known = len(rest) <= _MAX_PLAN_BYTES and not plan.arrays
+            if is_known:
+                _remember(self._plans, rest, plan)
+        if len(raw) != len(plan.raw):
+            raise InvalidArgument(
+                f"the number of inputs ({len(plan.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
+                f"for model '{plan.model_name}'",
+                "one for each input that is not in shared memory, or typed contents for each",
+            )
+        layout = _Layout(_between(data, sorted([*raw, parts.identity])), parts, plan)
+        if is_known:
+            _remember(self._layouts, len(data), layout)
+        return layout, data
 
     def _lease(self, plan: _Plan, inputs: dict[str, Array]) -> AnswerForm:
         """Add the inputs in shared memory, and say where outputs go."""
@@ -169,9 +191,9 @@ def request_id(data: Buffer) -> str:
     """The id in a ModelInferRequest that was refused; empty if there is none to be found."""
     try:
         parts = split(data)
+        return _text(data, parts.identity) if parts is not None else ""
     except InvalidArgument:
         return ""
-    return parts.id if parts is not None else ""
 
 
 def check_version(model_name: str, version: str) -> str:
@@ -192,7 +214,7 @@ def split(data: Buffer) -> Parts | None:
     position, size, begin, fields = 0, len(data), 0, 0
     rest: list[Buffer] = []
     spans: list[tuple[int, int]] = []
-    identity = ""
+    identity = (0, 0)
     try:
         while position < size:
             fields += 1
@@ -211,14 +233,14 @@ def split(data: Buffer) -> Parts | None:
             if tag == _RAW:
                 spans.append((start, end))
             elif tag == _ID:
-                identity = str(data[start:end], "utf-8")
+                identity = (start, end)
             else:
                 position = end
                 continue
             if begin != position:
                 rest.append(data[begin:position])
             begin = position = end
-    except (IndexError, UnicodeDecodeError):
+    except IndexError:
         return None
     if position != size:
         return None
@@ -264,6 +286,41 @@ def _parse(data: Buffer) -> Message:
         return messages.ModelInferRequest.FromString(bytes(data))
     except DecodeError as error:
         raise InvalidArgument(f"the message is not a ModelInferRequest: {error}") from None
+
+
+def _rewrite(data: Buffer) -> bytes:
+    """The plain message that says what ``data`` says in an unusual way."""
+    if len(data) > _MAX_UNUSUAL_BYTES:
+        raise InvalidArgument("the message is not a ModelInferRequest")
+    message = _parse(data)
+    message.DiscardUnknownFields()
+    return bytes(message.SerializeToString())
+
+
+def _text(data: Buffer, span: tuple[int, int]) -> str:
+    start, end = span
+    if start == end:
+        return ""
+    try:
+        return str(data[start:end], "utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgument("the message is not a ModelInferRequest: its id is not UTF-8") from None
+
+
+def _between(data: Buffer, holes: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
+    """What of ``data`` is not in ``holes``, which stand in order and do not overlap."""
+    at, found = 0, []
+    for start, end in [*holes, (len(data), 0)]:
+        if at < start:
+            found.append((at, start, bytes(data[at:start])))
+        at = end
+    return found
+
+
+def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    if len(memory) >= _MAX_CACHED:
+        memory.clear()
+    memory[key] = value
 
 
 def _understand(message: Message, has_raw: bool) -> _Plan:
@@ -393,12 +450,6 @@ def _from_contents(plan: _Plan, tensor: _Input, contents: Message, count: int) -
         return np.fromiter(values, datatype.dtype, count).reshape(tensor.shape)
     except OverflowError as error:
         raise InvalidArgument(f"the data of input '{tensor.name}' do not fit {datatype.value}: {error}") from None
-
-
-def _lay_out(contents: Iterable[bytes]) -> list[tuple[int, int]]:
-    """Where each begins and ends when they stand one after the other."""
-    ends = list(accumulate(map(len, contents)))
-    return list(zip([0, *ends[:-1]], ends, strict=False))
 
 
 def _array(plan: _Plan, tensor: _Input, data: Buffer, start: int, end: int) -> Array:
