@@ -36,6 +36,8 @@ class ServerFacts(msgspec.Struct):
     """Open connections by protocol."""
     inflight_bytes: int | None = None
     """Bytes of requests that are being worked on."""
+    dropped_records: int = 0
+    """Traces and lines of the access log that were lost."""
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -241,6 +243,10 @@ SERVER_VALUES: tuple[tuple[Family, Callable[[ServerFacts], Value]], ...] = (
     (
         Family("penstock_inflight_bytes", "gauge", "Bytes of the requests that are being worked on"),
         lambda it: it.inflight_bytes,
+    ),
+    (
+        Family("penstock_records_dropped_total", "counter", "Traces and lines of the access log that were lost"),
+        lambda it: it.dropped_records,
     ),
 )
 

@@ -309,7 +309,7 @@ def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistic
 
 
 def _add_models(one: ModelStatistics, other: ModelStatistics) -> ModelStatistics:
-    total = _add(one, other)
+    total = add_numbers(one, other)
     total.last_inference_ms = max(one.last_inference_ms, other.last_inference_ms)
     total.load_s = max(one.load_s, other.load_s)
     return total
@@ -318,17 +318,19 @@ def _add_models(one: ModelStatistics, other: ModelStatistics) -> ModelStatistics
 _Data = TypeVar("_Data")
 
 
-def _add(one: _Data, other: _Data) -> _Data:
+def add_numbers(one: _Data, other: _Data) -> _Data:
     """The sum, number by number, of two values of one shape; of what is no number the first."""
     result: Any
     if isinstance(one, msgspec.Struct):
-        result = type(one)(*(_add(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__))
+        result = type(one)(*(add_numbers(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__))
     elif isinstance(one, dict) and isinstance(other, dict):
         result = one | other
-        result |= {key: _add(one[key], other[key]) for key in one.keys() & other.keys()}
+        result |= {key: add_numbers(one[key], other[key]) for key in one.keys() & other.keys()}
     elif isinstance(one, list) and isinstance(other, list):
-        result = [_add(*pair) for pair in zip(one, other, strict=True)]
-    elif one is None or isinstance(one, str | bool):
+        result = [add_numbers(*pair) for pair in zip(one, other, strict=True)]
+    elif one is None or other is None:
+        result = other if one is None else one
+    elif isinstance(one, str | bool):
         result = one
     else:
         result = one + other  # type: ignore[operator]

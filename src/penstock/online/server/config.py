@@ -9,6 +9,7 @@ import msgspec
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -29,6 +30,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Most requests that one model has accepted and not yet answered; more are refused with 503."""
     max_request_bytes: _Count = 64 << 20
     """Largest body of a request; larger ones are refused with 413 before they are read."""
+    max_inflight_bytes: _Bytes = 1 << 30
+    """Most bytes of requests that are held at once, of all clients together; more are refused with 503. 0: no such limit."""
     max_header_bytes: _Count = 64 << 10
     """Most bytes of a request's headers, each header counted with 32 bytes on top; more are refused with 431."""
     max_connections: _Count = 10_000
@@ -45,8 +48,52 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Longest that shutting down waits for requests in flight and for models at work."""
     allow_client_shm: Literal["auto", "true", "false"] = "auto"
     """Whether clients may register shared memory; ``auto``: where ``host`` is loopback, so that they are on this machine."""
+    keys_file: str = ""
+    """TOML file that names the clients and says what each may do; empty: everybody may do everything."""
+    cache_bytes: _Bytes = 0
+    """Memory for answers of models with ``response_cache``; 0: no answer is kept."""
+    cache_redis: str = ""
+    """URL of a Redis that keeps answers too, for longer and for several servers; empty: none."""
+    cache_ttl_s: _Seconds = 3600.0
+    """How long an answer stays in Redis; 0: until Redis evicts it."""
+    access_log: str = ""
+    """File that gets a JSON line for every request, ``-`` for stdout; empty: none is written."""
+    trace_level: Literal["OFF", "TIMESTAMPS"] = "OFF"
+    """Whether requests are traced; this and the four that follow may be changed, also by model, while the server runs."""
+    trace_rate: _Count = 1000
+    """One in this many requests is traced, besides those whose caller traces them."""
+    trace_count: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    """Most requests that are traced; -1 is no limit."""
+    trace_log_frequency: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Traces to a file of mode ``triton``, the files being numbered; 0: one file with all."""
+    trace_mode: Literal["triton", "opentelemetry"] = "triton"
+    """Where traces go: to ``trace_file``, or to an OpenTelemetry collector."""
+    trace_file: str = ""
+    """JSON file of mode ``triton``; overwritten. Empty: this mode traces nothing."""
+    trace_endpoint: str = ""
+    """Collector of mode ``opentelemetry``, as ``http://host:4318/v1/traces``; empty: this mode traces nothing."""
+    log_file: str = ""
+    """File that the server's own messages are appended to; empty: stderr."""
+    log_info: bool = True
+    """Whether informative messages are shown."""
+    log_warning: bool = True
+    """Whether warnings are shown."""
+    log_error: bool = True
+    """Whether errors are shown."""
+    log_verbose_level: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """0 shows no debug messages."""
+    log_format: Literal["default", "ISO8601"] = "default"
+    """How a message's time is written."""
+    metrics_summaries: bool = False
+    """Whether quantiles of the last minute are kept for the metrics, too; they make every request dearer."""
     event_loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     """``auto`` takes uvloop where it is installed."""
+
+    def __post_init__(self) -> None:
+        if 0 < self.max_inflight_bytes < self.max_request_bytes:
+            raise ValueError(
+                "'max_inflight_bytes' must be at least 'max_request_bytes', or the largest could never be sent"
+            )
 
     @property
     def client_shm(self) -> bool:
