@@ -10,7 +10,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -90,9 +90,41 @@ def machine_facts(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Machi
 
 def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
     """Cores that this process may use, at least 1; a quota of 1.5 cores counts as 2."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(core_ids())
     quota = cpu_quota(proc, sys)
     return max(1, min(cores, math.ceil(quota))) if quota else cores
+
+
+class CorePlan(msgspec.Struct, frozen=True):
+    """How the instances of a model share the machine."""
+
+    threads: int
+    """Of each instance, within an operator."""
+    cores: tuple[tuple[int, ...], ...]
+    """For each instance the ids of its own cores."""
+
+
+def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float | None = None) -> CorePlan:
+    """Share ``cores``, of whose time ``quota`` cores' worth may be used, among ``instances`` (>= 1). Pure.
+
+    Each gets a block of neighbouring ids, which mostly have caches and memory in common, and ``threads``, or as many as it
+    has cores to run on if that is 0 or more than those: ``instances`` × ``threads`` exceeds what may be used only where there
+    are more instances than cores, which then share them. No core is kept for the event loop, which needs little of one:
+    threads that do not spin leave it that.
+    """
+    usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
+    fitting = max(1, usable // instances)
+    width = max(1, len(cores) // instances)
+    ordered = sorted(cores)
+    starts = [number * width % len(ordered) for number in range(instances)]
+    return CorePlan(min(threads or fitting, fitting), tuple(tuple(ordered[start : start + width]) for start in starts))
+
+
+def core_ids() -> list[int]:
+    """Of the cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def cpu_quota(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> float | None:

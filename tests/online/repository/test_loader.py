@@ -73,6 +73,8 @@ def test_a_bundle_takes_no_more_cores_than_there_are(
 ) -> None:
     here = msgspec.structs.replace(machine_facts(), cores=4)
     monkeypatch.setattr(loader, "machine_facts", lambda: here)
+    monkeypatch.setattr(loader, "core_ids", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(loader, "cpu_quota", lambda: None)
     (source,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], instances=asked)
     assert (source.options["threads"], source.instances) == served
 

@@ -7,9 +7,10 @@ stem. Everything here blocks and belongs on a thread of its own, not on the even
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +20,8 @@ from penstock.bundle.open import open_bundle
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine, is_available
 from penstock.errors import AlreadyExists, NotFound, PenstockError
-from penstock.resources import machine_facts, usable_cores
+from penstock.online.scheduler.process_instance import ProcessModel, store_model
+from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 from penstock.tensor import Array, DataType, Signature
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,10 @@ DEFAULT_MAX_BATCH = 64
 _PROBE_ROWS = 4
 _TOLERANCE = 1e-2
 """Of an output's largest magnitude."""
+
+
+Isolation = Literal["thread", "process"]
+"""Where the instances of a model run."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -39,6 +45,11 @@ class Source(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     max_batch: int
     instances: int
+    cores: tuple[tuple[int, ...], ...] = ()
+    """For each instance the ids of the cores that are its own."""
+    isolation: Isolation = "thread"
+    model_timeout_s: float = 0.0
+    """Longest that one call may take in a process of its own; 0 is for ever."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -57,7 +68,11 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def find_sources(
-    targets: Sequence[str | Path], max_batch: int | None = None, instances: int | None = None
+    targets: Sequence[str | Path],
+    max_batch: int | None = None,
+    instances: int | None = None,
+    isolation: Isolation = "thread",
+    model_timeout_s: float = 0.0,
 ) -> list[Source]:
     """What is to be loaded for ``targets``; ``max_batch`` and ``instances`` override what bundles say.
 
@@ -68,7 +83,7 @@ def find_sources(
         source = _find(Path(target), max_batch, instances)
         if source.name in sources:
             raise AlreadyExists(f"two targets are called '{source.name}'", "rename one of the files")
-        sources[source.name] = source
+        sources[source.name] = msgspec.structs.replace(source, isolation=isolation, model_timeout_s=model_timeout_s)
     return list(sources.values())
 
 
@@ -77,10 +92,16 @@ def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
         raise NotFound(f"no model or bundle '{path}'", "check the path")
     if path.suffix.lower() == ".onnx" and path.is_file():
         count = instances or 1
-        # The event loop needs a core too, and threads that spin would keep it from getting one.
-        options = {"threads": max(1, usable_cores() // count), "spinning": False}
+        plan = plan_cores(count, 0, core_ids(), cpu_quota())
         return Source(
-            path.stem, Artifact.from_file(path), "onnxruntime", options, max_batch or DEFAULT_MAX_BATCH, count
+            name=path.stem,
+            artifact=Artifact.from_file(path),
+            engine="onnxruntime",
+            # Threads that spin would keep the event loop from getting a core.
+            options={"threads": plan.threads, "spinning": False},
+            max_batch=max_batch or DEFAULT_MAX_BATCH,
+            instances=count,
+            cores=plan.cores,
         )
     bundle, machine = open_bundle(path), machine_facts()
     variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
@@ -95,39 +116,59 @@ def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
             "; ".join(differences),
         )
     count = instances or min(serving.instances, machine.cores)
+    options = dict(variant.options)
+    plan = plan_cores(count, options.get("threads", 0), core_ids(), cpu_quota())
+    if "threads" in options:
+        options["threads"] = plan.threads
     return Source(
-        bundle.name,
-        bundle.artifact(variant),
-        variant.engine,
-        _fit_threads(variant.options, count, machine.cores),
-        max_batch or serving.max_batch,
-        count,
+        name=bundle.name,
+        artifact=bundle.artifact(variant),
+        engine=variant.engine,
+        options=options,
+        max_batch=max_batch or serving.max_batch,
+        instances=count,
+        cores=plan.cores,
     )
-
-
-def _fit_threads(options: Mapping[str, Any], instances: int, cores: int) -> dict[str, Any]:
-    """``options`` with no more threads than ``instances`` have ``cores``; 0 threads are as many as there are cores."""
-    if "threads" not in options:
-        return dict(options)
-    return {**options, "threads": min(options["threads"] or cores, max(1, cores // instances))}
 
 
 def load(source: Source) -> Loaded:
     """Load every instance's model and warm each up. Raises what the engine raises; then nothing stays in memory."""
-    engine = get_engine(source.engine)
     models: list[LoadedModel] = []
     try:
-        models.append(engine.load(source.artifact, source.options))
-        # With threads of its own a shared model would have its users queue up for one pool.
-        is_shared = models[0].reentrant and source.options.get("threads") == 1
-        while len(models) < source.instances:
-            models.append(models[0] if is_shared else engine.load(source.artifact, source.options))
+        for model in _in_processes(source) if source.isolation == "process" else _in_threads(source):
+            models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
         batchable = [warm_up(model, source.max_batch, source.name) for model in models]
     except PenstockError:
         for model in models:
             model.unload()
         raise
     return Loaded(source, tuple(models), source.max_batch if all(batchable) else None)
+
+
+def _in_threads(source: Source) -> Iterator[LoadedModel]:
+    engine = get_engine(source.engine)
+    first = engine.load(source.artifact, source.options)
+    yield first
+    # With threads of its own a shared model would have its users queue up for one pool.
+    is_shared = first.reentrant and source.options.get("threads") == 1
+    for _ in range(1, source.instances):
+        yield first if is_shared else engine.load(source.artifact, source.options)
+
+
+def _in_processes(source: Source) -> Iterator[LoadedModel]:
+    file = store_model(source.artifact)
+    try:
+        for number in range(source.instances):
+            yield ProcessModel.load(
+                source.engine,
+                source.artifact,
+                source.options,
+                file,
+                source.cores[number] if source.cores else (),
+                source.model_timeout_s,
+            )
+    finally:
+        os.close(file)
 
 
 def warm_up(model: LoadedModel, max_batch: int, name: str = "") -> bool:

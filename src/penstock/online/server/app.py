@@ -58,7 +58,7 @@ def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callabl
     """
     if not targets:
         raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
-    sources = find_sources(targets, config.max_batch, config.instances)
+    sources = find_sources(targets, config.max_batch, config.instances, config.isolation, config.model_timeout_s)
     loop_factory = _loop_factory(config)
     before = sys.getswitchinterval()
     if loop_factory is asyncio.new_event_loop:

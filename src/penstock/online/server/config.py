@@ -26,6 +26,10 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Most rows of one request, or ``max_batch`` where that is more; a request of more than ``max_batch`` rows runs alone."""
     instances: _Count | None = None
     """Copies of each model that run side by side; not given: what its bundle says, or 1."""
+    isolation: Literal["thread", "process"] = "thread"
+    """Where models run: on threads of the server, or each instance in a process of its own, so that it cannot end the server."""
+    model_timeout_s: _Seconds = 0.0
+    """Longest that one call of a model in a process of its own may take before the process is ended; 0: for ever."""
     max_queue: _Count = 4096
     """Most requests that one model has accepted and not yet answered; more are refused with 503."""
     max_request_bytes: _Count = 64 << 20
