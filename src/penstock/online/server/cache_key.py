@@ -1,0 +1,96 @@
+"""Under which key the answer to a request is kept: equal keys mean requests that any deterministic model answers alike.
+
+The key is the SHA-256 of, each part with its length so that none can pass for another:
+
+1. the model's identity and version;
+2. the client, so that nobody learns from the time an answer takes what others have asked;
+3. each input in the order of the names: name, datatype, shape, and its bytes as on the wire, compared bit by bit;
+4. the requested outputs in their order, which is that of the answer;
+5. the parameters, but for those that only say how a request is scheduled or its answer written.
+
+Left out are the id, the priority, time-outs and whatever else does not change the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.request import InferRequest, Parameters
+from penstock.tensor import Array, DataType, to_wire
+
+_NOT_OF_THE_ANSWER = frozenset({"priority", "timeout", "binary_data_output", "binary_data_size"})
+_PRIVATE = (np.ndarray, bytes, bytearray)
+_COUNTS = struct.Struct("<IIII")
+_CODES: dict[np.dtype[Any], bytes] = {datatype.dtype: b"%d " % number for number, datatype in enumerate(DataType)}
+_PARAMETERS = msgspec.msgpack.Encoder(order="deterministic")
+_NO_PARAMETERS = _PARAMETERS.encode({})
+
+
+def model_prefix(identity: str, version: str) -> bytes:
+    """What the keys of one model version begin with. ``identity`` names its content, e.g. the digests of bundle and variant."""
+    return hashlib.sha256(b"%d:%b%b" % (len(identity.encode()), identity.encode(), version.encode())).digest()
+
+
+def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
+    """32 bytes, or None if the request's parameters have no canonical form. Inputs must have datatypes of the protocol."""
+    parameters = _NO_PARAMETERS
+    if request.parameters:
+        encoded = _encode_parameters(request.parameters)
+        if encoded is None:
+            return None
+        parameters = encoded
+    inputs = request.inputs
+    names = sorted(inputs) if len(inputs) > 1 else list(inputs)
+    client = request.client.encode()
+    parts = [prefix, _COUNTS.pack(len(client), len(names), len(request.outputs), len(parameters)), client, parameters]
+    for output in request.outputs:
+        _add_name(parts, output)
+    data = []
+    for name in names:
+        array = inputs[name]
+        wire = to_wire(array)
+        _add_name(parts, name)
+        # The shape as text ends with a bracket, and the length of the bytes that follow with a semicolon.
+        parts.append(b"%b%b%d;" % (_code(array), str(array.shape).encode(), len(wire)))
+        data.append(wire)
+    digest = hashlib.sha256(b"".join(parts))
+    for wire in data:
+        digest.update(wire)
+    return digest.digest()
+
+
+def isolate(request: InferRequest) -> None:
+    """Copy the inputs that lie in memory which others can write to, i.e. in shared memory.
+
+    Else a client could alter them between their hashing and their use, and have a wrong answer kept under the key.
+    """
+    for name, array in request.inputs.items():
+        root: Any = array
+        while isinstance(root, np.ndarray) and root.base is not None:
+            root = root.base
+        if isinstance(root, memoryview):
+            root = root.obj
+        if not isinstance(root, _PRIVATE):
+            request.inputs[name] = array.copy()
+
+
+def _add_name(parts: list[bytes], name: str) -> None:
+    encoded = name.encode()
+    parts.append(b"%d:%b" % (len(encoded), encoded))
+
+
+def _code(array: Array) -> bytes:
+    code = _CODES.get(array.dtype)
+    return _CODES[DataType.from_numpy(array.dtype).dtype] if code is None else code
+
+
+def _encode_parameters(parameters: Parameters) -> bytes | None:
+    try:
+        return _PARAMETERS.encode({name: value for name, value in parameters.items() if name not in _NOT_OF_THE_ANSWER})
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
