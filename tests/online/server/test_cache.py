@@ -14,7 +14,7 @@ from penstock.online.server.cached_answer import CachedAnswer, freeze
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.flight import Pending
 from penstock.request import Done, InferRequest, InferResponse, Outcome
-from penstock.telemetry.statistics import ModelStatistics
+from penstock.telemetry.statistics import Failure, ModelStatistics
 from penstock.tensor import DataType, from_wire
 
 
@@ -222,6 +222,7 @@ def test_only_so_many_wait_for_others() -> None:
     with pytest.raises(Unavailable, match="full") as caught:
         model.ask(1)
     assert caught.value.retry_after_s
+    assert model.statistics.failures[Failure.REJECTED] == 1
     model.answer()
     for _ in range(5):
         model.ask(2)

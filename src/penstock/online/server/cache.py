@@ -21,7 +21,7 @@ from penstock.online.server.cached_answer import CachedAnswer
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.flight import Flight, Pending, Submit, Waiter, tell
 from penstock.request import Done, InferRequest
-from penstock.telemetry.statistics import ModelStatistics
+from penstock.telemetry.statistics import Failure, ModelStatistics
 
 _LARGEST_SHARE = 4
 """An answer larger than this part of the cache would push out too much for one."""
@@ -156,6 +156,7 @@ class ModelCache:
         flight = self._flights.get((key, request.priority))
         if flight is not None:
             if self._waiting >= self._max_waiting:
+                self._statistics.failed(Failure.REJECTED, arrived_ns, time.monotonic_ns())
                 raise Unavailable(f"the queue of model '{request.model_name}' is full", "try again later", 1)
             self._waiting += 1
             return flight.join(waiter, self._left)
