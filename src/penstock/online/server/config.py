@@ -20,6 +20,12 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Address to listen on; ``0.0.0.0`` is reachable from elsewhere."""
     http_port: _Port = 8000
     """Port for HTTP; 0 picks a free one."""
+    tls_certificate: str = ""
+    """File with the server's certificate, and those that lead to its authority, in PEM; given, TLS is spoken on every port."""
+    tls_key: str = ""
+    """File with the key of ``tls_certificate``, in PEM and without a password; empty: it is in the same file."""
+    tls_client_ca: str = ""
+    """File with the authorities, in PEM, one of which must have signed a client's certificate; empty: clients need none."""
     max_batch: _Count | None = None
     """Most rows that are merged into one batch, for every model; not given: what its bundle says, or 64."""
     max_request_rows: _Count = 1024
@@ -42,6 +48,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Most connections at once; more are answered 503 and closed."""
     max_pipelined: _Count = 64
     """Most requests of one connection that are worked on at once; more wait unread."""
+    max_unsent_bytes: _Count = 8 << 20
+    """Most bytes of a streamed answer that a client leaves unread; with more its request is cancelled."""
     request_timeout_s: _Seconds = 60.0
     """Longest that a client may take to send one request."""
     idle_timeout_s: _Seconds = 75.0
