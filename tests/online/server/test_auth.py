@@ -72,6 +72,7 @@ def change(path: Path, clock: ManualClock) -> Callable[[str], None]:
         ("Bearer ", None, None),
         ("abc", None, None),
         ("", "", None),
+        ("Bearer \udcff", None, b"?"),
         (None, None, None),
     ],
 )

@@ -123,12 +123,11 @@ def read_keys(path: Path) -> Keys:
 def credential(authorization: str | bytes | None, api_key: str | bytes | None = None) -> bytes | None:
     """The key in a header ``Authorization: Bearer KEY``, or else in ``X-API-Key: KEY``; None if neither holds one."""
     if authorization is not None:
-        given = authorization.encode() if isinstance(authorization, str) else authorization
-        scheme, _, key = given.strip().partition(b" ")
+        scheme, _, key = _bytes(authorization).partition(b" ")
         if scheme.lower() == b"bearer" and key:
             return key.strip()
     if api_key:
-        return (api_key.encode() if isinstance(api_key, str) else api_key).strip()
+        return _bytes(api_key)
     return None
 
 
@@ -203,6 +202,10 @@ class Access:
         except OSError:
             return ()
         return (status.st_mtime_ns, status.st_size, status.st_ino) if status is not None else ()
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return (value.encode(errors="replace") if isinstance(value, str) else value).strip()
 
 
 def _compile(patterns: Sequence[str]) -> re.Pattern[str]:
