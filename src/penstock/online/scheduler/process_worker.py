@@ -43,8 +43,8 @@ def main(arguments: Sequence[str]) -> None:
         assert isinstance(message, Load)
         try:
             model = _load(message, model_file)
-        except PenstockError as error:
-            channel.send(Failed.of(error))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            channel.send(_failure(error))
             return
         del message
         channel.send(Loaded(model.signature))
@@ -63,19 +63,25 @@ def _answer(model: LoadedModel, channel: Channel, inputs: TensorArena, outputs: 
 def _run(model: LoadedModel, message: Run, inputs: TensorArena, outputs: TensorArena) -> Message:
     try:
         return Ran(outputs.write(model.forward(inputs.view(message.inputs))))
-    except PenstockError as error:
-        return Failed.of(error)
     except Exception as error:  # noqa: BLE001 - an engine's bug costs its batch, not the process
-        _log.exception("the model failed")
-        return Failed(PenstockError.__name__, f"the model failed: {type(error).__name__}", "")
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Failed:
+    if isinstance(error, PenstockError):
+        return Failed.of(error)
+    _log.error("the model failed", exc_info=error)
+    return Failed(PenstockError.__name__, f"the model failed: {type(error).__name__}", "")
 
 
 def _load(message: Load, model_file: int) -> LoadedModel:
     if message.cores:
         # Before the engine starts its threads, which inherit it.
         os.sched_setaffinity(0, message.cores)
-    with mmap.mmap(model_file, 0, prot=mmap.PROT_READ) as mapped:
-        data = mapped[:]
+    data = b""
+    if os.fstat(model_file).st_size:
+        with mmap.mmap(model_file, 0, prot=mmap.PROT_READ) as mapped:
+            data = mapped[:]
     os.close(model_file)
     path = Path(message.path) if message.path else None
     artifact = Artifact(data, Format(message.format), message.digest, path)

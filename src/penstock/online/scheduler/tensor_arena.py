@@ -6,7 +6,6 @@ announced cannot raise SIGBUS. Each side maps what it needs of it.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -40,6 +39,7 @@ class TensorArena:
     def __init__(self, file: int, max_bytes: int = _MAX_BYTES) -> None:
         self.file = file
         self._max_bytes = max_bytes
+        # Never closed but dropped: numpy holds a reference to it, but would not keep it from being closed under a view.
         self._map: mmap.mmap | None = None
         self._size = 0
 
@@ -92,7 +92,7 @@ class TensorArena:
 
     def close(self) -> None:
         """Give mapping and descriptor back. Idempotent."""
-        self._unmap()
+        self._map = None
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -104,15 +104,9 @@ class TensorArena:
                 raise ResourceExhausted(
                     f"tensors of {size} bytes are more than the {self._max_bytes} that pass to a model's process at once"
                 )
-            self._unmap()
+            self._map = None
             self._size = max(_FIRST_BYTES, 1 << (size - 1).bit_length() if size else 0)
             if os.fstat(self.file).st_size < self._size:
                 os.ftruncate(self.file, self._size)
             self._map = mmap.mmap(self.file, self._size)
         return self._map
-
-    def _unmap(self) -> None:
-        mapped, self._map = self._map, None
-        if mapped is not None:
-            with contextlib.suppress(BufferError):  # a view is still held; the mapping goes with the last one
-                mapped.close()

@@ -109,11 +109,11 @@ class SystemRegion(Region):
                 raise self._refusal("invalid args")
             # A mapping starts at a page.
             self._skipped = offset % mmap.ALLOCATIONGRANULARITY
-            self._map = self._view = None
+            self._view: memoryview | None = None
             if facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 start = offset - self._skipped
-                self._map = mmap.mmap(self._file, self._skipped + byte_size, prot=mmap.PROT_READ, offset=start)
-                self._view = memoryview(self._map)
+                mapped = mmap.mmap(self._file, self._skipped + byte_size, prot=mmap.PROT_READ, offset=start)
+                self._view = memoryview(mapped)
         except (OSError, OverflowError):
             os.close(self._file)
             raise self._refusal("unable to process address space") from None
@@ -153,16 +153,9 @@ class SystemRegion(Region):
             ) from None
 
     def close(self) -> None:
-        if self._map is None or self._view is None:
-            os.close(self._file)
-            return
-        view, mapped, self._view, self._map = self._view, self._map, None, None
         os.close(self._file)
-        try:
-            view.release()
-            mapped.close()
-        except BufferError:
-            pass  # an array over it is still held; the mapping goes with the last one
+        # Dropped and not closed: the mapping goes with the last array over it, were one still held.
+        self._view = None
 
     def _open(self, key: str) -> int:
         name = key.removeprefix("/")
