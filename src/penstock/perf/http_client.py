@@ -58,9 +58,11 @@ class Head(NamedTuple):
     """What is read of an answer's head. ``json_size`` is the Inference-Header-Content-Length, None without one."""
 
     status: int
+    """200, or what ``protocol`` calls the failure."""
     content_length: int
     json_size: int | None
     close: bool
+    protocol: str = "HTTP"
 
 
 # A server's heads differ in little but their lengths, so nearly every one has been seen before.

@@ -13,8 +13,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from penstock.errors import InvalidArgument
-from penstock.perf.http_client import Address
-from penstock.perf.loops import Check, ClosedLoop, OpenLoop, Window
+from penstock.perf.http_client import Address, connect
+from penstock.perf.loops import Check, ClosedLoop, Connect, OpenLoop, Target, Window
 from penstock.perf.pacing import poisson_arrivals
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
 
@@ -29,13 +29,18 @@ async def closed_loop(
     concurrency: int,
     window: Window = _WINDOW,
     check: Check | None = None,
+    *,
+    connect: Connect = connect,
 ) -> ClosedLoopResult:
-    """Keep ``concurrency`` connections busy with whole HTTP ``requests``, in turn. Raises InvalidArgument, Unavailable."""
+    """Keep ``concurrency`` connections busy with whole ``requests``, in turn. Raises InvalidArgument, Unavailable.
+
+    ``connect`` opens the connections: HTTP/1.1 unless given; a ``GrpcConnector`` opens lanes, each with one call in flight.
+    """
     if concurrency < 1:
         raise InvalidArgument(f"concurrency {concurrency} is less than 1")
     if window.duration_s is None and window.max_requests is None:
         raise InvalidArgument("the window has no end", "give a duration or a number of requests")
-    loop = ClosedLoop(address, requests, concurrency, window, check)
+    loop = ClosedLoop(Target(address, requests, connect), concurrency, window, check)
     await loop.run()
     return ClosedLoopResult(concurrency=concurrency, **loop.tally.figures())
 
@@ -58,7 +63,7 @@ async def open_loop(
         raise InvalidArgument(f"rate {rate:g} is not above 0 and at most {_MAX_RATE:,} requests per second")
     if window.duration_s is None or window.max_requests is not None:
         raise InvalidArgument("an open loop needs a duration, and no number of requests", "its rate gives that number")
-    loop = OpenLoop(address, requests, max_connections, window, check, poisson_arrivals(rate, seed))
+    loop = OpenLoop(Target(address, requests, connect), max_connections, window, check, poisson_arrivals(rate, seed))
     await loop.run()
     figures = loop.tally.figures()
     offered = figures["requests"] / window.duration_s

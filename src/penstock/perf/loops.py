@@ -10,13 +10,14 @@ import asyncio
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from time import perf_counter
+from typing import Protocol
 
 import msgspec
 
 from penstock.errors import InvalidArgument, Unavailable
-from penstock.perf.http_client import Address, Connection, Head, connect
+from penstock.perf.http_client import Address, Head
 from penstock.perf.pacing import PreciseTimer
 from penstock.perf.tally import Tally
 
@@ -28,6 +29,34 @@ NO_CONNECTION = "no connection"
 WRONG = "wrong answer"
 
 _RETRY_S = 0.05
+
+
+class Connection(Protocol):
+    """What carries one request at a time; see ``http_client.Connection``, and ``grpc_client.Lane`` for gRPC."""
+
+    busy: bool
+    started: float
+    sent: float
+    index: int
+
+    def send(self, request: bytes, index: int, started: float, now: float) -> None: ...
+    def body(self) -> bytes: ...
+    def drop(self, why: str) -> None: ...
+
+
+Connect = Callable[
+    [Address, Callable[[Connection, Head], None], Callable[[Connection, str], None]], Awaitable[Connection]
+]
+"""``(address, on_answer, on_lost)``: opens a connection. Raises Unavailable."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What the load goes to."""
+
+    address: Address
+    requests: Sequence[bytes]
+    """Whole requests, as ``connect``'s connections send them, in turn."""
+    connect: Connect
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -46,10 +75,8 @@ class Window(msgspec.Struct, frozen=True):
 class Loop(abc.ABC):
     """What both loops share: connections that come back, warm-up, window and drain."""
 
-    def __init__(
-        self, address: Address, requests: Sequence[bytes], max_connections: int, window: Window, check: Check | None
-    ) -> None:
-        if not requests:
+    def __init__(self, target: Target, max_connections: int, window: Window, check: Check | None) -> None:
+        if not target.requests:
             raise InvalidArgument("there are no requests to send")
         self.window = window
         self.max_connections = max_connections
@@ -58,9 +85,9 @@ class Loop(abc.ABC):
         self._connections: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._busy = 0  # connections with a request in flight
-        self._address = address
-        self._requests = requests
-        self._indices = itertools.cycle(range(len(requests)))
+        self._target = target
+        self._requests = target.requests
+        self._indices = itertools.cycle(range(len(target.requests)))
         self._check = check
         self._done = asyncio.Event()
 
@@ -157,7 +184,7 @@ class Loop(abc.ABC):
     def _on_answer(self, connection: Connection, head: Head) -> None:
         now = perf_counter()
         if head.status != 200:
-            self.tally.failed(f"HTTP {head.status}", connection.started, connection.body())
+            self.tally.failed(f"{head.protocol} {head.status}", connection.started, connection.body())
         elif self._check is not None and not self._check(connection.index, connection.body(), head.json_size):
             self.tally.failed(WRONG, connection.started)
         else:
@@ -180,7 +207,7 @@ class Loop(abc.ABC):
     async def _keep_connecting(self) -> None:
         while self._has_more():
             try:
-                connection = await connect(self._address, self._on_answer, self._on_lost)
+                connection = await self._target.connect(self._target.address, self._on_answer, self._on_lost)
             except Unavailable:
                 if not self.most_connections:
                     raise  # there never was one: nobody listens
@@ -263,16 +290,10 @@ class OpenLoop(Loop):
     """Requests are sent when due if a connection is idle; otherwise they wait for one, in order of their due times."""
 
     def __init__(
-        self,
-        address: Address,
-        requests: Sequence[bytes],
-        max_connections: int,
-        window: Window,
-        check: Check | None,
-        arrivals: Iterator[float],
+        self, target: Target, max_connections: int, window: Window, check: Check | None, arrivals: Iterator[float]
     ) -> None:
         """``arrivals``: due times in seconds after the start of the run, rising without end."""
-        super().__init__(address, requests, max_connections, window, check)
+        super().__init__(target, max_connections, window, check)
         self._arrivals = arrivals
         self._due = self._end = self._origin = 0.0
         self._idle: list[Connection] = []

@@ -1,0 +1,445 @@
+"""A raw gRPC client for measuring: unary calls of one method over HTTP/2 (RFC 9113), messages serialised beforehand.
+
+A ``Lane`` takes the place that ``http_client.Connection`` has in the load loops: it has one call in flight. Several lanes share
+a connection, as the threads or tasks of a gRPC client share a channel. Only what a correct server may send is understood; all
+else ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+from urllib.parse import unquote_to_bytes
+
+import hpack
+import msgspec
+
+from penstock.errors import Unavailable
+from penstock.perf.http_client import DROPPED, UNREADABLE, Address, Head
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_HEADER_TABLE_SIZE, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME = 1, 3, 4, 5
+_LARGEST_WINDOW = 2**31 - 1
+_DEFAULT_WINDOW = 65535
+_OUR_MAX_FRAME = 16384
+_TOP_UP = 2**29  # bytes received before the connection's window is opened again
+_LAST_ID = 2**31 - 1
+_REFUSED_STREAM, _CANCEL = 7, 8
+_READY_TIMEOUT_S = 10.0
+
+OnAnswer = Callable[["Lane", Head], None]
+OnLost = Callable[["Lane", str], None]
+
+
+def framed(message: bytes) -> bytes:
+    """``message`` as gRPC sends it: not compressed, behind its length."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+class GrpcConnector:
+    """Opens lanes for calls of ``method``, up to ``streams`` to a connection; hand it to a load loop as ``connect``.
+
+    A connection is made whenever those there are carry all that they may; their servers may allow less than ``streams``.
+    """
+
+    def __init__(self, method: str = INFER, streams: int = 16, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._method, self._streams, self._metadata = method, streams, tuple(metadata)
+        self._connections: list[GrpcConnection] = []
+
+    async def __call__(self, address: Address, on_answer: OnAnswer, on_lost: OnLost) -> Lane:
+        """A lane that is free. Raises Unavailable if nobody listens, or no HTTP/2 is spoken there."""
+        while True:
+            connection = next((one for one in self._connections if one.has_room), None) or self._connect(address)
+            await connection.ready(address)
+            if connection.has_room:  # others have waited too, and the server may allow less than was hoped
+                return connection.lane(on_answer, on_lost)
+
+    def _connect(self, address: Address) -> GrpcConnection:
+        head = [
+            (":method", "POST"), (":scheme", "http"), (":path", self._method), (":authority", address.authority),
+            ("te", "trailers"), ("content-type", "application/grpc"), *self._metadata,
+        ]  # fmt: skip
+        connection = GrpcConnection(head, self._streams, self._connections.remove)
+        self._connections.append(connection)
+        return connection
+
+
+class Lane:
+    """One call at a time; the interface of ``http_client.Connection``. Requests are ``framed`` messages."""
+
+    __slots__ = (
+        "_connection", "_lost", "_on_answer", "_on_lost",
+        "busy", "chunks", "index", "request", "sent", "started", "status",
+    )  # fmt: skip
+
+    def __init__(self, connection: GrpcConnection, on_answer: OnAnswer, on_lost: OnLost) -> None:
+        self.busy = False
+        self.started = self.sent = 0.0
+        self.index = 0
+        self.chunks: list[bytes] = []
+        """Of the answer's message, as they came in."""
+        self.status: _Status | None = None
+        self.request = b""
+        self._connection = connection
+        self._on_answer = on_answer
+        self._on_lost = on_lost
+        self._lost = False
+
+    def send(self, request: bytes, index: int, started: float, now: float) -> None:
+        """Begin a call; the times are ``time.perf_counter`` seconds."""
+        self.busy = True
+        self.index = index
+        self.started = started
+        self.sent = now
+        self.chunks.clear()
+        self.status = None
+        self.request = request
+        self._connection.call(self, request)
+
+    def body(self) -> bytes:
+        """The answer's message, or after a failure what its status said; only within ``on_answer``."""
+        if self.status is not None and self.status.code:
+            return self.status.message
+        return b"".join(self.chunks)[5:]
+
+    def drop(self, why: str) -> None:
+        """Cancel the call in flight and leave the connection; ``on_lost`` follows with ``why``."""
+        self._connection.leave(self)
+        asyncio.get_running_loop().call_soon(self.lost, why)
+
+    def answered(self, head: Head) -> None:
+        self.busy = False
+        self._on_answer(self, head)
+
+    def lost(self, why: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self._on_lost(self, why)
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """What a block of headers says of the call: ``grpc-status``, None in a head that is no trailer."""
+
+    code: int | None
+    message: bytes = b""
+
+
+class _Outgoing(msgspec.Struct, eq=False):
+    """A message that flow control has not let through yet, from ``position`` on."""
+
+    stream: int
+    data: bytes
+    position: int
+    window: int
+
+
+class GrpcConnection(asyncio.Protocol):
+    """One HTTP/2 connection. All that one turn of the event loop brings is answered in one write."""
+
+    def __init__(self, head: Sequence[tuple[str, str]], streams: int, on_end: Callable[[GrpcConnection], None]) -> None:
+        self._head = list(head)
+        self._streams_allowed = streams
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._opening: asyncio.Task[object] | None = None
+        self._settled: asyncio.Future[bool] | None = None
+        self._ended = False
+        self._lanes: set[Lane] = set()
+        self._calls: dict[int, Lane] = {}
+        self._next_id = 1
+        self._partial = b""
+        self._block = b""  # a header block whose continuation has not come yet
+        self._block_of = 0
+        self._block_ends = False
+        self._decoder = hpack.Decoder()
+        self._known: dict[bytes, _Status] = {}
+        self._encoder = hpack.Encoder()
+        self._sent_block = b""
+        self._steady = False
+        self._window = self._stream_window = _DEFAULT_WINDOW
+        self._max_frame = _OUR_MAX_FRAME
+        self._waiting: deque[_Outgoing] = deque()
+        self._received = 0
+        self._out: list[bytes] = []
+        self._corked = False
+
+    # Lanes.
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another lane may be opened."""
+        return not self._ended and len(self._lanes) < self._streams_allowed
+
+    async def ready(self, address: Address) -> None:
+        """Connect if that has not begun, and wait for the server's settings. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        if self._settled is None:
+            self._settled = loop.create_future()
+            self._opening = asyncio.ensure_future(loop.create_connection(lambda: self, address.host, address.port))
+        reason = "it does not speak HTTP/2"
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                assert self._opening is not None
+                await asyncio.shield(self._opening)
+                if await asyncio.shield(self._settled):
+                    return
+        except OSError as error:  # a time-out is one
+            reason = error.strerror or str(error) or reason
+        self._abort(DROPPED)
+        raise Unavailable(f"cannot connect to {address.authority}: {reason}", "does a gRPC server listen there?")
+
+    def lane(self, on_answer: OnAnswer, on_lost: OnLost) -> Lane:
+        lane = Lane(self, on_answer, on_lost)
+        self._lanes.add(lane)
+        return lane
+
+    def leave(self, lane: Lane) -> None:
+        """Take a lane away; the last one ends the connection."""
+        self._lanes.discard(lane)
+        for stream, caller in tuple(self._calls.items()):
+            if caller is lane:
+                self._forget(stream)
+                self._write(_frame(_RST_STREAM, 0, stream, _CANCEL.to_bytes(4, "big")))
+        if not self._lanes and self._transport is not None:
+            self._transport.close()
+
+    # Sending.
+
+    def call(self, lane: Lane, message: bytes) -> None:
+        """Send a request; flow control may hold back a part of it."""
+        stream = self._next_id
+        self._next_id += 2
+        if stream >= _LAST_ID:
+            self._abort(DROPPED)
+            return
+        self._calls[stream] = lane
+        identifier, block, size = stream.to_bytes(4, "big"), self._header_block(), len(message)
+        self._write(b"%b\1\4%b%b" % (len(block).to_bytes(3, "big"), identifier, block))
+        if size <= self._max_frame and size <= self._window and size <= self._stream_window:
+            self._window -= size
+            self._write(b"%b\0\1%b%b" % (size.to_bytes(3, "big"), identifier, message))
+        else:
+            self._waiting.append(_Outgoing(stream, message, 0, self._stream_window))
+            self._pump()
+
+    def _header_block(self) -> bytes:
+        """The same for every call, once the server's table of headers has taken it up."""
+        if not self._steady:
+            block = self._encoder.encode(self._head)
+            self._steady = block == self._sent_block
+            self._sent_block = block
+        return self._sent_block
+
+    def _pump(self) -> None:
+        """Send what the windows allow, in the order of the calls."""
+        for outgoing in tuple(self._waiting):
+            while self._window > 0 and outgoing.window > 0 and outgoing.position < len(outgoing.data):
+                size = min(self._max_frame, self._window, outgoing.window, len(outgoing.data) - outgoing.position)
+                part = outgoing.data[outgoing.position : outgoing.position + size]
+                outgoing.position += size
+                outgoing.window -= size
+                self._window -= size
+                flags = _END_STREAM if outgoing.position == len(outgoing.data) else 0
+                self._write(_frame(_DATA, flags, outgoing.stream, part))
+            if outgoing.position == len(outgoing.data):
+                self._waiting.remove(outgoing)
+            if self._window <= 0:
+                return
+
+    def _write(self, data: bytes) -> None:
+        self._out.append(data)
+        if not self._corked:
+            self._corked = True  # until this turn of the event loop is over
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._corked = False
+        if self._out and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    # Receiving.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        settings = b"".join(
+            number.to_bytes(2, "big") + value.to_bytes(4, "big")
+            for number, value in ((2, 0), (_INITIAL_WINDOW, _LARGEST_WINDOW))  # 2: no pushes
+        )
+        more = (_LARGEST_WINDOW - _DEFAULT_WINDOW).to_bytes(4, "big")
+        self._write(_PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, more))
+
+    def data_received(self, data: bytes) -> None:
+        if self._partial:
+            data = self._partial + data
+        position, size = 0, len(data)
+        self._corked = True
+        try:
+            while size - position >= 9:
+                length = int.from_bytes(data[position : position + 3], "big")
+                if length > _OUR_MAX_FRAME:
+                    raise ValueError("no HTTP/2, or none that was agreed")
+                end = position + 9 + length
+                if end > size:
+                    break
+                stream = int.from_bytes(data[position + 5 : position + 9], "big") & _LAST_ID
+                self._frame_received(data[position + 3], data[position + 4], stream, data[position + 9 : end])
+                position = end
+        except (hpack.HPACKError, ValueError, IndexError):
+            self._abort(UNREADABLE)
+        self._partial = data[position:]
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(DROPPED)
+
+    def _frame_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _DATA:
+            self._received += len(payload)
+            if self._received > _TOP_UP:
+                self._write(_frame(_WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big")))
+                self._received = 0
+            lane = self._calls.get(stream)
+            if lane is not None:
+                lane.chunks.append(_unpadded(payload, flags) if flags & _PADDED else payload)
+                if flags & _END_STREAM:
+                    self._finish(stream, lane)
+        elif kind in (_HEADERS, _CONTINUATION):
+            self._headers_received(kind, flags, stream, payload)
+        else:
+            self._control_received(kind, flags, stream, payload)
+
+    def _headers_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _HEADERS:
+            if flags & _PADDED:
+                payload = _unpadded(payload, flags)
+            if flags & _PRIORITY:
+                payload = payload[5:]
+            self._block_of, self._block_ends = stream, bool(flags & _END_STREAM)
+        elif stream != self._block_of:
+            raise ValueError("a continuation of nothing")
+        block = self._block + payload
+        if not flags & _END_HEADERS:
+            self._block = block
+            return
+        self._block = b""
+        status = self._decode(block)
+        lane = self._calls.get(stream)
+        if lane is not None:
+            if status.code is not None:
+                lane.status = status
+            if self._block_ends:
+                self._finish(stream, lane)
+
+    def _decode(self, block: bytes) -> _Status:
+        """A block's meaning; one that leaves the table of headers as it was means the same until the table changes."""
+        known = self._known.get(block)
+        if known is None:
+            entries = tuple(self._decoder.header_table.dynamic_entries)
+            fields = dict(self._decoder.decode(block, raw=True))
+            code = fields.get(b"grpc-status")
+            message = unquote_to_bytes(fields.get(b"grpc-message", b""))
+            known = _Status(None if code is None else int(code), message)
+            if tuple(self._decoder.header_table.dynamic_entries) == entries:
+                self._known[block] = known
+            else:
+                self._known.clear()
+        return known
+
+    def _control_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _SETTINGS:
+            if not flags & _ACK:
+                self._settings_received(payload)
+        elif kind == _PING:
+            if not flags & _ACK:
+                self._write(_frame(_PING, _ACK, 0, payload))
+        elif kind == _WINDOW_UPDATE:
+            self._open_window(stream, int.from_bytes(payload, "big") & _LAST_ID)
+        elif kind == _RST_STREAM:
+            lane = self._calls.get(stream)
+            code = int.from_bytes(payload, "big")
+            if lane is not None and code == _REFUSED_STREAM:
+                # One stream too many while an earlier one is not quite closed yet; every gRPC client sends it again.
+                self._forget(stream)
+                self.call(lane, lane.request)
+            elif lane is not None:
+                lane.status = _Status(2, b"stream reset, HTTP/2 error %d" % code)
+                self._finish(stream, lane)
+        elif kind == _GOAWAY:
+            self._abort(DROPPED)
+
+    def _settings_received(self, payload: bytes) -> None:
+        for at in range(0, len(payload), 6):
+            number, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
+            if number == _HEADER_TABLE_SIZE:
+                self._encoder.header_table_size = min(value, 4096)
+                self._steady = False
+            elif number == _MAX_STREAMS:
+                self._streams_allowed = min(self._streams_allowed, value)
+            elif number == _INITIAL_WINDOW:
+                for outgoing in self._waiting:
+                    outgoing.window += value - self._stream_window
+                self._stream_window = value
+            elif number == _MAX_FRAME:
+                self._max_frame = value
+        self._write(_frame(_SETTINGS, _ACK, 0, b""))
+        self._pump()
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(True)
+
+    def _open_window(self, stream: int, more: int) -> None:
+        if not stream:
+            self._window += more
+        else:
+            for outgoing in self._waiting:
+                if outgoing.stream == stream:
+                    outgoing.window += more
+        if self._waiting:
+            self._pump()
+
+    # Ends.
+
+    def _finish(self, stream: int, lane: Lane) -> None:
+        """A call is over; without a status it failed as a transport does (code 2, unknown)."""
+        self._forget(stream)
+        if lane.status is None:
+            lane.status = _Status(2, b"the call ended without a status")
+        code = lane.status.code or 0
+        lane.answered(_OK if code == 0 else Head(code, 0, None, False, "gRPC"))
+
+    def _forget(self, stream: int) -> None:
+        self._calls.pop(stream, None)
+        if self._waiting:
+            self._waiting = deque(outgoing for outgoing in self._waiting if outgoing.stream != stream)
+
+    def _abort(self, why: str) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        asyncio.get_running_loop().call_soon(self._end, why)
+
+    def _end(self, why: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._on_end(self)
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(False)
+        for lane in tuple(self._lanes):
+            lane.lost(why)
+
+
+_OK = Head(200, 0, None, False, "gRPC")
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"), payload)
+
+
+def _unpadded(payload: bytes, flags: int) -> bytes:
+    return payload[1 : len(payload) - payload[0]]
