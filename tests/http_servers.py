@@ -12,18 +12,17 @@ from typing import Any, NamedTuple, Self
 
 import uvloop
 
-from penstock.clock import ManualClock
-from penstock.online.repository.handle import Handle
-from penstock.online.repository.input_check import InputCheck
+from handles import make_handle
+from penstock.clock import ManualClock, SystemClock
 from penstock.online.repository.manager import Repository
-from penstock.online.scheduler.batching_config import BatchingConfig
-from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http_connection import Connection, Shared
 from penstock.online.server.listener import Endpoint, Listener
+from penstock.online.server.shared_memory import SharedMemory
+from penstock.telemetry.trace_settings import TraceSettings
+from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
 from penstock.testing import DOUBLER, FakeModel, double
 
@@ -91,12 +90,10 @@ class GatedServer:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         repository = Repository()
-        batcher = DynamicBatcher(BatchingConfig(True, 8, self._config.max_queue), self.loop)
-        instances = [Instance("m-0", self.model, batcher)]
-        handle = Handle("m", "1", "fake", InputCheck("m", DOUBLER, 8), batcher, [self.model], instances)
+        handle = make_handle(self.model, max_queue=self._config.max_queue)
         handle.start()
         repository.add(handle)
-        self.dataplane = DataPlane(repository)
+        self.dataplane = DataPlane(repository, SystemClock(), SharedMemory(enabled=True), Tracer(TraceSettings()))
         self.connections = Connections(self._config.max_connections)
         self.listener = Listener(self.connections, self._config, self.clock)
         shared = Shared(self.dataplane, self._config, self.connections)

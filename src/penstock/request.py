@@ -54,6 +54,11 @@ class InferRequest(msgspec.Struct):
     priority: int = 0
     """Priority level, 1 the highest; 0 is the model's default."""
     client: str = ""
+    traceparent: str = ""
+    """The caller's trace, as the headers ``traceparent`` and ``tracestate`` tell it (W3C Trace Context)."""
+    tracestate: str = ""
+    trace: object = None
+    """The record of this request, if one is kept; telemetry's."""
 
 
 class InferResponse(msgspec.Struct):

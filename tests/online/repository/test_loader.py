@@ -10,7 +10,7 @@ import models
 from penstock.bundle.manifest import ServingConfig, Variant
 from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError
 from penstock.online.repository import loader
-from penstock.online.repository.loader import find_sources, load, warm_up
+from penstock.online.repository.loader import Wishes, find_sources, load, warm_up
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER, FakeModel
@@ -37,7 +37,7 @@ def test_a_bundle_is_served_as_it_says_unless_told_otherwise(tmp_path: Path) -> 
     (source,) = find_sources([target])
     assert (source.name, source.max_batch, source.instances) == ("test", 8, 1)
     assert load(source).models[0].signature.input_names == ["x"]
-    (source,) = find_sources([target], max_batch=2, instances=3)
+    (source,) = find_sources([target], Wishes(max_batch=2, instances=3))
     loaded = load(source)
     assert loaded.max_batch == 2
     assert len(loaded.models) == 3
@@ -75,7 +75,7 @@ def test_a_bundle_takes_no_more_cores_than_there_are(
     monkeypatch.setattr(loader, "machine_facts", lambda: here)
     monkeypatch.setattr(loader, "core_ids", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(loader, "cpu_quota", lambda: None)
-    (source,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], instances=asked)
+    (source,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], Wishes(instances=asked))
     assert (source.options["threads"], source.instances) == served
 
 
@@ -88,7 +88,7 @@ def test_a_bundle_tuned_elsewhere_is_served_with_a_warning(tmp_path: Path, caplo
 
 
 def test_a_model_with_several_threads_is_not_shared(tmp_path: Path) -> None:
-    (source,) = find_sources([write(tmp_path)], instances=2)
+    (source,) = find_sources([write(tmp_path)], Wishes(instances=2))
     for threads, copies in ((1, 1), (2, 2)):
         loaded = load(msgspec.structs.replace(source, options={"threads": threads}))
         assert len(set(map(id, loaded.models))) == copies

@@ -1,33 +1,173 @@
+"""The data plane over real schedulers and fake models."""
+
+from __future__ import annotations
+
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from handles import make_handle
+from penstock.clock import ManualClock
 from penstock.errors import Code, PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
-from penstock.online.scheduler.batching_config import BatchingConfig
-from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.server.admission import Admission
+from penstock.online.server.cache import ResponseCache
 from penstock.online.server.dataplane import DataPlane
-from penstock.request import InferRequest, Outcome
-from penstock.testing import FakeModel
+from penstock.online.server.shared_memory import SharedMemory
+from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.telemetry.statistics import Failure
+from penstock.telemetry.trace_settings import TraceSettings
+from penstock.telemetry.tracing import Tracer
+from penstock.testing import FakeModel, FakeStreamingModel
+
+ONES = {"x": np.ones((1, 2), np.float32)}
 
 
-def broken(request: InferRequest) -> tuple[int, object]:
-    raise TypeError("a bug")
+class Bench:
+    """A data plane with one model ``m``, not started, so that requests stay in its queue."""
 
-
-def test_a_bug_in_a_check_is_answered_and_the_model_let_go(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> list[Outcome]:
-        repository, outcomes = Repository(), []
-        batcher = DynamicBatcher(BatchingConfig(batchable=True), asyncio.get_running_loop())
-        handle = Handle("m", "1", "fake", broken, batcher, [FakeModel()], [])  # type: ignore[arg-type]
+    def __init__(self, handle: Handle, admission: Admission | None = None) -> None:
+        self.handle = handle
+        self.clock = ManualClock(1000.0)
+        repository = Repository()
         repository.add(handle)
-        DataPlane(repository).infer(InferRequest("m", {"x": np.zeros((1, 2), np.float32)}), outcomes.append)
-        assert handle.users == 0
-        return outcomes
+        shared_memory = SharedMemory(enabled=False)
+        self.plane = DataPlane(repository, self.clock, shared_memory, Tracer(TraceSettings()), admission)
+        self.outcomes: list[Outcome] = []
 
-    (outcome,) = asyncio.run(main())
-    assert isinstance(outcome, PenstockError)
-    assert (outcome.code, outcome.message) == (Code.INTERNAL, "internal error")
+    def ask(self, decoupled: bool = False, **more: Any) -> Any:
+        return self.plane.infer(InferRequest("m", dict(ONES), **more), self.outcomes.append, decoupled)
+
+    async def answers(self, count: int) -> list[Outcome]:
+        while len(self.outcomes) < count:
+            await asyncio.sleep(0)
+        return self.outcomes
+
+    @property
+    def failed(self) -> PenstockError:
+        (outcome,) = self.outcomes
+        assert isinstance(outcome, PenstockError)
+        return outcome
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))  # type: ignore[arg-type]
+
+    run.__signature__ = __import__("inspect").signature(test)  # type: ignore[attr-defined]
+    run.__name__ = test.__name__
+    return run
+
+
+@in_loop
+async def test_a_request_is_answered_by_the_greatest_version() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    bench.handle.start()
+    assert bench.ask(id="7") is not None
+    (outcome,) = await bench.answers(1)
+    assert isinstance(outcome, InferResponse)
+    assert (outcome.id, outcome.model_version, outcome.outputs["y"].tolist()) == ("7", "1", [[2.0, 2.0]])
+    await bench.handle.unload()
+
+
+@in_loop
+async def test_an_unknown_model_is_answered_at_once() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    assert bench.plane.infer(InferRequest("n", {}), bench.outcomes.append) is None
+    assert bench.failed.message == "Request for unknown model: 'n' is not found"
+
+
+@in_loop
+async def test_a_bug_in_a_check_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(make_handle(FakeModel()))
+
+    def broken(request: InferRequest) -> tuple[int, object]:
+        raise TypeError("a bug")
+
+    bench.handle.check = broken  # type: ignore[assignment]
+    assert bench.ask() is None
+    assert (bench.failed.code, bench.failed.message) == (Code.INTERNAL, "internal error")
     assert "a bug" in caplog.text
+    assert bench.handle.statistics.failures[Failure.OTHER] == 1
+
+
+@in_loop
+async def test_priority_and_time_out_are_read_and_left_where_they_are() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    parameters = {"priority": 2, "timeout": 500_000, "mine": "x"}
+    request = InferRequest("m", dict(ONES), parameters=parameters)
+    bench.plane.infer(request, bench.outcomes.append)
+    assert (request.priority, request.timeout_us) == (2, 500_000)
+    assert request.deadline is not None
+    assert request.deadline.at == pytest.approx(1000.5)
+    assert parameters == {"priority": 2, "timeout": 500_000, "mine": "x"}, "requests may share them"
+
+
+@in_loop
+async def test_where_the_queue_takes_the_callers_time_out_it_is_no_deadline() -> None:
+    policy = {"allow_timeout_override": True, "default_timeout_microseconds": 10**6}
+    bench = Bench(make_handle(FakeModel(), settings={"dynamic_batching": {"default_queue_policy": policy}}))
+    request = InferRequest("m", dict(ONES), parameters={"timeout": 5})
+    bench.plane.infer(request, bench.outcomes.append)
+    assert (request.timeout_us, request.deadline) == (5, None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"priority": -1}, "parameter 'priority' has invalid value -1"),
+        ({"timeout": True}, "parameter 'timeout' has invalid value True"),
+        ({"timeout": 2**64}, "parameter 'timeout' has invalid value"),
+        ({"triton_x": 1}, "parameter keys starting with 'triton_' are reserved"),
+    ],
+)
+def test_parameters_that_are_wrong(parameters: dict[str, Any], message: str) -> None:
+    async def main() -> None:
+        bench = Bench(make_handle(FakeModel()))
+        assert bench.ask(parameters=parameters) is None
+        assert bench.failed.code is Code.INVALID_ARGUMENT
+        assert bench.failed.message.startswith(message)
+
+    asyncio.run(main())
+
+
+@in_loop
+async def test_a_decoupled_model_is_only_for_those_who_take_several_answers() -> None:
+    bench = Bench(make_handle(FakeStreamingModel()))
+    assert bench.ask() is None
+    assert bench.failed.code is Code.UNIMPLEMENTED
+    bench.outcomes.clear()
+    bench.handle.start()
+    bench.ask(decoupled=True)
+    while not bench.outcomes or not getattr(bench.outcomes[-1], "final", True):
+        await asyncio.sleep(0)
+    assert len(bench.outcomes) > 1
+    await bench.handle.unload()
+
+
+@in_loop
+async def test_what_waits_can_be_cancelled() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    pending = bench.ask()
+    pending.cancel()
+    assert bench.failed.code is Code.CANCELLED
+    assert bench.handle.statistics.pending == 0
+
+
+@in_loop
+async def test_a_model_with_the_cache_is_asked_once() -> None:
+    model = FakeModel()
+    bench = Bench(make_handle(model))
+    cache = ResponseCache(1 << 20, bench.clock)
+    bench.handle.cache = cache.of("digest", "1", bench.handle.statistics, 10)
+    bench.handle.start()
+    bench.ask()
+    await bench.answers(1)
+    assert bench.ask() is None, "answered before it returns"
+    assert [outcome.outputs["y"].tolist() for outcome in bench.outcomes] == [[[2.0, 2.0]]] * 2  # type: ignore[union-attr]
+    assert len(model.calls) == 1
+    await bench.handle.unload()

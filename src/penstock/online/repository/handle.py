@@ -1,66 +1,79 @@
-"""A handle on one served model version: counted, so that unloading waits for whoever still uses it."""
+"""A handle on one served model version: all that is needed to use it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from penstock.engines.base import LoadedModel
+from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
+from penstock.protocol.messages import Message
+from penstock.telemetry.statistics import ModelStatistics
 from penstock.tensor import Signature
+
+if TYPE_CHECKING:
+    from penstock.online.server.cache import ModelCache
 
 
 class Handle:
-    """What is needed to use a model version. Belongs to the event loop; owns the instances and loaded models.
+    """Belongs to the event loop; owns the instances and loaded models. ``config`` is its effective ``ModelConfig``.
 
-    ``Repository.acquire`` and ``release`` come in pairs. ``unload`` returns when the last one has been released and the memory
-    been given back.
+    Who found it may submit to its scheduler in the same turn of the loop; ``unload`` waits for what has been submitted.
     """
 
     def __init__(
         self,
-        name: str,
         version: str,
-        platform: str,
+        config: Message,
         check: InputCheck,
         scheduler: DynamicBatcher,
-        models: Sequence[LoadedModel],
+        models: Sequence[LoadedModel | StreamingModel],
         instances: Sequence[Instance],
     ) -> None:
-        self.name = name
+        self.name: str = config.name
         self.version = version
-        self.platform = platform
+        self.platform: str = config.platform
         """Engine and format as the protocol names them, e.g. ``onnxruntime_onnx``."""
+        self.config = config
         self.check = check
         self.scheduler = scheduler
+        self.cache: ModelCache | None = None
+        """Keeps its answers, where that is switched on."""
+        self.labels: Mapping[str, Sequence[str]] = {}
+        """What the classes of its outputs are called, by output."""
+        self.decoupled = isinstance(models[0], StreamingModel)
+        """Whether it gives any number of answers to a request."""
+        policies = scheduler.config.policies
+        self.overrides_timeout = any(policy.allow_timeout_override for policy in policies)
+        """Whether a request's own time-out is the queue's affair, and not a deadline."""
         self._models = models
         self._instances = instances
-        self.users = 0
-        """How many hold it; ``Repository.acquire`` counts up, ``release`` down."""
-        self._unused = asyncio.Event()
 
     @property
     def signature(self) -> Signature:
         return self._models[0].signature
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        return self.scheduler.statistics
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every instance can run; not while one that died is being started again."""
+        return all(getattr(model, "healthy", True) for model in self._models)
 
     def start(self) -> None:
         """Start the instances."""
         for instance in self._instances:
             instance.start()
 
-    def release(self) -> None:
-        """Let go of it."""
-        self.users -= 1
-        if not self.users:
-            self._unused.set()
-
     async def unload(self) -> None:
-        """Wait for all users, end the instances, give the memory back."""
-        while self.users:
-            self._unused.clear()
-            await self._unused.wait()
+        """Answer what has been submitted, end the instances, give the memory back."""
+        if self.cache is not None:
+            self.cache.forget()
         await self.scheduler.drain()
         self.scheduler.stop()
         for instance in self._instances:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,21 @@ Isolation = Literal["thread", "process"]
 """Where the instances of a model run."""
 
 
+class Wishes(msgspec.Struct, frozen=True):
+    """How models are to be served, as far as it is not left to the bundle or the machine."""
+
+    max_batch: int | None = None
+    instances: int | None = None
+    isolation: Isolation = "thread"
+    model_timeout_s: float = 0.0
+    """Longest that one call may take in a process of its own; 0 is for ever."""
+    processes: int = 1
+    """How many processes of this server share the cores."""
+
+
+_NONE = Wishes()
+
+
 class Source(msgspec.Struct, frozen=True):
     """A model found and verified, and how to serve it; nothing is loaded yet."""
 
@@ -49,7 +64,12 @@ class Source(msgspec.Struct, frozen=True):
     """For each instance the ids of the cores that are its own."""
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
-    """Longest that one call may take in a process of its own; 0 is for ever."""
+    """As in ``Wishes``."""
+
+    @property
+    def has_own_threads(self) -> bool:
+        """Whether the loaded model keeps threads of its own."""
+        return self.engine != "onnxruntime" or self.options.get("threads") != 1
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -68,40 +88,30 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def find_sources(
-    targets: Sequence[str | Path],
-    max_batch: int | None = None,
-    instances: int | None = None,
-    isolation: Isolation = "thread",
-    model_timeout_s: float = 0.0,
+    targets: Sequence[str | Path], wishes: Wishes = _NONE, by_name: Mapping[str, Wishes] = {}
 ) -> list[Source]:
-    """What is to be loaded for ``targets``; ``max_batch`` and ``instances`` override what bundles say.
+    """What is to be loaded for ``targets``; ``by_name`` holds the wishes for single models, which go before those for all.
 
     Raises NotFound, InvalidModel, Unsupported, IntegrityError, and AlreadyExists if two targets have one name.
     """
     sources: dict[str, Source] = {}
     for target in targets:
-        source = _find(Path(target), max_batch, instances)
+        source = _find(Path(target), wishes, by_name)
         if source.name in sources:
             raise AlreadyExists(f"two targets are called '{source.name}'", "rename one of the files")
-        sources[source.name] = msgspec.structs.replace(source, isolation=isolation, model_timeout_s=model_timeout_s)
+        sources[source.name] = source
     return list(sources.values())
 
 
-def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
+def _find(path: Path, wishes: Wishes, by_name: Mapping[str, Wishes]) -> Source:
     if not path.exists():
         raise NotFound(f"no model or bundle '{path}'", "check the path")
     if path.suffix.lower() == ".onnx" and path.is_file():
-        count = instances or 1
-        plan = plan_cores(count, 0, core_ids(), cpu_quota())
-        return Source(
-            name=path.stem,
-            artifact=Artifact.from_file(path),
-            engine="onnxruntime",
-            # Threads that spin would keep the event loop from getting a core.
-            options={"threads": plan.threads, "spinning": False},
-            max_batch=max_batch or DEFAULT_MAX_BATCH,
-            instances=count,
-            cores=plan.cores,
+        artifact = Artifact.from_file(path)
+        # Threads that spin would keep the event loop from getting a core.
+        options = {"threads": 0, "spinning": False}
+        return _source(
+            path.stem, artifact, "onnxruntime", options, by_name.get(path.stem, wishes), DEFAULT_MAX_BATCH, 1
         )
     bundle, machine = open_bundle(path), machine_facts()
     variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
@@ -115,19 +125,35 @@ def _find(path: Path, max_batch: int | None, instances: int | None) -> Source:
             bundle.name,
             "; ".join(differences),
         )
-    count = instances or min(serving.instances, machine.cores)
-    options = dict(variant.options)
-    plan = plan_cores(count, options.get("threads", 0), core_ids(), cpu_quota())
+    return _source(
+        bundle.name,
+        bundle.artifact(variant),
+        variant.engine,
+        dict(variant.options),
+        by_name.get(bundle.name, wishes),
+        serving.max_batch,
+        min(serving.instances, machine.cores),
+    )
+
+
+def _source(
+    name: str, artifact: Artifact, engine: str, options: dict[str, Any], wishes: Wishes, max_batch: int, instances: int
+) -> Source:
+    """``max_batch`` and ``instances`` hold where nothing else is wished; threads are cut down to the cores that there are."""
+    count = wishes.instances or instances
+    plan = plan_cores(count * wishes.processes, options.get("threads", 0), core_ids(), cpu_quota())
     if "threads" in options:
         options["threads"] = plan.threads
     return Source(
-        name=bundle.name,
-        artifact=bundle.artifact(variant),
-        engine=variant.engine,
+        name=name,
+        artifact=artifact,
+        engine=engine,
         options=options,
-        max_batch=max_batch or serving.max_batch,
+        max_batch=wishes.max_batch or max_batch,
         instances=count,
-        cores=plan.cores,
+        cores=plan.cores[:count],
+        isolation=wishes.isolation,
+        model_timeout_s=wishes.model_timeout_s,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import AlreadyExists, NotFound
 from penstock.online.repository.handle import Handle
+from penstock.telemetry.statistics import ModelStatistics
 
 
 class Repository:
@@ -30,24 +31,18 @@ class Repository:
 
     def find(self, name: str, version: str = "") -> Handle:
         """The handle of ``name``; without ``version`` the one with the greatest number. Raises NotFound."""
-        versions = self._models.get(name)
-        if not versions:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        handle = versions.get(version) if version else self._greatest[name]
+        handle = self._models.get(name, {}).get(version) if version else self._greatest.get(name)
         if handle is None:
-            raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+            which = f"'{name}' version {version}" if name in self._models else f"'{name}'"
+            raise NotFound(f"Request for unknown model: {which} is not found")
         return handle
 
-    def acquire(self, name: str, version: str = "") -> Handle:
-        """``find``, and hold it until its ``release``."""
-        handle = None if version else self._greatest.get(name)
-        if handle is None:
-            handle = self.find(name, version)
-        handle.users += 1
-        return handle
+    def statistics(self) -> list[ModelStatistics]:
+        """Of every model version."""
+        return [handle.statistics for versions in self._models.values() for handle in versions.values()]
 
     async def unload(self, name: str, version: str) -> None:
-        """Serve it no more, at once; return when its last user is gone and its memory given back. Raises NotFound."""
+        """Serve it no more, at once; return when what was asked of it is answered and its memory given back. Raises NotFound."""
         handle = self.find(name, version)
         versions = self._models[name]
         del versions[handle.version]

@@ -24,9 +24,9 @@ from penstock.clock import SystemClock
 from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.loader import Loaded, Source, find_sources, load
+from penstock.online.repository.loader import Loaded, Source, Wishes, find_sources, load
 from penstock.online.repository.manager import Repository
-from penstock.online.scheduler.batching_config import BatchingConfig
+from penstock.online.repository.model_config import batching, complete, parse
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.config import ServerConfig
@@ -34,6 +34,9 @@ from penstock.online.server.connections import Connections
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http_connection import Connection, Shared
 from penstock.online.server.listener import Endpoint, Listener
+from penstock.online.server.recording import Recording
+from penstock.online.server.shared_memory import SharedMemory
+from penstock.telemetry.statistics import ModelStatistics
 
 VERSION = "1"
 """The version under which a target given by hand is served."""
@@ -58,7 +61,7 @@ def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callabl
     """
     if not targets:
         raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
-    sources = find_sources(targets, config.max_batch, config.instances, config.isolation, config.model_timeout_s)
+    sources = find_sources(targets, _wishes(config))
     loop_factory = _loop_factory(config)
     before = sys.getswitchinterval()
     if loop_factory is asyncio.new_event_loop:
@@ -78,7 +81,9 @@ class Application:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._repository = Repository()
-        self._dataplane = DataPlane(self._repository)
+        self._shared_memory = SharedMemory(config.client_shm)
+        self._recording = Recording(config)
+        self._dataplane = DataPlane(self._repository, SystemClock(), self._shared_memory, self._recording.tracer)
         self._connections = Connections(config.max_connections)
         self._listener = Listener(self._connections, config, SystemClock())
         self._stopping = asyncio.Event()
@@ -129,22 +134,20 @@ class Application:
             self._repository.add(handle)
 
     def _assemble(self, loaded: Loaded) -> Handle:
-        name, signature = loaded.source.name, loaded.models[0].signature
-        batching = BatchingConfig(
-            batchable=loaded.max_batch is not None,
-            max_batch=loaded.max_batch or 1,
-            max_queue=self._config.max_queue,
+        name, signature, loop = loaded.source.name, loaded.models[0].signature, asyncio.get_running_loop()
+        given = parse(name, {})
+        config = complete(given, name, loaded.platform, signature, loaded.max_batch, len(loaded.models))
+        batcher = DynamicBatcher(
+            batching(config, self._config.max_queue), loop, ModelStatistics(name=name, version=VERSION)
         )
         max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self._config.max_request_rows)
-        batcher = DynamicBatcher(batching, asyncio.get_running_loop())
         return Handle(
-            name=name,
-            version=VERSION,
-            platform=loaded.platform,
-            check=InputCheck(name, signature, max_rows),
-            scheduler=batcher,
-            models=loaded.models,
-            instances=[Instance(f"{name}-{n}", model, batcher) for n, model in enumerate(loaded.models)],
+            VERSION,
+            config,
+            InputCheck(name, signature, max_rows),
+            batcher,
+            loaded.models,
+            [Instance(f"{name}-{number}", model, batcher) for number, model in enumerate(loaded.models)],
         )
 
     def _on_signal(self) -> None:
@@ -196,6 +199,10 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+
+
+def _wishes(config: ServerConfig) -> Wishes:
+    return Wishes(config.max_batch, config.instances, config.isolation, config.model_timeout_s)
 
 
 def _loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop]:

@@ -3,60 +3,119 @@
 from __future__ import annotations
 
 import logging
+import time
+from functools import partial
+from typing import Any
 
 from penstock import __version__
-from penstock.errors import PenstockError
+from penstock.clock import Clock
+from penstock.errors import InvalidArgument, PenstockError, Unsupported
+from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
-from penstock.request import Done, InferRequest, Outcome
+from penstock.online.server.admission import Admission
+from penstock.online.server.classification import Labels
+from penstock.online.server.flight import Pending
+from penstock.online.server.shared_memory import SharedMemory
+from penstock.protocol.messages import Message
+from penstock.request import Deadline, Done, InferRequest
+from penstock.telemetry.statistics import Failure
+from penstock.telemetry.tracing import Tracer
 from penstock.tensor import TensorSpec
 
 _log = logging.getLogger(__name__)
+
+_EXTENSIONS = [
+    "binary_tensor_data",
+    "classification",
+    "schedule_policy",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+]
+_RESERVED = "triton_"
 
 
 class DataPlane:
     """Answers requests from the models in ``repository``. Belongs to the event loop."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        clock: Clock,
+        shared_memory: SharedMemory,
+        tracer: Tracer,
+        admission: Admission | None = None,
+    ) -> None:
+        """``admission`` is None if everybody may do everything."""
         self._repository = repository
+        self._clock = clock
+        self._admission = admission
+        self.shared_memory = shared_memory
+        """What transports resolve tensors in shared memory with."""
+        self.tracer = tracer
+        """Transports look for the caller's trace only where it is enabled."""
         self.ready = False
         """Whether all models are loaded and the server is not shutting down; set by the composition root."""
 
-    def infer(self, request: InferRequest, done: Done) -> None:
-        """Have ``request`` answered; ``done`` is called exactly once, on the event loop, perhaps before this returns.
+    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Pending | None:
+        """Have ``request`` answered; ``done`` is called on the event loop as ``Done`` says, perhaps before this returns.
 
         A callback and no future: a task and a future per request would cost more than all the rest of this path.
+        What is returned can be cancelled; it is None if the request has ended already. ``decoupled`` tells that ``done``
+        takes more than one answer.
         """
+        if self.tracer.enabled:
+            done = self._record(request, done)
         try:
-            handle = self._repository.acquire(request.model_name, request.model_version)
+            if self._admission is not None:
+                done = self._admission.admit(request, done)
+            handle = self._repository.find(request.model_name, request.model_version)
         except PenstockError as error:
             done(error)
-            return
-
-        def release(outcome: Outcome) -> None:
-            handle.release()
-            done(outcome)
-
+            return None
         request.model_version = handle.version
         try:
+            if request.parameters:
+                self._read_parameters(request, handle)
+            if handle.decoupled and not decoupled:
+                raise Unsupported(
+                    f"model '{handle.name}' is decoupled: it answers a request any number of times",
+                    "ask over a gRPC stream, or with generate_stream",
+                )
             rows, key = handle.check(request)
-            handle.scheduler.submit(request, rows, key, release)
         except PenstockError as error:
-            release(error)
-        except Exception:  # noqa: BLE001 - a bug of ours must not hold the model for ever
+            self._fail(handle, error, done)
+            return None
+        except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
             _log.exception("request failed")
-            release(PenstockError("internal error"))
+            self._fail(handle, PenstockError("internal error"), done)
+            return None
+        try:
+            if handle.cache is not None:
+                return handle.cache.answer(request, done, partial(handle.scheduler.submit, request, rows, key))
+            return handle.scheduler.submit(request, rows, key, done)
+        except PenstockError as error:
+            done(error)
+            return None
+
+    def is_decoupled(self, name: str, version: str = "") -> bool:
+        """Whether the model gives any number of answers to a request. Raises NotFound."""
+        return self._repository.find(name, version).decoupled
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether the model can be asked now; of an unknown model False."""
         try:
-            self._repository.find(name, version)
+            return self._repository.find(name, version).is_healthy
         except PenstockError:
             return False
-        return True
 
     def server_metadata(self) -> dict[str, object]:
         """Name, version and the extensions of the protocol that are spoken."""
-        return {"name": "penstock", "version": __version__, "extensions": ["binary_tensor_data"]}
+        shared = ["system_shared_memory", "cuda_shared_memory"] if self.shared_memory.enabled else []
+        return {"name": "penstock", "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, object]:
         """Versions served, platform, inputs and outputs. Raises NotFound."""
@@ -68,6 +127,52 @@ class DataPlane:
             "inputs": [_describe(spec) for spec in handle.signature.inputs],
             "outputs": [_describe(spec) for spec in handle.signature.outputs],
         }
+
+    def model_config(self, name: str, version: str = "") -> Message:
+        """The effective configuration, a ``ModelConfig`` message with its defaults filled in. Raises NotFound."""
+        return self._repository.find(name, version).config
+
+    def is_batched(self, name: str, version: str = "") -> bool:
+        """Whether the first dimension of the model's tensors is the batch. Raises NotFound."""
+        return self._repository.find(name, version).signature.batchable
+
+    def labels(self, name: str, version: str = "") -> Labels:
+        """What the classes of the model's outputs are called, by output. Raises NotFound."""
+        return self._repository.find(name, version).labels
+
+    def _record(self, request: InferRequest, done: Done) -> Done:
+        trace = self.tracer.begin(request, request.traceparent, request.tracestate)
+        if trace is None:
+            return done
+        request.trace = trace
+        return self.tracer.watching(trace, done)
+
+    def _fail(self, handle: Handle, error: PenstockError, done: Done) -> None:
+        now_ns = time.monotonic_ns()
+        handle.statistics.failed(Failure.OTHER, now_ns, now_ns)
+        done(error)
+
+    def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
+        """Take out those parameters that are the scheduler's. They may be shared between requests, so they are not changed."""
+        parameters = request.parameters
+        for name in parameters:
+            if name.startswith(_RESERVED):
+                raise InvalidArgument(f"parameter keys starting with '{_RESERVED}' are reserved, as in '{name}'")
+        if "priority" in parameters:
+            request.priority = _count(parameters, "priority")
+        if "timeout" in parameters:
+            request.timeout_us = _count(parameters, "timeout")
+            if request.timeout_us and not handle.overrides_timeout:
+                deadline = Deadline.after(request.timeout_us * 1e-6, self._clock)
+                if request.deadline is None or deadline.at < request.deadline.at:
+                    request.deadline = deadline
+
+
+def _count(parameters: dict[str, Any], name: str) -> int:
+    value = parameters[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+        raise InvalidArgument(f"parameter '{name}' has invalid value {value!r}. It should be a non-negative integer.")
+    return value
 
 
 def _describe(spec: TensorSpec) -> dict[str, object]:

@@ -1,0 +1,164 @@
+"""The control plane: what is asked of, and told to, the server itself, whatever transport it came by.
+
+All of it is asynchronous: with several server processes an answer takes in what the others know, and what one of them is
+told the others are told too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
+from penstock.online.repository.manager import Repository
+from penstock.online.server.shared_memory import SharedMemory
+from penstock.telemetry.logging import LogSettings
+from penstock.telemetry.statistics import ModelStatistics, merge
+from penstock.telemetry.tracing import Tracer
+
+Settings = Mapping[str, Any]
+
+
+class Siblings(Protocol):
+    """The other processes of this server."""
+
+    async def ask(self, what: str, *arguments: Any) -> list[Any]:
+        """What each of their control planes answers to ``what``. Raises what one of them raises."""
+        ...
+
+
+class Alone:
+    """No siblings."""
+
+    async def ask(self, what: str, *arguments: Any) -> list[Any]:
+        return []
+
+
+class ControlPlane:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        shared_memory: SharedMemory,
+        tracer: Tracer,
+        log: LogSettings,
+        siblings: Siblings,
+    ) -> None:
+        self._repository = repository
+        self._shared_memory = shared_memory
+        self._tracer = tracer
+        self._log = log
+        self._siblings = siblings
+
+    async def answer(self, what: str, arguments: list[Any]) -> Any:
+        """Do what a sibling process asks for: one of the methods below, for this process alone. Raises PenstockError."""
+        if what == "statistics":
+            return self._repository.statistics()
+        if what == "state":
+            return {"regions": self._shared_memory.status(), "trace": self._tracer.settings(), "log": self._log.get()}
+        local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone())
+        return await getattr(local, what)(*arguments)
+
+    async def catch_up(self) -> None:
+        """Take over what the siblings have been told before this process was there."""
+        for state in await self._siblings.ask("state"):
+            for region in state["regions"]:
+                with suppress(PenstockError):  # its client has removed it since
+                    self._shared_memory.register(**region)
+            self._tracer.settings("", state["trace"])
+            self._log.update(state["log"])
+            return
+
+    # The repository
+
+    async def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
+        """A row for every model version; only the ready ones if ``ready``."""
+        return [
+            {"name": name, "version": version, "state": "READY", "reason": ""}
+            for name in self._repository.names()
+            for version in self._repository.versions(name)
+            if not ready or self._repository.find(name, version).is_healthy
+        ]
+
+    async def load(self, name: str, parameters: Settings) -> None:
+        """Load a model. Raises Unavailable."""
+        raise Unavailable("explicit model load / unload is not allowed", "the models are those named at the start")
+
+    async def unload(self, name: str, parameters: Settings) -> None:
+        """Unload a model. Raises Unavailable."""
+        raise Unavailable("explicit model load / unload is not allowed", "the models are those named at the start")
+
+    # Statistics
+
+    async def all_statistics(self) -> list[ModelStatistics]:
+        """Of every model version, over all processes."""
+        others = await self._siblings.ask("statistics")
+        theirs = [msgspec.convert(other, list[ModelStatistics]) for other in others]
+        mine = self._repository.statistics()
+        return merge([mine, *theirs]) if theirs else mine
+
+    async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Of all models, one, or one version, in the protocol's form. Raises InvalidArgument for a model that is not served."""
+        if name:
+            try:
+                self._repository.find(name, version)
+            except NotFound:
+                which = f"{name}' version {version}" if version else f"{name}'"
+                raise InvalidArgument(f"requested model '{which} is not available") from None
+        return [
+            one.to_dict()
+            for one in await self.all_statistics()
+            if name in ("", one.name) and version in ("", one.version)
+        ]
+
+    # Settings
+
+    async def trace_settings(self, model: str = "", update: Settings | None = None) -> dict[str, Any]:
+        """The settings that hold for ``model``, empty for all, after ``update``. Raises NotFound, InvalidArgument."""
+        if model:
+            self._repository.find(model)
+        if update:
+            self._tracer.settings(model, update)
+            await self._siblings.ask("trace_settings", model, dict(update))
+        return self._tracer.settings(model)
+
+    async def log_settings(self, update: Settings | None = None) -> dict[str, Any]:
+        """The settings after ``update``. Raises InvalidArgument."""
+        if update:
+            self._log.update(update)
+            await self._siblings.ask("log_settings", dict(update))
+        return self._log.get()
+
+    # Shared memory
+
+    async def shared_memory_status(self, name: str = "") -> list[dict[str, Any]]:
+        """Every region, or the one called ``name``. Raises NotFound."""
+        return self._shared_memory.status(name)
+
+    async def register_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Make a region known to all processes. Raises AlreadyExists, InvalidArgument, NotFound, Unsupported."""
+        self._shared_memory.register(name, key, offset, byte_size)
+        await self._siblings.ask("register_shared_memory", name, key, offset, byte_size)
+
+    async def unregister_shared_memory(self, name: str = "") -> None:
+        """Forget a region, or all; returns when no request uses it any more."""
+        await self._siblings.ask("unregister_shared_memory", name)
+        await self._shared_memory.unregister(name)
+
+    async def cuda_shared_memory_status(self, name: str = "") -> list[dict[str, Any]]:
+        """As ``shared_memory_status``, of regions on GPUs."""
+        return self._shared_memory.cuda_status(name)
+
+    async def register_cuda_shared_memory(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+        """As ``register_shared_memory``, for a region on a GPU."""
+        self._shared_memory.register_cuda(name, raw_handle, device_id, byte_size)
+        await self._siblings.ask("register_cuda_shared_memory", name, raw_handle, device_id, byte_size)
+
+    async def unregister_cuda_shared_memory(self, name: str = "") -> None:
+        """As ``unregister_shared_memory``, for regions on GPUs."""
+        await self._siblings.ask("unregister_cuda_shared_memory", name)
+        await self._shared_memory.unregister_cuda(name)

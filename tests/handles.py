@@ -1,0 +1,34 @@
+"""Handles on fake models, put together as the server does it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.model_config import batching, complete, parse
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.instance import Instance
+from penstock.telemetry.statistics import ModelStatistics
+
+
+def make_handle(
+    model: LoadedModel | StreamingModel,
+    name: str = "m",
+    version: str = "1",
+    *,
+    max_batch: int | None = 8,
+    max_queue: int = 4096,
+    instances: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> Handle:
+    """A handle on ``model``, not started; ``settings`` are those of its configuration. Needs a running event loop."""
+    config = complete(parse(name, settings or {}), name, "fake", model.signature, max_batch, instances)
+    scheduling = batching(config, max_queue, decoupled=isinstance(model, StreamingModel))
+    batcher = DynamicBatcher(scheduling, asyncio.get_running_loop(), ModelStatistics(name=name, version=version))
+    check = InputCheck(name, model.signature, max_batch)
+    runs = [Instance(f"{name}-{number}", model, batcher) for number in range(instances)]
+    return Handle(version, config, check, batcher, [model] * instances, runs)
