@@ -159,9 +159,9 @@ def waiting(bench: Bench) -> bool:
     bench.loop.turn()
     bench.loop.advance(0)
     batcher = bench.batcher
-    expired, decision = batcher._decide(bench.loop.now_ns())
-    batcher._drop(expired, decision.late)
-    return decision.batch is not None
+    expired, formed = batcher._decide(bench.loop.now_ns())
+    batcher._drop(expired, formed.late)
+    return isinstance(formed, Batch)
 
 
 @pytest.mark.parametrize("instances", [1, 3])
@@ -359,7 +359,7 @@ def test_a_deadline_that_has_passed_is_refused() -> None:
 def run_for(bench: Bench, seconds: float, rows: int) -> None:
     """Let the model show how long a batch of ``rows`` takes."""
     for _ in range(rows):
-        bench.submit()
+        bench.submit(deadline_s=9.0)
     batch = bench.take()
     assert batch.rows == rows
     bench.loop.advance(seconds)

@@ -15,16 +15,17 @@ import queue as queues
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable
 from penstock.online.scheduler.arrival_order import ArrivalOrder
-from penstock.online.scheduler.batching_config import BatchingConfig
-from penstock.online.scheduler.forming import Batch, Decision, Rules, form
+from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy
+from penstock.online.scheduler.forming import Batch, Rules, Wait, form
 from penstock.online.scheduler.latency_model import LatencyModel
-from penstock.online.scheduler.queue import NEVER, Level, Pending, Queue
+from penstock.online.scheduler.queue import NEVER, Pending, Queue
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Answer, BatchTimes, Failure, ModelStatistics
 from penstock.tensor import Array
@@ -54,8 +55,14 @@ class DynamicBatcher:
         self._batchable = config.batchable
         self._max_queue = config.max_queue
         self._order = ArrivalOrder() if config.preserve_ordering else None
+        # Whether requests need no looking at but for their deadlines: then levels, time-outs and order cost nothing.
+        self._is_plain = config.policies == [QueuePolicy()] and not config.preserve_ordering
         self._arrived: list[Pending] = []
+        self._seen = (0, 0)
+        """How many of those arrived have been counted, and their rows."""
         self._submitted = 0
+        self._predicts = False
+        """Whether there are deadlines; without, nothing is measured for them."""
         self._drained = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = NEVER
@@ -63,10 +70,6 @@ class DynamicBatcher:
         # The rest is guarded by the lock.
         self._queue = Queue(config.policies)
         self._levels = self._queue.levels
-        # The only level, if it needs no looking at: then a request costs nothing for levels and time-outs.
-        policy = self._levels[0].policy
-        is_plain = len(self._levels) == 1 and not policy.max_queue_size and not policy.default_timeout_microseconds
-        self._only_level = self._levels[0] if is_plain else None
         self._idle = 0
         self._stopped = False
         self._watch_ns = NEVER
@@ -80,29 +83,16 @@ class DynamicBatcher:
         Raises at once Unavailable, if the queue is full or stopped, and DeadlineExceeded, if by what waits and what batches take
         the answer would come too late.
         """
-        now_ns = self._now_ns()
-        if self.statistics.pending >= self._max_queue:
-            raise self._refused(Unavailable(f"the queue of model '{request.model_name}' is full", "try again later"))
-        if self._stopped:
-            raise self._refused(Unavailable(f"model '{request.model_name}' is being unloaded"))
-        if not self._batchable:
-            rows = 1
-        level = self._only_level
-        lane = timeout_ns = deadline_ns = 0
-        if level is None:
-            level, lane, timeout_ns = self._place(request, now_ns)
-        if request.deadline is not None:
-            deadline_ns = int(request.deadline.at * 1e9)
-            self._check_deadline(deadline_ns, rows, lane, now_ns)
-        if self._order is not None:
-            done = self._order.place(done)
-        self.statistics.pending += 1
-        level.came += 1
-        level.rows_came += rows
-        self._submitted += 1
+        statistics = self.statistics
+        if statistics.pending >= self._max_queue or self._stopped:
+            raise self._turned_away(request)
+        self._submitted = number = self._submitted + 1
+        pending = Pending(self, number, request, rows if self._batchable else 1, key, done, self._now_ns())
+        if not self._is_plain or request.deadline is not None:
+            self._admit(pending, done)
+        statistics.pending += 1
         if not self._arrived:
             self._loop.call_soon(self._flush)
-        pending = Pending(self, self._submitted, request, rows, key, done, now_ns, lane, timeout_ns, deadline_ns)
         self._arrived.append(pending)
         return pending
 
@@ -120,22 +110,24 @@ class DynamicBatcher:
                 if watches:
                     self._watch_ns = NEVER
                 now_ns = self._now_ns()
-                expired, decision = self._decide(now_ns)
-                batch = decision.batch
-                if batch is not None:
-                    self._queue.take(batch.requests, batch.rows)
-                    if self._queue and self._idle:
+                expired, formed = self._decide(now_ns)
+                if isinstance(formed, Batch):
+                    self._queue.take(formed.requests, formed.rows)
+                    if self._idle and len(self._queue):
                         self._wake()
                 elif not self._stopped:
                     self._idle += 1
-                    watches = decision.wait_ns < self._watch_ns
+                    watches = formed.until_ns < self._watch_ns
                     if watches:
-                        self._watch_ns = decision.wait_ns
-            if expired or decision.late:
-                self._call(self._drop, expired, decision.late)
-            if batch is not None or self._stopped:
-                return batch
-            self._rest((decision.wait_ns - now_ns) / 1e9 if watches else None)
+                        self._watch_ns = formed.until_ns
+                stopped = self._stopped
+            if expired or formed.late:
+                self._call(self._drop, expired, formed.late)
+            if isinstance(formed, Batch):
+                return formed
+            if stopped:
+                return None
+            self._rest((formed.until_ns - now_ns) / 1e9 if watches else None)
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
         """Give back a batch taken, or a part of it, with the outputs of each request or the error that befell all."""
@@ -167,32 +159,58 @@ class DynamicBatcher:
             while self._idle:
                 self._wake()
 
-    def _place(self, request: InferRequest, now_ns: int) -> tuple[Level, int, int]:
-        """Level, lane and end of the time-out (0: none) by the request's priority. Raises Unavailable if its level is full."""
+    def _turned_away(self, request: InferRequest) -> PenstockError:
+        if self._stopped:
+            return self._refused(Unavailable(f"model '{request.model_name}' is being unloaded"))
+        return self._refused(Unavailable(f"the queue of model '{request.model_name}' is full", "try again later"))
+
+    def _admit(self, pending: Pending, done: Done) -> None:
+        """Find the request's level, time-out and deadline, and its place in the order. Raises Unavailable and DeadlineExceeded."""
+        request, now_ns = pending.request, pending.arrived_ns
         number = request.priority
         if not 1 <= number <= self.config.priority_levels:
             number = self.config.default_priority_level or 1
         level = self._levels[number - 1]
+        pending.lane = 2 * (number - 1)
         policy = level.policy
         if policy.max_queue_size and level.waiting >= policy.max_queue_size:
             raise self._refused(Unavailable("Exceeds maximum queue size", "try again later"))
+        if request.deadline is not None:
+            pending.deadline_ns = int(request.deadline.at * 1e9)
+            self._check_deadline(pending)
         timeout_ns = policy.timeout_ns(request.timeout_us)
-        return level, 2 * (number - 1), now_ns + timeout_ns if timeout_ns else 0
+        if timeout_ns:
+            pending.timeout_ns = now_ns + timeout_ns
+        pending.expires_ns = min(pending.timeout_ns, pending.deadline_ns)
+        level.came += 1
+        if self._order is not None:
+            pending.done = self._order.place(done)
 
-    def _check_deadline(self, deadline_ns: int, rows: int, lane: int, now_ns: int) -> None:
+    def _check_deadline(self, pending: Pending) -> None:
         """Raise DeadlineExceeded if what waits before it and its own batch are expected to take longer than there is time."""
-        if deadline_ns <= now_ns:
+        now_ns, rows, latency = pending.arrived_ns, pending.rows, self.latency
+        left_ns = pending.deadline_ns - now_ns
+        if left_ns <= 0:
             raise self._refused(DeadlineExceeded("the request's deadline has passed"))
         if self.config.decoupled:
             return  # the first answers come long before the last, and nobody knows how many are of use
+        self._predicts = True
         max_rows = self._rules.max_rows
-        full, over = divmod(sum(level.rows for level in self._levels[: (lane >> 1) + 1]), max_rows)
-        took_ns = self.latency.mean(max(rows, min(over + rows, max_rows)), now_ns)
-        took_ns += full * self.latency.mean(max_rows, now_ns) // self.config.instances
-        if took_ns > deadline_ns - now_ns:
-            left_ms, took_ms = (deadline_ns - now_ns) / 1e6, took_ns / 1e6
-            message = f"the answer is expected in {took_ms:.1f} ms, and the deadline is in {left_ms:.1f} ms"
+        ahead = sum(level.rows for level in self._levels[: (pending.lane >> 1) + 1]) + self._arriving_rows()
+        full, over = divmod(ahead, max_rows)
+        took_ns = latency.mean(max(rows, min(over + rows, max_rows)), now_ns)
+        took_ns += full * latency.mean(max_rows, now_ns) // self.config.instances
+        if took_ns > left_ns:
+            message = f"the answer is expected in {took_ns / 1e6:.1f} ms, and the deadline is in {left_ns / 1e6:.1f} ms"
             raise self._refused(DeadlineExceeded(message, "give it longer, or try again later"))
+
+    def _arriving_rows(self) -> int:
+        """Rows that this turn of the loop has brought; each request is looked at once."""
+        seen, rows = self._seen
+        if seen < len(self._arrived):
+            rows += sum(pending.rows for pending in islice(self._arrived, seen, None))
+            self._seen = len(self._arrived), rows
+        return rows
 
     def _refused(self, error: PenstockError) -> PenstockError:
         now_ns = self._now_ns()
@@ -202,6 +220,7 @@ class DynamicBatcher:
     def _flush(self) -> None:
         """Hand over what one turn of the loop brought: one lock and at most one wake-up for all of it."""
         arrived, self._arrived = self._arrived, []
+        self._seen = (0, 0)
         if not arrived:
             return
         with self._lock:
@@ -216,20 +235,21 @@ class DynamicBatcher:
         """Whether an idle instance has to look: not while all are held back, and one looks soon enough by itself."""
         if not self._rules.delay_ns:
             return True
-        decision = form(self._queue.lines(), self._now_ns(), self._rules)
-        return decision.batch is not None or decision.wait_ns < self._watch_ns
+        formed = form(self._queue.lines(), self._now_ns(), self._rules)
+        return isinstance(formed, Batch) or formed.until_ns < self._watch_ns
 
-    def _decide(self, now_ns: int) -> tuple[list[Pending], Decision]:
+    def _decide(self, now_ns: int) -> tuple[Sequence[Pending], Batch | Wait]:
         """Whose time is over, and what to do with the rest."""
         queue = self._queue
-        expired = queue.expire(now_ns) if queue.next_ns <= now_ns else []
-        if not queue:
-            return expired, Decision(None)
-        predicts = queue.next_ns < NEVER and not self.config.decoupled
-        decision = form(queue.lines(), now_ns, self._rules, self.latency if predicts else None)
-        for pending in decision.late:
+        expired = queue.expire(now_ns) if queue.next_ns <= now_ns else ()
+        lines = queue.lines()
+        if not lines:
+            return expired, Wait()
+        latency = self.latency if self._predicts and queue.next_ns < NEVER else None
+        formed = form(lines, now_ns, self._rules, latency)
+        for pending in formed.late:
             queue.remove(pending)
-        return expired, decision
+        return expired, formed
 
     def _wake(self) -> None:
         self._idle -= 1
@@ -304,14 +324,23 @@ class DynamicBatcher:
             for pending in batch.requests:
                 self._fail(pending, outcome, Failure.BACKEND)
             return
-        now_ns = self._now_ns()
-        self.latency.observe(batch.rows, now_ns - batch.taken_ns, now_ns)
+        now_ns, statistics = self._now_ns(), self.statistics
+        if self._predicts:
+            self.latency.observe(batch.rows, now_ns - batch.taken_ns, now_ns)
         arrived = [pending.arrived_ns for pending in batch.requests if pending.done is not None]
         if arrived:
-            self.statistics.executed(arrived, batch.rows, batch.reason, times, now_ns)
+            statistics.executed(arrived, batch.rows, batch.reason, times, now_ns)
         for pending, outputs in zip(batch.requests, outcome, strict=True):
-            if pending.done is not None:
-                self._end(pending, _response(pending.request, outputs))
+            done = pending.done
+            if done is not None:  # as _end, without its calls: this is the hot path
+                pending.done = None
+                statistics.pending -= 1
+                try:
+                    done(_response(pending.request, outputs))
+                except Exception:  # noqa: BLE001 - as in _tell
+                    _log.exception("a receiver failed")
+        if not statistics.pending:
+            self._drained.set()
 
     def _answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]

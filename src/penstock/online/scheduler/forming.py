@@ -9,7 +9,7 @@ Deadlines: a request that would end too late in the batch that pays most is drop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 import msgspec
@@ -24,21 +24,22 @@ _WAKE_NS = 1_000_000
 
 
 class Batch(msgspec.Struct):
-    """Requests that run together."""
+    """Requests that run together, now."""
 
     requests: list[Pending]
     rows: int
     reason: Reason
     taken_ns: int
-
-
-class Decision(msgspec.Struct):
-    """Either a batch leaves now, or all wait, at the latest until ``wait_ns``, for a request to arrive."""
-
-    batch: Batch | None
-    wait_ns: int = NEVER
     late: Sequence[Pending] = ()
     """Requests that are to be dropped: their answers would come after their deadlines."""
+
+
+class Wait(msgspec.Struct):
+    """Nothing leaves yet; another request may change that, and so does the moment ``until_ns``."""
+
+    until_ns: int = NEVER
+    late: Sequence[Pending] = ()
+    """As of a batch."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -62,38 +63,46 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def form(
-    lines: Iterable[Iterable[Pending]], now_ns: int, rules: Rules, latency: LatencyModel | None = None
-) -> Decision:
+    lines: Iterable[Collection[Pending]], now_ns: int, rules: Rules, latency: LatencyModel | None = None
+) -> Batch | Wait:
     """What to do at ``now_ns`` with an instance that is free. Pure.
 
     ``lines`` hold what can be merged, each in the order of leaving; the one whose first request shall leave first is in front, and
     none is empty. With ``latency``, those who would miss their deadlines are told.
     """
     late: list[Pending] = []
-    wait_ns = NEVER
+    until_ns = NEVER
     for line in lines:
-        max_rows, kept = rules.max_rows, line
+        max_rows = rules.max_rows
         if latency is not None:
-            max_rows, dropped = _shed(line, now_ns, rules.max_rows, latency)
+            max_rows, dropped = _shed(line, now_ns, max_rows, latency)
             if dropped:
                 late += dropped
                 gone = {pending.number for pending in dropped}
-                kept = [pending for pending in line if pending.number not in gone]
-                if not kept:
+                line = [pending for pending in line if pending.number not in gone]  # noqa: PLW2901
+                if not line:
                     continue
         if rules.natural:
-            return Decision(_prefix(kept, now_ns, max_rows, rules.merges), late=late)
-        formed = _prefer(kept, now_ns, max_rows, rules, latency)
+            formed: Batch | Wait = _prefix(line, now_ns, max_rows, rules.merges)
+        else:
+            formed = _prefer(line, now_ns, max_rows, rules, latency)
         if isinstance(formed, Batch):
-            return Decision(formed, late=late)
-        wait_ns = min(wait_ns, formed)
-    return Decision(None, wait_ns, late)
+            if late:
+                formed.late = late
+            return formed
+        until_ns = min(until_ns, formed.until_ns)
+    return Wait(until_ns, late)
 
 
-def _prefix(line: Iterable[Pending], now_ns: int, max_rows: int, merges: bool) -> Batch:
+def _prefix(line: Collection[Pending], now_ns: int, max_rows: int, merges: bool) -> Batch:
     """The first requests that fit; the first always does."""
-    requests: list[Pending] = []
-    rows = 0
+    if len(line) <= max_rows:
+        # Mostly all fit: then one pass without decisions.
+        requests = list(line)
+        rows = sum([pending.rows for pending in requests])
+        if rows <= max_rows:
+            return Batch(requests, rows, Reason.IDLE if rows < max_rows else _full(rows, max_rows, merges), now_ns)
+    requests, rows = [], 0
     for pending in line:
         total = rows + pending.rows
         if total > max_rows and requests:
@@ -109,9 +118,9 @@ def _full(rows: int, max_rows: int, merges: bool) -> Reason:
 
 
 def _prefer(
-    line: Iterable[Pending], now_ns: int, max_rows: int, rules: Rules, latency: LatencyModel | None
-) -> Batch | int:
-    """Triton's rules: the batch that leaves, or until when it waits."""
+    line: Collection[Pending], now_ns: int, max_rows: int, rules: Rules, latency: LatencyModel | None
+) -> Batch | Wait:
+    """Triton's rules."""
     count = rows = best = best_rows = 0
     oldest = latest = NEVER
     is_full = False
@@ -125,7 +134,7 @@ def _prefer(
                 break
         count, rows = count + 1, total
         oldest = min(oldest, pending.arrived_ns)
-        latest = min(latest, pending.deadline_ns or NEVER)
+        latest = min(latest, pending.deadline_ns)
         if rows in rules.preferred:
             best, best_rows = count, rows
     until_ns = oldest + rules.delay_ns
@@ -142,13 +151,13 @@ def _prefer(
     elif not rules.delay_ns:
         reason = Reason.IDLE
     else:
-        return until_ns
+        return Wait(until_ns)
     if rows >= max_rows:
         reason = _full(rows, max_rows, rules.merges)
     return Batch(list(islice(line, count)), rows, reason, now_ns)
 
 
-def _shed(line: Iterable[Pending], now_ns: int, max_rows: int, latency: LatencyModel) -> tuple[int, list[Pending]]:
+def _shed(line: Collection[Pending], now_ns: int, max_rows: int, latency: LatencyModel) -> tuple[int, list[Pending]]:
     """``(rows to aim for, those to drop)``: the size, of full and its halves, that answers most requests in time.
 
     While more wait than fit into one batch, most per second; while all fit, simply most, with what is left over following at once.
@@ -166,14 +175,14 @@ def _shed(line: Iterable[Pending], now_ns: int, max_rows: int, latency: LatencyM
             score /= max(took_ns, 1)
         else:
             after_ns = now_ns + took_ns + latency.upper(max(1, sum(pending.rows for pending in rest)), now_ns)
-            score += sum(not pending.deadline_ns or pending.deadline_ns >= after_ns for pending in rest)
+            score += sum(pending.deadline_ns >= after_ns for pending in rest)
         if score > best_score:
             best_score, best_size, best_late = score, size, late
         size //= 2
     return best_size, best_late
 
 
-def _window(line: Iterable[Pending], max_rows: int) -> tuple[int, bool]:
+def _window(line: Collection[Pending], max_rows: int) -> tuple[int, bool]:
     """Rows at the head of ``line``, and whether they are more than fit into one batch."""
     rows = 0
     for pending in line:
@@ -184,7 +193,7 @@ def _window(line: Iterable[Pending], max_rows: int) -> tuple[int, bool]:
 
 
 def _in_time(
-    line: Iterable[Pending], size: int, now_ns: int, latency: LatencyModel, backlog: bool
+    line: Collection[Pending], size: int, now_ns: int, latency: LatencyModel, backlog: bool
 ) -> tuple[int, list[Pending], list[Pending]]:
     """Of a batch of ``size`` rows: how many requests it serves in time, whom it passes over as too late, and, unless there is a
     backlog, who is left over."""
@@ -194,7 +203,7 @@ def _in_time(
     end_ns = now_ns + latency.upper(size, now_ns)
     for pending in line:
         own_end_ns = end_ns if pending.rows <= size else now_ns + latency.upper(pending.rows, now_ns)
-        if pending.deadline_ns and pending.deadline_ns < own_end_ns:
+        if pending.deadline_ns < own_end_ns:
             late.append(pending)
         elif rest or (served and rows + pending.rows > size):
             if backlog:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from penstock.request import Done, InferRequest
 NEVER = 1 << 63
 """A moment, in nanoseconds, that does not come."""
 
+_NO_KEY = object()
 _SLACK = 64
 """How many moments of requests that have left may be kept beside twice those of requests that wait."""
 
@@ -45,10 +46,12 @@ class Pending(msgspec.Struct, eq=False):
     arrived_ns: int
     lane: int = 0
     """Place in its line: twice the level from 0, and one more once it is late."""
-    timeout_ns: int = 0
-    """When it will have waited as long as its level allows; 0: never."""
-    deadline_ns: int = 0
-    """When an answer stops being of use; 0: never."""
+    timeout_ns: int = NEVER
+    """When it will have waited as long as its level allows."""
+    deadline_ns: int = NEVER
+    """When an answer stops being of use."""
+    expires_ns: int = NEVER
+    """The earlier of both: when something happens to it if it still waits."""
 
     def cancel(self) -> None:
         """Give the request up, on the event loop: what is queued is dropped, an answer on its way is. ``done`` is called with
@@ -56,54 +59,51 @@ class Pending(msgspec.Struct, eq=False):
         if self.done is not None:
             self.owner.cancel(self)
 
-    @property
-    def expires_ns(self) -> int:
-        """When something happens to it if it still waits then; ``NEVER`` is never."""
-        late = self.lane & 1
-        return min((0 if late else self.timeout_ns) or NEVER, self.deadline_ns or NEVER)
-
 
 Lane = OrderedDict[int, Pending]
 
 
-class Line:
-    """Requests that can be merged. Iterates in the order in which they leave."""
+Lanes = list[Lane]
+"""The requests that can be merged with one another; a request leaves after those of the lanes before its own."""
 
-    __slots__ = ("lanes",)
 
-    def __init__(self, count: int) -> None:
-        self.lanes: list[Lane] = [OrderedDict() for _ in range(count)]
+class _Line(Collection[Pending]):
+    """Several lanes, one behind the other."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
 
     def __iter__(self) -> Iterator[Pending]:
-        if len(self.lanes) == 1:
-            return iter(self.lanes[0].values())
-        return chain.from_iterable(lane.values() for lane in self.lanes)
+        return chain.from_iterable(lane.values() for lane in self._lanes)
 
     def __len__(self) -> int:
-        return len(self.lanes[0]) if len(self.lanes) == 1 else sum(map(len, self.lanes))
+        return sum(map(len, self._lanes))
+
+    def __contains__(self, pending: object) -> bool:
+        return isinstance(pending, Pending) and any(pending.number in lane for lane in self._lanes)
 
 
-def _urgency(line: Line) -> tuple[int, int]:
+def _urgency(line: Collection[Pending]) -> tuple[int, int]:
     first = next(iter(line))
     return first.lane, first.number
 
 
 class Level:
-    """What waits at one priority level. Two counters each way: the event loop counts arrivals, whoever has the lock departures."""
+    """What waits at one priority level."""
 
-    __slots__ = ("came", "left", "policy", "rows_came", "rows_left")
+    __slots__ = ("came", "left", "policy", "rows")
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        self.came = self.left = self.rows_came = self.rows_left = 0
+        self.rows = 0
+        """Rows in the queue."""
+        # Two counters, since arrivals are counted by the event loop, and departures by whoever takes a batch.
+        self.came = self.left = 0
 
     @property
     def waiting(self) -> int:
+        """Requests accepted that have not left, if their arrivals are counted in ``came``."""
         return self.came - self.left
-
-    @property
-    def rows(self) -> int:
-        return self.rows_came - self.rows_left
 
 
 class Queue:
@@ -111,51 +111,57 @@ class Queue:
 
     def __init__(self, policies: Sequence[QueuePolicy]) -> None:
         self.levels = [Level(policy) for policy in policies]
+        self.next_ns = NEVER
+        """When ``expire`` has something to do, or earlier."""
         delays = any(policy.timeout_action is TimeoutAction.DELAY for policy in policies)
-        self._lanes = 2 * len(policies) if delays or len(policies) > 1 else 1
-        self._lines: dict[Hashable, Line] = {}
+        self._lane_count = 2 * len(policies) if delays or len(policies) > 1 else 1
+        self._lines: dict[Hashable, Lanes] = {}
         self._moments: list[
             tuple[int, int, Pending]
         ] = []  # a heap; those of requests that have left are taken out late
 
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(len(lane) for lanes in self._lines.values() for lane in lanes)
 
-    @property
-    def next_ns(self) -> int:
-        """When ``expire`` has something to do, or earlier; ``NEVER`` is never."""
-        return self._moments[0][0] if self._moments else NEVER
+    def lines(self) -> list[Collection[Pending]]:
+        """What can be merged, each in the order of leaving; none is empty, and the one that may leave first is in front."""
+        lines: list[Collection[Pending]]
+        if self._lane_count == 1:
+            lines = [lanes[0].values() for lanes in self._lines.values()]
+        else:
+            lines = [_Line(lanes) for lanes in self._lines.values()]
+        if len(lines) > 1:
+            lines.sort(key=_urgency)
+        return lines
 
-    def lines(self) -> list[Line]:
-        """Those that are not empty, the one that may leave first in front."""
-        lines = list(self._lines.values())
-        return lines if len(lines) < 2 else sorted(lines, key=_urgency)
-
-    def extend(self, arrived: list[Pending]) -> None:
+    def extend(self, arrived: Sequence[Pending]) -> None:
         """Let ``arrived`` join, in order; those that have ended already do not."""
-        lines = self._lines
+        if len(self.levels) == 1:
+            self.levels[0].rows += sum([pending.rows for pending in arrived])
+        else:
+            for pending in arrived:
+                self.levels[pending.lane >> 1].rows += pending.rows
+        key: Hashable = _NO_KEY
+        lanes: Lanes = []
         for pending in arrived:
             if pending.done is None:
                 self._leave(pending)
                 continue
-            line = lines.get(pending.key)
-            if line is None:
-                line = lines[pending.key] = Line(self._lanes)
-            line.lanes[pending.lane][pending.number] = pending
-            if pending.timeout_ns or pending.deadline_ns:
-                heapq.heappush(self._moments, (pending.expires_ns, pending.number, pending))
+            if pending.key is not key:
+                key = pending.key
+                lanes = self._lines.get(key) or self._lines.setdefault(key, self._open())
+            lanes[pending.lane][pending.number] = pending
+            if pending.expires_ns < NEVER:
+                self._watch(pending)
         if len(self._moments) > _SLACK:
             self._forget()
 
     def remove(self, pending: Pending) -> bool:
         """Take one out; whether it was there."""
-        line = self._lines.get(pending.key)
-        if line is None or line.lanes[pending.lane].pop(pending.number, None) is None:
+        lanes = self._lines.get(pending.key)
+        if lanes is None or lanes[pending.lane].pop(pending.number, None) is None:
             return False
-        if not line:
+        if not any(lanes):
             del self._lines[pending.key]
         self._leave(pending)
         return True
@@ -163,18 +169,20 @@ class Queue:
     def take(self, batch: Sequence[Pending], rows: int) -> None:
         """Take out a batch of ``rows`` rows, all of one line."""
         key = batch[0].key
-        line = self._lines[key]
-        if len(batch) == len(line):
+        lanes = self._lines[key]
+        if len(lanes) == 1 and len(batch) == len(lanes[0]):
             del self._lines[key]
         else:
             for pending in batch:
-                del line.lanes[pending.lane][pending.number]
-        if len(self.levels) > 1:
+                del lanes[pending.lane][pending.number]
+            if not any(lanes):
+                del self._lines[key]
+        if len(self.levels) == 1:
+            self.levels[0].left += len(batch)
+            self.levels[0].rows -= rows
+        else:
             for pending in batch:
                 self._leave(pending)
-        else:
-            self.levels[0].left += len(batch)
-            self.levels[0].rows_left += rows
 
     def expire(self, now_ns: int) -> list[Pending]:
         """Take out those whose deadline or time-out has come; of levels with DELAY, the late go behind instead."""
@@ -183,9 +191,8 @@ class Queue:
             _, _, pending = heapq.heappop(self._moments)
             if not self._holds(pending):
                 continue
-            late = pending.deadline_ns and pending.deadline_ns <= now_ns
             policy = self.levels[pending.lane >> 1].policy
-            if late or policy.timeout_action is TimeoutAction.REJECT:
+            if pending.deadline_ns <= now_ns or policy.timeout_action is TimeoutAction.REJECT:
                 self.remove(pending)
                 expired.append(pending)
             else:
@@ -193,25 +200,34 @@ class Queue:
         self._forget()
         return expired
 
+    def _open(self) -> Lanes:
+        return [OrderedDict()] if self._lane_count == 1 else [OrderedDict() for _ in range(self._lane_count)]
+
     def _delay(self, pending: Pending) -> None:
-        lanes = self._lines[pending.key].lanes
+        lanes = self._lines[pending.key]
         del lanes[pending.lane][pending.number]
         pending.lane += 1
+        pending.expires_ns = pending.deadline_ns
         lanes[pending.lane][pending.number] = pending
-        if pending.deadline_ns:
-            heapq.heappush(self._moments, (pending.deadline_ns, pending.number, pending))
+        if pending.expires_ns < NEVER:
+            self._watch(pending)
 
     def _holds(self, pending: Pending) -> bool:
-        line = self._lines.get(pending.key)
-        return line is not None and pending.number in line.lanes[pending.lane]
+        lanes = self._lines.get(pending.key)
+        return lanes is not None and pending.number in lanes[pending.lane]
 
     def _leave(self, pending: Pending) -> None:
         level = self.levels[pending.lane >> 1]
         level.left += 1
-        level.rows_left += pending.rows
+        level.rows -= pending.rows
+
+    def _watch(self, pending: Pending) -> None:
+        heapq.heappush(self._moments, (pending.expires_ns, pending.number, pending))
+        self.next_ns = self._moments[0][0]
 
     def _forget(self) -> None:
         """Keep the heap in proportion to what waits."""
         if len(self._moments) > 2 * len(self) + _SLACK:
             self._moments = [moment for moment in self._moments if self._holds(moment[2])]
             heapq.heapify(self._moments)
+        self.next_ns = self._moments[0][0] if self._moments else NEVER
