@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from penstock.errors import Code, PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.admission import Admission
+from penstock.online.server.auth import Access
 from penstock.online.server.cache import ResponseCache
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.shared_memory import SharedMemory
@@ -171,3 +174,15 @@ async def test_a_model_with_the_cache_is_asked_once() -> None:
     assert [outcome.outputs["y"].tolist() for outcome in bench.outcomes] == [[[2.0, 2.0]]] * 2  # type: ignore[union-attr]
     assert len(model.calls) == 1
     await bench.handle.unload()
+
+
+@in_loop
+async def test_a_client_is_held_to_its_rights_also_those_asked_for_by_parameter(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"secret").hexdigest()
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[clients.team]\nkey_sha256 = "{digest}"\nmodels = ["m"]\nhighest_priority = 2\n')
+    bench = Bench(make_handle(FakeModel()), Admission(Access(keys, ManualClock()), ManualClock()))
+    assert bench.ask(client="team", parameters={"priority": 1}) is None
+    assert bench.failed.code is Code.PERMISSION_DENIED
+    assert bench.handle.statistics.failures[Failure.REJECTED] == 1
+    assert bench.ask(client="team", parameters={"priority": 2}) is not None

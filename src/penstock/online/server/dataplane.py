@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock import __version__
 from penstock.clock import Clock
-from penstock.errors import InvalidArgument, PenstockError, Unsupported
+from penstock.errors import Code, InvalidArgument, PenstockError, Unsupported
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.admission import Admission
@@ -36,6 +36,7 @@ _EXTENSIONS = [
     "logging",
 ]
 _RESERVED = "triton_"
+_REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
 
 
 class DataPlane:
@@ -70,8 +71,6 @@ class DataPlane:
         if self.tracer.enabled:
             done = self._record(request, done)
         try:
-            if self._admission is not None:
-                done = self._admission.admit(request, done)
             handle = self._repository.find(request.model_name, request.model_version)
         except PenstockError as error:
             done(error)
@@ -80,6 +79,8 @@ class DataPlane:
         try:
             if request.parameters:
                 self._read_parameters(request, handle)
+            if self._admission is not None:
+                done = self._admission.admit(request, done)
             if handle.decoupled and not decoupled:
                 raise Unsupported(
                     f"model '{handle.name}' is decoupled: it answers a request any number of times",
@@ -149,7 +150,8 @@ class DataPlane:
 
     def _fail(self, handle: Handle, error: PenstockError, done: Done) -> None:
         now_ns = time.monotonic_ns()
-        handle.statistics.failed(Failure.OTHER, now_ns, now_ns)
+        reason = Failure.REJECTED if error.code in _REFUSALS else Failure.OTHER
+        handle.statistics.failed(reason, now_ns, now_ns)
         done(error)
 
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
