@@ -153,14 +153,6 @@ def test_everything_of_a_request_is_read() -> None:
     assert form == AnswerForm(classification={"z": 2})
 
 
-def test_a_request_owns_its_parameters() -> None:
-    message = messages.ModelInferRequest(model_name="m")
-    message.parameters["priority"].int64_param = 1
-    decode, data = decoder(), message.SerializeToString()
-    decode(data)[0].parameters.clear()
-    assert decode(data)[0].parameters == {"priority": 1}
-
-
 # What is refused
 
 

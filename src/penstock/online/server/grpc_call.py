@@ -27,7 +27,7 @@ class Call(Protocol):
     def deadline(self) -> Deadline | None:
         """When the client stops waiting; on the system's monotonic clock."""
 
-    on_cancel: Callable[[], None] | None
+    on_cancel: Callable[[], object] | None
     """Called once by the transport, if set, when the client, the deadline or the connection ends the call before ``finish``."""
 
     def send(self, *parts: Buffer) -> None:

@@ -125,7 +125,7 @@ class RequestDecoder:
         """The request in ``data``, a serialized ModelInferRequest, and the form of its answer, which holds the shared memory
         that the request uses.
 
-        Numeric raw tensors are views of ``data``. Raises InvalidArgument, NotFound, Unsupported.
+        Numeric raw tensors are views of ``data``; parameters may be shared with other requests. Raises InvalidArgument, NotFound, Unsupported.
         """
         layout = self._layouts.get(len(data))
         if layout is not None:
@@ -141,11 +141,8 @@ class RequestDecoder:
             inputs[tensor.name] = _array(plan, tensor, data, start, end)
         identity = _text(data, layout.parts.identity)
         form = self._lease(plan, inputs) if plan.shared or plan.placed else plan.form
-        request = InferRequest(plan.model_name, inputs, plan.model_version, identity, plan.outputs)
-        if plan.parameters:
-            # The data plane takes out what is meant for it.
-            request.parameters = plan.parameters.copy()
-        return request, form
+        outputs, parameters = plan.outputs, plan.parameters
+        return InferRequest(plan.model_name, inputs, plan.model_version, identity, outputs, parameters), form
 
     def _lay_out(self, data: Buffer) -> tuple[_Layout, Buffer]:
         """How ``data`` is laid out, or the plain message that says the same."""
