@@ -130,10 +130,10 @@ class Tracer:
             started_ns=time.monotonic_ns(),
         )
 
-    def computed(self, traces: Iterable[Trace | None], rows: int, reason: Reason, times: BatchTimes) -> None:
-        """Call where ``enabled`` for every batch that was run, before its requests are answered."""
+    def computed(self, traces: Iterable[object], rows: int, reason: Reason, times: BatchTimes) -> None:
+        """Call where ``enabled`` for every batch that was run, before its requests are answered; a request's trace may be None."""
         for trace in traces:
-            if trace is not None:
+            if isinstance(trace, Trace):
                 trace.times, trace.batch_rows, trace.reason = times, rows, reason
 
     def watching(self, trace: Trace, done: Done) -> Done:

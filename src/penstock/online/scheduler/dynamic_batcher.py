@@ -28,6 +28,7 @@ from penstock.online.scheduler.latency_model import LatencyModel
 from penstock.online.scheduler.queue import NEVER, Pending, Queue
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Answer, BatchTimes, Failure, ModelStatistics
+from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
@@ -45,11 +46,13 @@ class DynamicBatcher:
         loop: asyncio.AbstractEventLoop,
         statistics: ModelStatistics | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.statistics = ModelStatistics() if statistics is None else statistics
         self.latency = LatencyModel()
         self._now_ns = now_ns
+        self._tracer = tracer
         self._loop = loop
         self._rules = Rules.of(config)
         self._batchable = config.batchable
@@ -320,6 +323,8 @@ class DynamicBatcher:
             _tell(done, outcome)
 
     def _complete(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
+        if self._tracer is not None and self._tracer.enabled:
+            self._record(self._tracer, batch, times)
         if isinstance(outcome, PenstockError):
             for pending in batch.requests:
                 self._fail(pending, outcome, Failure.BACKEND)
@@ -342,6 +347,9 @@ class DynamicBatcher:
         if not statistics.pending:
             self._drained.set()
 
+    def _record(self, tracer: Tracer, batch: Batch, times: BatchTimes) -> None:
+        tracer.computed((pending.request.trace for pending in batch.requests), batch.rows, batch.reason, times)
+
     def _answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> None:
@@ -361,6 +369,8 @@ class DynamicBatcher:
 
     def _complete_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
         (pending,) = batch.requests
+        if self._tracer is not None and self._tracer.enabled:
+            self._record(self._tracer, batch, times)
         now_ns = self._now_ns()
         kind = Answer.CANCEL if pending.done is None else Answer.FAIL if error is not None else Answer.EMPTY
         self.statistics.responded(number, kind, times.ran_ns, now_ns)

@@ -138,7 +138,10 @@ class Application:
         given = parse(name, {})
         config = complete(given, name, loaded.platform, signature, loaded.max_batch, len(loaded.models))
         batcher = DynamicBatcher(
-            batching(config, self._config.max_queue), loop, ModelStatistics(name=name, version=VERSION)
+            batching(config, self._config.max_queue),
+            loop,
+            ModelStatistics(name=name, version=VERSION),
+            tracer=self._recording.tracer,
         )
         max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self._config.max_request_rows)
         return Handle(
