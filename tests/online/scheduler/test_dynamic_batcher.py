@@ -433,3 +433,32 @@ def test_stopping_does_not_wait_for_the_delay() -> None:
     assert bench.batcher.take() is None
     with pytest.raises(Unavailable, match="being unloaded"):
         bench.submit()
+
+
+def overload(offered_per_s: float, slo_s: float, seconds: float = 2.0) -> int:
+    """Answers per second within ``slo_s`` of a model that takes 2.5 ms and 0.15 ms a row, under requests that come evenly."""
+    bench = Bench(BatchingConfig(batchable=True, max_batch=64, max_queue=100_000))
+    clock, done_in_time = bench.loop.clock, 0
+    free_at, running, step_s = 0.0, None, 0.0005
+    start, submitted = clock.now(), 0
+    deadlines: dict[int, float] = {}
+    while clock.now() - start < seconds:
+        while submitted < (clock.now() - start) * offered_per_s:
+            submitted += 1
+            with contextlib.suppress(DeadlineExceeded):
+                deadlines[bench.submit(deadline_s=slo_s).number] = clock.now() + slo_s
+        bench.loop.turn()
+        if running is not None and clock.now() >= free_at:
+            done_in_time += sum(deadlines[pending.number] >= clock.now() for pending in running.requests)
+            bench.finish(running)
+            running = None
+        if running is None and waiting(bench):
+            running = bench.take()
+            free_at = clock.now() + 0.0025 + 0.00015 * running.rows
+        bench.loop.advance(step_s)
+    return round(done_in_time / seconds)
+
+
+def test_overload_keeps_most_of_the_peak_goodput() -> None:
+    peak = max(overload(offered, 0.020) for offered in (4000, 4500))
+    assert overload(7500, 0.020) >= 0.9 * peak
