@@ -49,7 +49,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_pipelined: _Count = 64
     """Most requests of one connection that are worked on at once; more wait unread."""
     max_unsent_bytes: _Count = 8 << 20
-    """Most bytes of a streamed answer that a client leaves unread; with more its request is cancelled."""
+    """Most bytes of answers to one request that a client leaves unread; with more its request is cancelled."""
+    max_streams: _Count = 1024
+    """Most gRPC calls of one connection that are open at once; clients are told, and what is beyond is refused."""
     request_timeout_s: _Seconds = 60.0
     """Longest that a client may take to send one request."""
     idle_timeout_s: _Seconds = 75.0
@@ -98,6 +100,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """How a message's time is written."""
     metrics_summaries: bool = False
     """Whether quantiles of the last minute are kept for the metrics, too; they make every request dearer."""
+    grpc_implementation: Literal["h2", "grpcio"] = "h2"
+    """What speaks gRPC: the server's own HTTP/2, or the package ``grpcio`` (slower; to compare with)."""
     event_loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     """``auto`` takes uvloop where it is installed."""
 
