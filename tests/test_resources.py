@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import math
 import os
 import platform
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.resources import INTEGER_DOT_PRODUCT, cpu_quota, machine_facts, usable_cores, usable_memory
+from penstock.resources import (
+    INTEGER_DOT_PRODUCT,
+    CorePlan,
+    core_ids,
+    cpu_quota,
+    machine_facts,
+    plan_cores,
+    usable_cores,
+    usable_memory,
+)
 
 _MIB = 1 << 20
 
@@ -175,3 +187,44 @@ def test_facts_of_this_machine_are_plausible() -> None:
     assert facts.cpu
     assert facts.architecture == platform.machine()
     assert facts.python == platform.python_version()
+
+
+@given(
+    instances=st.integers(1, 40),
+    threads=st.integers(0, 64),
+    cores=st.lists(st.integers(0, 255), min_size=1, max_size=32, unique=True),
+    quota=st.none() | st.floats(0.01, 64),
+)
+def test_instances_never_take_more_cores_than_there_are(
+    instances: int, threads: int, cores: list[int], quota: float | None
+) -> None:
+    plan = plan_cores(instances, threads, cores, quota)
+    usable = min(len(cores), math.ceil(quota)) if quota else len(cores)
+    assert plan.threads >= 1
+    assert plan.threads <= (threads or 64)
+    assert len(plan.cores) == instances
+    assert all(plan.threads <= len(own) and set(own) <= set(cores) for own in plan.cores)
+    if instances <= usable:
+        assert instances * plan.threads <= usable
+    if instances <= len(cores):
+        taken = [core for own in plan.cores for core in own]
+        assert len(taken) == len(set(taken)), "none shares a core"
+
+
+@pytest.mark.parametrize(
+    ("instances", "threads", "cores", "quota", "expected"),
+    [
+        (1, 0, [0, 1, 2, 3], None, CorePlan(4, ((0, 1, 2, 3),))),
+        (2, 0, [3, 1, 2, 0], None, CorePlan(2, ((0, 1), (2, 3)))),
+        (2, 1, [0, 1, 2, 3, 4], None, CorePlan(1, ((0, 1), (2, 3)))),
+        (2, 8, [0, 1, 2, 3], 2.0, CorePlan(1, ((0, 1), (2, 3)))),
+        (1, 0, [0, 1, 2, 3], 1.5, CorePlan(2, ((0, 1, 2, 3),))),
+        (3, 4, [0, 5], None, CorePlan(1, ((0,), (5,), (0,)))),
+    ],
+)
+def test_plans(instances: int, threads: int, cores: list[int], quota: float | None, expected: CorePlan) -> None:
+    assert plan_cores(instances, threads, cores, quota) == expected
+
+
+def test_core_ids_are_those_of_the_affinity() -> None:
+    assert set(core_ids()) == os.sched_getaffinity(0)

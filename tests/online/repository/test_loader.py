@@ -1,3 +1,4 @@
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from penstock.bundle.manifest import ServingConfig, Variant
 from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError
 from penstock.online.repository import loader
 from penstock.online.repository.loader import Wishes, find_sources, load, warm_up
+from penstock.online.scheduler.process_instance import ProcessModel
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER, FakeModel
@@ -92,6 +94,31 @@ def test_a_model_with_several_threads_is_not_shared(tmp_path: Path) -> None:
     for threads, copies in ((1, 1), (2, 2)):
         loaded = load(msgspec.structs.replace(source, options={"threads": threads}))
         assert len(set(map(id, loaded.models))) == copies
+
+
+def test_models_in_processes_of_their_own(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path)], Wishes(4, instances=2, isolation="process", model_timeout_s=60))
+    assert source.has_own_threads
+    loaded = load(source)
+    try:
+        assert loaded.max_batch == 4
+        assert all(isinstance(model, ProcessModel) for model in loaded.models)
+        assert len({model.pid for model in loaded.models}) == 2
+        x = np.ones((2, 3), np.float32)
+        for model, cores in zip(loaded.models, source.cores, strict=True):
+            np.testing.assert_allclose(model.forward({"x": x})["y"], x @ models.linear_weight(), rtol=1e-6)
+            assert os.sched_getaffinity(model.pid) == set(cores)
+    finally:
+        for model in loaded.models:
+            model.unload()
+
+
+def test_a_model_in_a_process_that_is_refused_leaves_none(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path, "corrupt", b"not a model")], Wishes(isolation="process"))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidModel, match="refuses the model"):
+        load(source)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_targets_that_cannot_be_served(tmp_path: Path) -> None:

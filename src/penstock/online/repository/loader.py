@@ -61,7 +61,7 @@ class Source(msgspec.Struct, frozen=True):
     max_batch: int
     instances: int
     cores: tuple[tuple[int, ...], ...] = ()
-    """For each instance the ids of the cores that are its own."""
+    """For each instance the ids of the cores that are its own; empty if any are."""
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
     """As in ``Wishes``."""
@@ -69,7 +69,7 @@ class Source(msgspec.Struct, frozen=True):
     @property
     def has_own_threads(self) -> bool:
         """Whether the loaded model keeps threads of its own."""
-        return self.engine != "onnxruntime" or self.options.get("threads") != 1
+        return self.isolation == "process" or self.engine != "onnxruntime" or self.options.get("threads") != 1
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -151,7 +151,8 @@ def _source(
         options=options,
         max_batch=wishes.max_batch or max_batch,
         instances=count,
-        cores=plan.cores[:count],
+        # All processes of a server load alike, so none knows which of the shares are its own.
+        cores=plan.cores if wishes.processes == 1 else (),
         isolation=wishes.isolation,
         model_timeout_s=wishes.model_timeout_s,
     )

@@ -106,14 +106,16 @@ class ProcessModel:
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""
-        slots = self._inputs.write(inputs)
+        child = self._wait_for_child()
+        call = Run(self._inputs.write(inputs))
         while True:
-            child = self._wait_for_child()
             try:
-                child.send(Run(slots))
+                child.send(call)
                 break
             except OSError:
-                self._lose(child)  # it had died idle, so that this batch is none of those that it ran
+                # It had died before, so that this batch is none that it ran.
+                self._lose(child)
+                child = self._wait_for_child()
         answer = self._receive(child)
         if isinstance(answer, Failed):
             raise answer.error()

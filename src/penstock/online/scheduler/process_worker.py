@@ -22,7 +22,7 @@ from penstock.artifact import Artifact, Format
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
-from penstock.online.scheduler.process_channel import Channel, Failed, Load, Loaded, Message, Ran, Run
+from penstock.online.scheduler.process_channel import Channel, Failed, Load, Loaded, Ran, Run
 from penstock.online.scheduler.tensor_arena import TensorArena
 
 _log = logging.getLogger(__name__)
@@ -57,10 +57,11 @@ def _answer(model: LoadedModel, channel: Channel, inputs: TensorArena, outputs: 
     while True:
         message = channel.receive()
         assert isinstance(message, Run)
-        channel.send(_run(model, message, inputs, outputs))
+        channel.send(run(model, message, inputs, outputs))
 
 
-def _run(model: LoadedModel, message: Run, inputs: TensorArena, outputs: TensorArena) -> Message:
+def run(model: LoadedModel, message: Run, inputs: TensorArena, outputs: TensorArena) -> Ran | Failed:
+    """One call; its outputs are left in ``outputs``."""
     try:
         return Ran(outputs.write(model.forward(inputs.view(message.inputs))))
     except Exception as error:  # noqa: BLE001 - an engine's bug costs its batch, not the process
