@@ -1,0 +1,143 @@
+"""HTTP/2 frames (RFC 9113, sections 4, 6 and 7): their numbers, those that a server writes, and its two kinds of faults. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+
+DATA = 0
+HEADERS = 1
+PRIORITY = 2
+RST_STREAM = 3
+SETTINGS = 4
+PUSH_PROMISE = 5
+PING = 6
+GOAWAY = 7
+WINDOW_UPDATE = 8
+CONTINUATION = 9
+
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITISED = 0x20
+
+HEADER_TABLE_SIZE = 1
+ENABLE_PUSH = 2
+MAX_CONCURRENT_STREAMS = 3
+INITIAL_WINDOW_SIZE = 4
+MAX_FRAME_SIZE = 5
+MAX_HEADER_LIST_SIZE = 6
+
+HEADER = struct.Struct(">HBBBI")
+"""A frame's header: length (upper 16 bits, lower 8), type, flags, stream."""
+SETTING = struct.Struct(">HI")
+UINT32 = struct.Struct(">I")
+GOAWAY_HEAD = struct.Struct(">II")
+
+MAX_STREAM_ID = MAX_WINDOW = (1 << 31) - 1
+DEFAULT_WINDOW = 65535
+DEFAULT_TABLE_SIZE = 4096
+MIN_FRAME_SIZE = 1 << 14
+MAX_FRAME_SIZE_LIMIT = (1 << 24) - 1
+
+SETTINGS_ACK = HEADER.pack(0, 0, SETTINGS, ACK, 0)
+
+
+class ErrorCode(IntEnum):
+    """RFC 9113, section 7."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class ConnectionFault(Exception):
+    """The connection cannot go on: it ends with GOAWAY."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class StreamFault(Exception):
+    """One stream cannot go on: it ends with RST_STREAM."""
+
+    def __init__(self, stream_id: int, code: ErrorCode) -> None:
+        super().__init__(f"stream {stream_id}: {code.name}")
+        self.stream_id = stream_id
+        self.code = code
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """One frame; ``payload`` has less than 2**24 bytes."""
+    size = len(payload)
+    return HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
+
+
+def settings(values: Mapping[int, int]) -> bytes:
+    """SETTINGS by identifier."""
+    return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in values.items()))
+
+
+def ping(payload: bytes, flags: int = 0) -> bytes:
+    """PING, or with ``ACK`` its answer; ``payload`` has 8 bytes."""
+    return frame(PING, flags, 0, payload)
+
+
+def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
+    """GOAWAY: streams up to ``last_stream_id`` are answered."""
+    return frame(GOAWAY, 0, 0, GOAWAY_HEAD.pack(last_stream_id, code) + reason.encode())
+
+
+def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
+    """RST_STREAM."""
+    return frame(RST_STREAM, 0, stream_id, UINT32.pack(code))
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """WINDOW_UPDATE, of the connection where ``stream_id`` is 0."""
+    return frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(increment))
+
+
+def without_padding(payload: bytes, flags: int) -> bytes:
+    """What a whole HEADERS frame carries, without padding and priority. Raises ConnectionFault."""
+    start, stop = 0, len(payload)
+    if flags & PADDED:
+        if not stop:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the length of its padding")
+        start, stop = 1, stop - payload[0]
+    if flags & PRIORITISED:
+        start += 5
+    if start > stop:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding or priority that exceed their frame")
+    return payload[start:stop]
+
+
+def parse_settings(payload: bytes) -> list[tuple[int, int]]:
+    """Identifiers and values of SETTINGS, all of them allowed ones or unknown. Raises ConnectionFault."""
+    check(len(payload) % SETTING.size == 0, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
+    values = list(SETTING.iter_unpack(payload))
+    for name, value in values:
+        if name == INITIAL_WINDOW_SIZE:
+            check(value <= MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window beyond the largest")
+        elif name == MAX_FRAME_SIZE:
+            is_allowed = MIN_FRAME_SIZE <= value <= MAX_FRAME_SIZE_LIMIT
+            check(is_allowed, ErrorCode.PROTOCOL_ERROR, "a size of frames out of bounds")
+        elif name == ENABLE_PUSH:
+            check(value <= 1, ErrorCode.PROTOCOL_ERROR, "a setting that is neither 0 nor 1")
+    return values
+
+
+def check(is_so: bool, code: ErrorCode, otherwise: str) -> None:
+    """Raise ConnectionFault unless ``is_so``."""
+    if not is_so:
+        raise ConnectionFault(code, otherwise)
