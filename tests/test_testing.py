@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Engine, LoadedModel
+from penstock.engines.base import Engine, LoadedModel, StreamingModel
 from penstock.errors import Unavailable
 from penstock.tensor import DataType
-from penstock.testing import FakeEngine, assert_tensors_close
+from penstock.testing import FakeEngine, FakeStreamingModel, assert_tensors_close
 
 _ARTIFACT = Artifact.from_bytes(b"any", Format.ONNX)
 
@@ -55,3 +55,16 @@ def test_equal_tensors_of_every_datatype_are_close(datatype: DataType) -> None:
 def test_differences_are_told(actual: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_tensors_close(actual, {"y": np.ones(2)})
+
+
+def test_the_fake_decoupled_model_answers_row_by_row_and_counts_what_ended() -> None:
+    model: StreamingModel = FakeStreamingModel()
+    assert isinstance(model, StreamingModel)
+    assert not isinstance(FakeEngine().load(_ARTIFACT, {}), StreamingModel)
+    answers = [answer["y"].tolist() for answer in model.stream({"x": np.array([[1, 2], [3, 4]], np.float32)})]
+    assert answers == [[[2, 4]], [[6, 8]]]
+    assert isinstance(model, FakeStreamingModel)
+    assert (len(model.calls), model.closed) == (1, 1)
+    model.unload()
+    with pytest.raises(Unavailable):
+        next(model.stream({}))
