@@ -17,10 +17,13 @@ from penstock.clock import ManualClock, SystemClock
 from penstock.online.repository.manager import Repository
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
+from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http_connection import Connection, Shared
+from penstock.online.server.http_connection import Connection
+from penstock.online.server.http_shared import Shared
 from penstock.online.server.listener import Endpoint, Listener
 from penstock.online.server.shared_memory import SharedMemory
+from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
@@ -93,10 +96,12 @@ class GatedServer:
         handle = make_handle(self.model, max_queue=self._config.max_queue)
         handle.start()
         repository.add(handle)
-        self.dataplane = DataPlane(repository, SystemClock(), SharedMemory(enabled=True), Tracer(TraceSettings()))
+        shared_memory, tracer = SharedMemory(enabled=True), Tracer(TraceSettings())
+        self.dataplane = DataPlane(repository, SystemClock(), shared_memory, tracer)
+        control = ControlPlane(repository, shared_memory, tracer, LogSettings(), Alone())
         self.connections = Connections(self._config.max_connections)
         self.listener = Listener(self.connections, self._config, self.clock)
-        shared = Shared(self.dataplane, self._config, self.connections)
+        shared = Shared(self.dataplane, control, self._config, self.connections)
         self.address = await self.listener.listen(
             Endpoint(host=self._config.host, port=self._config.http_port, http=lambda: Connection(shared))
         )

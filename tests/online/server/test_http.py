@@ -47,7 +47,8 @@ def client(shared: GatedServer) -> Iterator[Client]:
         (infer(shape=[9, 2], data=[0] * 18), 400, "batch-size must be <= 8 for 'm'"),
         (infer(shape=[1, 1 << 40]), 400, "needs 1099511627776 elements"),
         (infer(headers="Inference-Header-Content-Length: 9999\r\n"), 400, "said to have 9999 bytes"),
-        (infer(headers="Content-Encoding: gzip\r\n"), 501, "compressed"),
+        (infer(headers="Content-Encoding: gzip\r\n"), 400, "the body is not gzip"),
+        (infer(headers="Content-Encoding: br\r\n"), 501, "Content-Encoding"),
         (infer(headers="Content-Encoding: identity\r\n"), 200, None),
         (infer(headers="Upgrade: h2c\r\n"), 200, None),
     ],
@@ -403,4 +404,4 @@ def test_an_answer_that_cannot_be_encoded_is_told(caplog: pytest.LogCaptureFixtu
         assert (answer.status, answer.error) == (500, "internal error")
         server.model._forward = double
         assert client.ask(infer(1)).data == [2, 0]
-    assert "the answer could not be encoded" in caplog.text
+    assert "request failed" in caplog.text

@@ -31,8 +31,10 @@ from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
+from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http_connection import Connection, Shared
+from penstock.online.server.http_connection import Connection
+from penstock.online.server.http_shared import Shared
 from penstock.online.server.listener import Endpoint, Listener
 from penstock.online.server.recording import Recording
 from penstock.online.server.shared_memory import SharedMemory
@@ -112,7 +114,10 @@ class Application:
     async def _listen(self) -> str:
         config = self._config
         try:
-            shared = Shared(self._dataplane, config, self._connections)
+            control = ControlPlane(
+                self._repository, self._shared_memory, self._recording.tracer, self._recording.log, Alone()
+            )
+            shared = Shared(self._dataplane, control, config, self._connections)
             endpoint = Endpoint(host=config.host, port=config.http_port, http=lambda: Connection(shared))
             host, port = await self._listener.listen(endpoint)
         except (OSError, UnicodeError) as error:  # the latter from a name that cannot be one

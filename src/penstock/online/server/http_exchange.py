@@ -1,102 +1,226 @@
-"""One request of an HTTP connection, from parsed to its answer: routed, handed to the data plane, encoded."""
+"""One request of an HTTP connection, from parsed to its answer: handed to who answers it, and its inference encoded."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Container
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import orjson
 
 from penstock.errors import Code, PenstockError
-from penstock.online.server import oip, status
-from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http_answer import JSON
-from penstock.online.server.routes import Action, Route
-from penstock.request import Outcome
+from penstock.online.server import compression, status
+from penstock.online.server.answer_form import TEXT, AnswerForm
+from penstock.online.server.auth import Access
+from penstock.online.server.classification import classify_outputs
+from penstock.online.server.flight import Pending
+from penstock.online.server.http_answer import JSON, Answer
+from penstock.online.server.http_head import Head
+from penstock.online.server.oip_answer import encode_error
+from penstock.online.server.oip_request import Body
+from penstock.online.server.routes import Needs, Route
+from penstock.request import InferRequest, Outcome
+from penstock.tensor import Buffer
+
+if TYPE_CHECKING:
+    from penstock.online.server.http_line import Line
 
 _log = logging.getLogger(__name__)
 
-Reply = Callable[["Exchange", int, bytes, bytes], None]
-"""``(exchange, status, headers, body)``; headers are lines with their ends."""
+_MIN_COMPRESSED = 1024
+_INLINE_BYTES = 1024
+"""More than this, compressed or not, is left to another thread."""
+_RETRY_AFTER_S = 1.0
+_BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """A request as received; ``reply`` is called once with its answer, and ``answer`` holds that until it can be written."""
+    """A request as received. It is answered once, in whole or as a stream."""
 
-    reply: Reply
-    keep_alive: bool
-    method: bytes = b""
-    url: bytes = b""
-    body: bytes | bytearray = b""
-    json_length: int | None = None
-    compressed: bool = False
-    binary: Container[str] = oip.NONE
-    answer: bytes | None = None
+    line: Line
+    head: Head
+    body: Body = b""
+    keep_alive: bool = True
+    reserved_bytes: int = 0
+    """Of the server's budget for bodies; the connection gives them back with the answer."""
+    client: str = ""
+    """The name under which the caller is known."""
+    form: AnswerForm = TEXT
+    pending: Pending | None = None
+    """The inference, which can be cancelled."""
+    answer: Answer | None = None
+    """What is to be written when its turn comes."""
+    is_streaming: bool = False
+    """Whether more pieces of its answer may follow."""
 
-    def run(self, route: Route, dataplane: DataPlane) -> None:
+    def run(self) -> None:
         """Have it answered, now or later."""
         try:
-            if route.action is Action.INFER and self.method == b"POST":
-                if self.compressed:
-                    self.fail_with(501, "compressed requests are not supported", b"Accept-Encoding: identity\r\n")
-                    return
-                request, self.binary = oip.decode_infer(route.model, route.version, self.body, self.json_length)
-                # The arrays hold on to the body as long as they need it.
-                self.body = b""
-                dataplane.infer(request, self.done)
+            head = self.head
+            handler = head.handler
+            if handler is None:
+                self._explain_route(head.route)
+                return
+            if self.line.shared.access is not None:
+                self._identify(head, self.line.shared.access)
+            if head.encoding:
+                self._decompress(head.encoding)
             else:
-                self._answer(route, dataplane)
-        except PenstockError as error:
-            self.fail(error)
-        except Exception:  # noqa: BLE001 - a bug of ours must not take the other requests with it
-            _log.exception("request failed")
-            self.fail(PenstockError("internal error"))
+                handler(self, head.route)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the other requests with it
+            self.fail(self.as_error(error))
 
-    def done(self, outcome: Outcome) -> None:
-        """Answer an inference request."""
-        if isinstance(outcome, PenstockError):
-            self.fail(outcome)
+    def cancel(self) -> None:
+        """The client is gone: whatever has not begun need not."""
+        if self.pending is not None:
+            self.pending.cancel()
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """``work`` answers; what it raises is the answer otherwise."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001 - as in ``run``
+                self.fail(self.as_error(error))
+
+        self.line.shared.start(run())
+
+    def reply(self, status: int, headers: bytes, body: bytes = b"", tensors: Sequence[Buffer] = ()) -> None:
+        """Answer; compressed, if the client likes that and there is enough of it."""
+        if self.form.lease is not None:
+            self.form.release()
+        encoding = self.head.accepted
+        if not encoding:
+            self.line.answered(self, status, headers, body, tensors)
             return
-        try:
-            json_length, body = oip.encode_infer(outcome, self.binary)
-        except PenstockError as error:
-            self.fail(error)
+        parts = (body, *tensors)
+        size = sum(map(len, parts))
+        if size < _MIN_COMPRESSED:
+            self.line.answered(self, status, headers, body, tensors)
             return
-        except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
-            _log.exception("the answer could not be encoded")
-            self.fail(PenstockError("internal error"))
-            return
-        if json_length is None:
-            self.reply(self, 200, JSON, body)
-        else:
-            headers = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % json_length
-            self.reply(self, 200, headers, body)
+        headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
+        self.later(self._compress(status, headers, parts, encoding))
+
+    def reply_json(self, content: Any) -> None:
+        """Answer with ``content``."""
+        self.reply(200, JSON, orjson.dumps(content))
+
+    def reply_empty(self, status: int = 200) -> None:
+        self.reply(status, JSON)
 
     def fail(self, error: PenstockError) -> None:
         """Answer that the request failed."""
-        retry = b"Retry-After: 1\r\n" if error.code is Code.UNAVAILABLE else b""
-        self.fail_with(status.HTTP[error.code], str(error), retry)
+        headers = b""
+        if error.code in _BUSY:
+            seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
+            headers = b"Retry-After: %d\r\n" % max(1, math.ceil(seconds))
+        elif error.code is Code.UNAUTHENTICATED:
+            headers = b"WWW-Authenticate: Bearer\r\n"
+        code = 413 if isinstance(error, compression.TooLarge) else status.HTTP[error.code]
+        self.fail_with(code, str(error), headers)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
         """Answer with ``message``; to HEAD without, since its answer has no body."""
-        self.reply(self, status, JSON + headers, b"" if self.method == b"HEAD" else oip.encode_error(message))
+        self.reply(status, JSON + headers, b"" if self.head.method == b"HEAD" else encode_error(message))
 
-    def _answer(self, route: Route, dataplane: DataPlane) -> None:
-        if route.action is Action.UNKNOWN:
-            self.fail_with(404, "Not Found")
-        elif self.method != route.method:
-            self.fail_with(405, "Method Not Allowed", b"Allow: %b\r\n" % route.method)
-        elif route.action is Action.LIVE:
-            self.reply(self, 200, JSON, b"")
-        elif route.action is Action.READY:
-            self.reply(self, 200 if dataplane.ready else 400, JSON, b"")
-        elif route.action is Action.MODEL_READY:
-            if dataplane.model_ready(route.model, route.version):
-                self.reply(self, 200, JSON, b"")
-            else:
-                self.fail_with(400, "Model version not ready")
-        elif route.action is Action.SERVER_METADATA:
-            self.reply(self, 200, JSON, orjson.dumps(dataplane.server_metadata()))
+    def as_error(self, error: Exception) -> PenstockError:
+        """``error`` as the client may know it."""
+        if isinstance(error, PenstockError):
+            return error
+        _log.error("request failed", exc_info=error)
+        return PenstockError("internal error")
+
+    def introduce(self, request: InferRequest) -> None:
+        """Say in ``request`` who asks, and on whose behalf."""
+        request.client = self.client
+        head = self.head
+        if head.traceparent:
+            request.traceparent, request.tracestate = head.traceparent, head.tracestate
+
+    def _identify(self, head: Head, access: Access) -> None:
+        route = head.route
+        if route.needs is Needs.NOTHING:
+            return
+        self.client = access.identify(head.credential)
+        if route.needs is Needs.ADMIN:
+            access.require_admin(self.client)
+        elif route.model:
+            access.check(self.client, route.model)
+
+    def _explain_route(self, route: Route) -> None:
+        if route.handlers:
+            allow = b", ".join(sorted(route.handlers))
+            self.fail_with(405, "Method Not Allowed", b"Allow: %b\r\n" % allow)
         else:
-            self.reply(self, 200, JSON, orjson.dumps(dataplane.model_metadata(route.model, route.version)))
+            self.fail_with(404, "Not Found")
+
+    def _decompress(self, encoding: bytes) -> None:
+        if not compression.knows(encoding):
+            accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
+            self.fail_with(501, "the Content-Encoding of the body is not known: use gzip, deflate or none", accept)
+            return
+        limit = self.line.shared.config.max_request_bytes
+        if len(self.body) <= _INLINE_BYTES:
+            self._run_decompressed(compression.decompress(self.body, encoding, limit))
+        else:
+            self.later(self._decompress_on_thread(encoding, limit))
+
+    async def _decompress_on_thread(self, encoding: bytes, limit: int) -> None:
+        self._run_decompressed(await _on_thread(lambda: compression.decompress(self.body, encoding, limit)))
+
+    def _run_decompressed(self, body: Body) -> None:
+        self.reserved_bytes += self.line.shared.reserve(len(body), self.reserved_bytes)
+        self.body = body
+        handler = self.head.handler
+        assert handler is not None
+        handler(self, self.head.route)
+
+    async def _compress(self, status: int, headers: bytes, parts: Sequence[Buffer], encoding: bytes) -> None:
+        body = await _on_thread(lambda: compression.compress(parts, encoding))
+        self.line.answered(self, status, headers, body)
+
+
+def infer(exchange: Exchange, route: Route) -> None:
+    """``POST .../infer``."""
+    shared = exchange.line.shared
+    request, form = shared.decode(route.model, route.version, exchange.body, exchange.head.json_length)
+    exchange.form = form
+    # The arrays hold on to the body as long as they need it.
+    exchange.body = b""
+    if exchange.client or exchange.head.traceparent:
+        exchange.introduce(request)
+
+    def done(outcome: Outcome) -> None:
+        answer(exchange, request, outcome)
+
+    exchange.pending = shared.dataplane.infer(request, done)
+
+
+def answer(exchange: Exchange, request: InferRequest, outcome: Outcome) -> None:
+    """Encode the outcome of an inference request."""
+    if isinstance(outcome, PenstockError):
+        exchange.fail(outcome)
+        return
+    shared = exchange.line.shared
+    form = exchange.form
+    try:
+        if form.classification:
+            batched = shared.dataplane.is_batched(request.model_name, request.model_version)
+            labels = shared.dataplane.labels(request.model_name, request.model_version)
+            classify_outputs(outcome, form.classification, batched, labels)
+        headers, text, tensors = shared.encode(outcome, form)
+    except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+        exchange.fail(exchange.as_error(error))
+        return
+    if exchange.head.accepted or form.lease is not None:
+        exchange.reply(200, headers, text, tensors)
+    else:
+        exchange.line.answered(exchange, 200, headers, text, tensors)
+
+
+async def _on_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)

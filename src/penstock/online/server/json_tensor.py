@@ -1,0 +1,119 @@
+"""Tensors as the Open Inference Protocol writes them in JSON: a list of values, flat in answers, flat or nested in requests.
+
+BYTES are strings. FP16 and BF16 have no such form. Of infinities and NaN the bare words ``Infinity`` and ``NaN`` are
+written, which JSON does not have but clients read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from penstock.errors import InvalidArgument
+from penstock.tensor import Array, DataType, as_bytes, element_count
+
+_MAX_PACKERS = 1024
+
+
+class _Form(msgspec.Struct):
+    """How one datatype is read."""
+
+    dtype: Any
+    letter: str
+    """Of ``struct``; empty for BYTES."""
+    kind: Any
+    """The type of its elements in a list."""
+    packers: dict[int, struct.Struct] = {}
+    """By number of elements; bounded."""
+
+
+_FORMS = {
+    "BOOL": _Form(DataType.BOOL.dtype, "?", list[bool]),
+    "UINT8": _Form(DataType.UINT8.dtype, "B", list[int]),
+    "UINT16": _Form(DataType.UINT16.dtype, "H", list[int]),
+    "UINT32": _Form(DataType.UINT32.dtype, "I", list[int]),
+    "UINT64": _Form(DataType.UINT64.dtype, "Q", list[int]),
+    "INT8": _Form(DataType.INT8.dtype, "b", list[int]),
+    "INT16": _Form(DataType.INT16.dtype, "h", list[int]),
+    "INT32": _Form(DataType.INT32.dtype, "i", list[int]),
+    "INT64": _Form(DataType.INT64.dtype, "q", list[int]),
+    "FP32": _Form(DataType.FP32.dtype, "f", list[float]),
+    "FP64": _Form(DataType.FP64.dtype, "d", list[float]),
+    "BYTES": _Form(DataType.BYTES.dtype, "", list[str]),
+}
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], values: list[Any], is_checked: bool = False) -> Array:
+    """``values`` as input ``name``, ``datatype`` by its name; they may be nested in any way, only their number is checked.
+
+    ``is_checked`` tells that they are known to be of the datatype's kind. Raises InvalidArgument.
+    """
+    form = _FORMS.get(datatype)
+    if form is None:
+        raise InvalidArgument(f"input '{name}': {datatype} has no JSON form", "send it as binary data, or as FP32")
+    if values and type(values[0]) is list:
+        values = _flatten(name, values)
+    # Before anything of the declared shape is made: the count is what the body really holds.
+    count = math.prod(shape)
+    if len(values) != count:
+        raise InvalidArgument(
+            f"input '{name}' of shape {list(shape)} needs {count} elements, but 'data' has {len(values)}"
+        )
+    if not count:
+        # The body bounds every other shape, but an empty one may still have dimensions beyond addressing.
+        element_count(shape)
+    try:
+        if not is_checked:
+            # Packing alone would take true for 1.
+            values = msgspec.convert(values, form.kind)
+        if not form.letter:
+            array = np.empty(count, np.object_)
+            array[:] = [value.encode() for value in values]
+            return array.reshape(shape)
+        packer = form.packers.get(count)
+        if packer is None:
+            if len(form.packers) >= _MAX_PACKERS:
+                form.packers.clear()
+            packer = form.packers[count] = struct.Struct(f"<{count}{form.letter}")
+        # Three times as fast as np.array, which would also turn what is out of range into infinity.
+        return np.ndarray(shape, form.dtype, packer.pack(*values))
+    except (OverflowError, struct.error, msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"the data of input '{name}' do not fit {datatype}: {error}") from None
+
+
+def to_json(name: str, array: Array) -> bytes:
+    """The values of output ``name``, flat. Raises InvalidArgument where there is no such form."""
+    if array.dtype.itemsize == 2 and (datatype := DataType.from_numpy(array.dtype)).is_float:
+        raise InvalidArgument(f"output '{name}': {datatype.value} has no JSON form", "ask for it as 'binary_data'")
+    try:
+        data = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        # Not an array that orjson knows: BYTES.
+        return _text_to_json(name, array)
+    if b"null" in data:
+        # orjson has no word for NaN and infinities.
+        data = json.dumps(array.ravel().tolist(), separators=(",", ":")).encode()
+    return data
+
+
+def _flatten(name: str, values: list[Any]) -> list[Any]:
+    while values and type(values[0]) is list:
+        if set(map(type, values)) != {list}:
+            raise InvalidArgument(f"the data of input '{name}' are nested unevenly")
+        values = list(chain.from_iterable(values))
+    return values
+
+
+def _text_to_json(name: str, array: Array) -> bytes:
+    try:
+        return orjson.dumps([as_bytes(element).decode() for element in array.ravel().tolist()])
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"output '{name}' holds bytes that are not text", "ask for it as 'binary_data'") from None
