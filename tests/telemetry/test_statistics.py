@@ -206,7 +206,7 @@ def test_merged_statistics_are_those_of_one_process_that_did_it_all(
 ) -> None:
     parts = [fed(each) for each in given]
     whole = fed([batch for each in given for batch in each])
-    whole.last_inference_ms = max(each.last_inference_ms for each in parts)
+    whole.last_inference_ns = max(each.last_inference_ns for each in parts)
     kept = [part.snapshot() for part in parts]
     assert merge([[part] for part in parts]) == [whole]
     assert parts == kept
@@ -214,7 +214,7 @@ def test_merged_statistics_are_those_of_one_process_that_did_it_all(
 
 def test_merging_sums_everything_but_moments_and_names() -> None:
     one, other = two_batches(), two_batches()
-    one.last_inference_ms, other.last_inference_ms = 5, 4
+    one.last_inference_ns, other.last_inference_ns = 5, 4
     one.load_s, other.load_s = 0.5, 2.0
     one.pending, other.pending = 2, 3
     for each in (one, other):
@@ -228,7 +228,7 @@ def test_merging_sums_everything_but_moments_and_names() -> None:
     assert first == stranger
     assert first is not stranger
     assert (merged.name, merged.version) == ("m", "3")
-    assert (merged.last_inference_ms, merged.load_s, merged.pending) == (5, 2.0, 5)
+    assert (merged.last_inference_ns, merged.load_s, merged.pending) == (5, 2.0, 5)
     assert merged.success.count == 8
     assert merged.failures[Failure.CANCELED] == 2
     assert merged.batches[5].count == 2

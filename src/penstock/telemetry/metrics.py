@@ -74,7 +74,7 @@ MODEL_VALUES: tuple[tuple[Family, Callable[[ModelStatistics], Value]], ...] = (
         Family(
             "nv_inference_request_duration_us", "counter", "Total duration of the requests answered, in microseconds"
         ),
-        lambda model: model.success.ns // 1000,
+        lambda model: model.success_ns // 1000,
     ),
     (
         Family(
@@ -139,7 +139,7 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
     (
         Family("penstock_request_duration_seconds", "histogram", "Requests answered, by duration"),
         tuple(bound / 1e9 for bound in BOUNDS_NS),
-        lambda model: (model.request_buckets, model.success.ns / 1e9),
+        lambda model: (model.request_buckets, model.success_ns / 1e9),
     ),
     (
         Family("penstock_queue_duration_seconds", "histogram", "Requests answered, by the time that they waited"),
@@ -180,7 +180,7 @@ MODEL_SUMMARIES: tuple[tuple[Family, Callable[[RecentDurations, ModelStatistics]
         Family(
             "nv_inference_request_summary_us", "summary", "Durations of requests in the last minute, in microseconds"
         ),
-        lambda recent, model: (recent.request, model.success.count, model.success.ns),
+        lambda recent, model: (recent.request, model.success.count, model.success_ns),
     ),
     (
         Family("nv_inference_queue_summary_us", "summary", "Waiting times in the last minute, in microseconds"),

@@ -22,10 +22,10 @@ def lines(page: bytes) -> dict[str, str]:
 
 
 def test_the_page_of_one_process() -> None:
-    models = [ModelStatistics("m", "1", inference_count=5)]
+    models = [ModelStatistics("m", "1", pending=5)]
     page = MetricsPage(lambda: models, lambda: {"http": 2}, lambda: 99, lambda: 3)
     before = lines(page.render())
-    assert before['nv_inference_count{model="m",version="1"}'] == "5"
+    assert before['nv_inference_pending_request_count{model="m",version="1"}'] == "5"
     assert before['penstock_connections{protocol="http"}'] == "2"
     assert before["penstock_inflight_bytes"] == "99"
     assert before["penstock_records_dropped_total"] == "3"
@@ -38,16 +38,16 @@ def test_the_page_of_one_process() -> None:
 
 
 def test_the_page_of_several_processes_shows_the_sums() -> None:
-    own = MetricsPage(lambda: [ModelStatistics("m", "1", inference_count=5)], lambda: {"http": 2}, lambda: 9)
+    own = MetricsPage(lambda: [ModelStatistics("m", "1", pending=5)], lambda: {"http": 2}, lambda: 9)
     other = MetricsPage(
-        lambda: [ModelStatistics("m", "1", inference_count=6), ModelStatistics("n", "1")],
+        lambda: [ModelStatistics("m", "1", pending=6), ModelStatistics("n", "1")],
         lambda: {"http": 1, "h2": 4},
         lambda: 90,
     )
     sent = msgspec.msgpack.encode(other.report())
     shown = lines(own.render([msgspec.msgpack.decode(sent, type=Report)]))
-    assert shown['nv_inference_count{model="m",version="1"}'] == "11"
-    assert shown['nv_inference_count{model="n",version="1"}'] == "0"
+    assert shown['nv_inference_pending_request_count{model="m",version="1"}'] == "11"
+    assert shown['nv_inference_pending_request_count{model="n",version="1"}'] == "0"
     assert shown['penstock_connections{protocol="http"}'] == "3"
     assert shown['penstock_connections{protocol="h2"}'] == "4"
     assert shown["penstock_inflight_bytes"] == "99"
