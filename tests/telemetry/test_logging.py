@@ -145,3 +145,8 @@ def test_a_file_that_cannot_be_written_is_known_at_the_start(tmp_path: Path, log
     with pytest.raises(OSError, match="No such file"):
         LogSettings(LogSetting(log_file=str(tmp_path / "missing" / "log")), logger).start()
     assert logger.handlers == []
+
+
+def test_what_was_shown_may_be_sent_back() -> None:
+    settings = LogSettings(LogSetting(log_file="log"))
+    assert settings.update(settings.get()) == settings.get()

@@ -106,3 +106,31 @@ def test_what_is_wrong_is_refused_and_changes_nothing(given: dict[str, Any], mes
 def test_the_mode_is_the_same_for_all_models() -> None:
     with pytest.raises(InvalidArgument, match="the same for all models"):
         TraceSettings().update("m", {"trace_mode": "opentelemetry"})
+
+
+def test_what_was_shown_may_be_sent_back() -> None:
+    settings = TraceSettings(TraceSetting(trace_file="t.json", trace_mode="opentelemetry"))
+    for model in ("", "m"):
+        assert settings.update(model, settings.get(model)) == settings.get()
+
+
+def test_a_model_keeps_what_it_was_given_even_if_it_was_the_global_value() -> None:
+    settings = TraceSettings()
+    settings.update("m", {"trace_rate": "1000"})
+    settings.update("", {"trace_rate": "5"})
+    assert settings.get("m")["trace_rate"] == "1000"
+
+
+def test_the_changes_of_one_are_taken_by_another() -> None:
+    initial = TraceSetting(trace_file="t.json")
+    one, other = TraceSettings(initial), TraceSettings(initial)
+    one.update("", {"trace_level": ["TIMESTAMPS"], "trace_count": "9"})
+    one.update("m", {"trace_rate": "5"})
+    one.update("n", {"trace_rate": "5"})
+    one.update("n", {"trace_rate": None})
+    changes = one.changes()
+    assert changes == {"": {"trace_level": ["TIMESTAMPS"], "trace_count": "9"}, "m": {"trace_rate": "5"}}
+    for model, each in changes.items():
+        other.update(model, each)
+    assert other.changes() == changes
+    assert other.get("m") == one.get("m")

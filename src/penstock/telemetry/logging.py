@@ -63,7 +63,9 @@ class LogSettings:
 
     def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change some and return all. Raises InvalidArgument, and then changes nothing."""
-        values = {name: _read(name, value) for name, value in changes.items()}
+        # The file may not be changed, but it may be sent back as it was shown.
+        kept = {"log_file": self._setting.log_file}.items()
+        values = {name: _read(name, value) for name, value in changes.items() if (name, value) not in kept}
         self._setting = msgspec.structs.replace(self._setting, **values)
         self._apply()
         return self.get()

@@ -12,6 +12,8 @@ from penstock.errors import InvalidArgument
 _MODES = ("triton", "opentelemetry")
 _LEVELS = ("OFF", "TIMESTAMPS")
 _LARGEST = 2**31 - 1
+_FIXED = ("trace_file", "trace_mode")
+"""Of these the one that is in force is always accepted."""
 
 
 class TraceSetting(msgspec.Struct, frozen=True):
@@ -71,6 +73,9 @@ class TraceSettings:
         None clears a value: a model has the global one again, the global one is as the server was started. Raises
         InvalidArgument, and then changes nothing.
         """
+        # What a client may not change it may still send back as it was shown.
+        shown = self.get(model)
+        changes = {name: value for name, value in changes.items() if name not in _FIXED or value != shown[name]}
         read = {name: None if value is None else _read(name, value, model) for name, value in changes.items()}
         own = self._models.get(model, {}) if model else self._global
         own = {name: value for name, value in (own | read).items() if value is not None}
@@ -81,6 +86,15 @@ class TraceSettings:
         else:
             self._models.pop(model, None)
         return self.get(model)
+
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """What differs from the start, by model, the global setting under the empty name; ``update`` takes each of them."""
+        own = {"": self._global, **self._models}
+        return {
+            model: {name: shown for name, shown in self.get(model).items() if name in changed}
+            for model, changed in own.items()
+            if changed
+        }
 
     @property
     def is_on(self) -> bool:

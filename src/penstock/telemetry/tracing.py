@@ -108,6 +108,10 @@ class Tracer:
         self._refresh()
         return result
 
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """All settings that were changed since the start, by model; another tracer's ``settings`` takes them."""
+        return self._settings.changes()
+
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:
         """Call where ``enabled`` for every request, before it is looked at; None if it is not to be recorded."""
         parent = TraceContext.parse(traceparent, tracestate) if traceparent else None
