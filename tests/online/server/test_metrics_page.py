@@ -102,7 +102,8 @@ def test_the_worst_lag_since_it_was_last_asked() -> None:
 def test_a_real_loop_is_asked_without_end_until_it_is_stopped() -> None:
     async def main() -> int:
         lag = LoopLag(asyncio.get_running_loop())
-        page = MetricsPage(list, lag=lag)
+        page = MetricsPage(list)
+        page.lag = lag
         lag.start()
         await asyncio.sleep(0)
         lag.stop()

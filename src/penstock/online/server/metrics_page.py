@@ -63,14 +63,14 @@ class MetricsPage:
         connections: Callable[[], Mapping[str, int]] = dict,
         inflight_bytes: Callable[[], int] | None = None,
         dropped_records: Callable[[], int] = int,
-        lag: LoopLag | None = None,
     ) -> None:
         """``statistics``: of the models that there are now; ``connections``: how many are open, by protocol."""
         self._statistics = statistics
         self._connections = connections
         self._inflight_bytes = inflight_bytes
         self._dropped_records = dropped_records
-        self._lag = lag
+        self.lag: LoopLag | None = None
+        """Set once there is a loop to measure."""
         self._machine = MachineMeter()
         self._started_s = time.time()
 
@@ -80,7 +80,7 @@ class MetricsPage:
             version=__version__,
             started_s=self._started_s,
             process=process_usage(),
-            loop_lag_s=self._lag.take() if self._lag else None,
+            loop_lag_s=self.lag.take() if self.lag else None,
             connections=dict(self._connections()),
             inflight_bytes=self._inflight_bytes() if self._inflight_bytes else None,
             dropped_records=self._dropped_records(),
