@@ -51,6 +51,8 @@ class Shared:
 class Connection(ServerConnection):
     """One client."""
 
+    protocol = "HTTP/2"
+
     __slots__ = (
         "_discarding",
         "_outbox",

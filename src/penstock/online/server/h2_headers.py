@@ -71,8 +71,8 @@ class Head(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     encoding: bytes = b""
     content_length: int | None = None
-    is_plain: bool = False
-    """Whether it is for a method that takes one message, and says nothing of its size."""
+    is_unary: bool = False
+    """Whether it is for a method that takes one message."""
 
 
 class _CountingTable(HeaderTable):
@@ -162,14 +162,13 @@ class HeaderReader:
             return Head(metadata, refusal=RESPONSE + accepted + trailers(error), content_length=content_length)
         timeout = fields.get(b"grpc-timeout")
         timeout_s = None if timeout is None else grpc_headers.parse_timeout(timeout)
-        is_plain = method.unary is not None and content_length is None
         return Head(
             metadata,
             method,
             timeout_s=timeout_s,
             encoding=encoding,
             content_length=content_length,
-            is_plain=is_plain,
+            is_unary=method.unary is not None,
         )
 
 

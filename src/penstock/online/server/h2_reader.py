@@ -13,6 +13,8 @@ from penstock.online.server.h2_frames import ConnectionFault, ErrorCode, StreamF
 from penstock.online.server.h2_guard import Guard
 from penstock.online.server.sniffer import PREFACE
 
+_HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
+
 
 class FrameHandler(Protocol):
     """What a connection does with frames. Each may raise ConnectionFault, or StreamFault, which comes back to ``on_fault``."""
@@ -97,7 +99,7 @@ class FrameReader:
             self.progress += 1
         self._rest = data[position:]
 
-    def _walk(self, data: bytes, position: int) -> int:
+    def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
         """Handle all frames from ``position`` on that are whole, or of DATA; returns where they end."""
         handler, unpack, end = self._handler, h2.HEADER.unpack_from, len(data)
         while end - position >= 9:
@@ -126,7 +128,9 @@ class FrameReader:
                         raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of type {kind} with {size} bytes")
                     break
                 position = stop
-                if kind in (h2.HEADERS, h2.CONTINUATION):
+                if kind == h2.HEADERS and flags & _HEADERS_FLAGS == h2.END_HEADERS and stream_id:
+                    handler.on_headers(stream_id, bool(flags & h2.END_STREAM), data[start:stop])
+                elif kind in (h2.HEADERS, h2.CONTINUATION):
                     self._headers(kind, flags, stream_id, data[start:stop])
                 else:
                     handler.on_control(kind, flags, stream_id, data[start:stop])

@@ -95,7 +95,12 @@ class Session:
         content = stop - start
         if ended and stream.is_untouched and content >= PREFIX.size:
             flag, length = PREFIX.unpack_from(data, start)
-            if length == content - PREFIX.size and length <= self.max_message_bytes:
+            said = stream.head.content_length
+            if (
+                length == content - PREFIX.size
+                and length <= self.max_message_bytes
+                and (said is None or said == content)
+            ):
                 # What nearly always holds, and the same as receiving it: the only message, whole.
                 stream.half_closed = True
                 start += PREFIX.size
@@ -130,7 +135,7 @@ class Session:
             if not ended:
                 self._end_early(stream_id, ErrorCode.NO_ERROR)
             return
-        stream = Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, head.is_plain)
+        stream = Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, head.is_unary)
         self.streams[stream_id] = stream
         if head.timeout_s is not None:
             stream.deadline = Deadline.after(head.timeout_s, self._clock)

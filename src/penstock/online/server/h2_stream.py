@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -75,7 +74,7 @@ class Stream(msgspec.Struct, eq=False):
     """Whether the call has its status; what is unsent is still sent."""
     gone: bool = False
     """Whether no frame is sent any more."""
-    unsent: deque[list[Buffer]] = msgspec.field(default_factory=deque)
+    unsent: list[list[Buffer]] = []
     """Messages, each in parts. Of the first one some may have been sent already: then ``is_cut``."""
     unsent_bytes: int = 0
     is_cut: bool = False
@@ -96,21 +95,15 @@ class Stream(msgspec.Struct, eq=False):
     def send(self, *parts: Buffer) -> None:
         if self.finished or self.gone:
             return
-        size = 0
-        message: list[Buffer] = [b""]
-        for part in parts:
-            if not len(part):
-                continue
-            if type(part) is not bytes:
-                part = memoryview(part).cast("B")  # noqa: PLW2901 - the same, but counted in bytes
-            size += len(part)
-            message.append(part)
-        kept = self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD
-        if kept and kept + size > self.carrier.max_unsent_bytes:
-            self.abandon(ResourceExhausted(f"more than {self.carrier.max_unsent_bytes} bytes of answers are unread"))
-            return
-        message[0] = PREFIX.pack(0, size)
-        self.unsent.append(message)
+        # Counted in bytes, whatever is viewed; an empty part would be sent over and over.
+        views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
+        size = sum(map(len, views))
+        if self.unsent:
+            kept = self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD
+            if kept + size > self.carrier.max_unsent_bytes:
+                self.abandon(ResourceExhausted(f"over {self.carrier.max_unsent_bytes} bytes of answers are unread"))
+                return
+        self.unsent.append([PREFIX.pack(0, size), *views])
         self.unsent_bytes += size + PREFIX.size
         if not self.is_ready:
             self.carrier.ready(self)
@@ -199,7 +192,7 @@ class Stream(msgspec.Struct, eq=False):
         if self.finished:
             self.carrier.reset(self, ErrorCode.CANCEL)
             return
-        rest = self.unsent.popleft() if self.is_cut else None
+        rest = self.unsent[0] if self.is_cut else None
         self.unsent.clear()
         self.unsent_bytes = 0
         if rest is not None:
@@ -241,7 +234,7 @@ class Stream(msgspec.Struct, eq=False):
                 del message[0]
                 self.is_cut = bool(message)
                 if not message:
-                    self.unsent.popleft()
+                    del self.unsent[0]
             else:
                 view = memoryview(part)
                 into.append(view[:size])
@@ -307,8 +300,7 @@ class Stream(msgspec.Struct, eq=False):
 
     def _let_go(self) -> None:
         """Drop what belongs to a call that runs."""
-        self.on_cancel = None
-        self.receiver = self.reader = self.message = None
+        self.on_cancel = self.receiver = self.reader = self.message = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
