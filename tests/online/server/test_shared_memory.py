@@ -75,7 +75,7 @@ def test_text_is_decoded_and_encoded(region: Any, memory: SharedMemory) -> None:
 
 
 def test_a_large_input_is_no_copy(region: Any, memory: SharedMemory) -> None:
-    shm.set_shared_memory_region(region, [np.zeros(8192, np.float32)])
+    shm.set_shared_memory_region(region, [np.zeros(BYTES, np.uint8)])
     lease = memory.lease()
     array = lease.array("r", 0, 32768, DataType.FP32, (8192,))
     shm.set_shared_memory_region(region, [np.ones(8192, np.float32)])
@@ -187,6 +187,7 @@ def test_by_default_it_is_on_where_clients_are_local(settings: dict[str, Any], e
 
 def test_unregister_waits_for_users_and_is_at_once_unknown_to_others(region: Any, memory: SharedMemory) -> None:
     async def story() -> None:
+        shm.set_shared_memory_region(region, [np.zeros(BYTES, np.uint8)])
         lease = memory.lease()
         array = lease.array("r", 0, 32768, DataType.FP32, (8192,))
         leaving = asyncio.ensure_future(memory.unregister("r"))

@@ -6,9 +6,9 @@ cannot supply, raises SIGBUS, which ends a process. So
 - outputs are written with ``pwrite``, which returns an error instead;
 - small inputs are read with ``pread``, which costs no more than making sure that a view of them would hold;
 - larger inputs are viewed in place only if nobody can shrink the file who could not end the server anyway: it belongs to
-  the server's user or to root, and no one else may write to it (clients create regions so). Each is looked at first with
-  ``SEEK_HOLE``, which tells a file that was cut off and pages that were never written alike; such a tensor is read with
-  ``pread`` too, and the length checked;
+  the server's user or to root, and no one else may write to it (clients create regions so). Before each use ``fstat`` tells
+  whether the file has been cut off, or has pages that were never written; then the input is read with ``pread`` too, and
+  the length checked. (``SEEK_HOLE`` would look at the tensor's pages alone, but walks all that follow them.)
 - of any other region all inputs are read with ``pread``.
 
 What stays is a client that runs as the server's own user and cuts its region off in the middle of a request.
@@ -31,8 +31,9 @@ _FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lies, not a tempo
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_KEY_BYTES = 255
 _MAX_OFFSET = 2**63 - 1
-# Up to here `pread` and `SEEK_HOLE` cost the same, under one microsecond.
-_SMALL_BYTES = 8192
+# Up to here `pread` costs no more than `fstat`.
+_SMALL_BYTES = 16 << 10
+_BLOCK_BYTES = 512
 
 
 class Region(ABC):
@@ -125,7 +126,7 @@ class SystemRegion(Region):
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def read(self, offset: int, byte_size: int) -> Buffer:
-        if byte_size > _SMALL_BYTES and self._view is not None and self._is_present(offset, byte_size):
+        if byte_size > _SMALL_BYTES and self._view is not None and self._is_whole():
             start = self._skipped + offset
             return self._view[start : start + byte_size]
         data = os.pread(self._file, byte_size, self.offset + offset)
@@ -174,12 +175,10 @@ class SystemRegion(Region):
                 raise ResourceExhausted(message, "unregister others first") from None
             raise InvalidArgument(message) from None
 
-    def _is_present(self, offset: int, byte_size: int) -> bool:
-        start = self.offset + offset
-        try:
-            return os.lseek(self._file, start, os.SEEK_HOLE) >= start + byte_size
-        except OSError:
-            return False  # the file ends before it
+    def _is_whole(self) -> bool:
+        """Whether the file is as long as it was and every page of it is there."""
+        facts = os.fstat(self._file)
+        return facts.st_blocks * _BLOCK_BYTES >= facts.st_size >= self.offset + self.byte_size
 
     def _refusal(self, reason: str) -> InvalidArgument:
         return InvalidArgument(f"failed to register shared memory region '{self.name}': {reason}")
