@@ -42,6 +42,9 @@ fmt: $(STAMP) ## bring the code into shape
 bench: $(STAMP) ## SCENARIO=name for one of them, QUICK=1 for a rough figure within a minute
 	$(BIN)/python -m benchmarks $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(QUICK),--quick)
 
+peers: $(STAMP) ## environments for the servers that the serving benchmark compares with, in .peers
+	$(BIN)/python -m benchmarks.peers.install
+
 docs: $(STAMP) ## check that every link between the documents leads somewhere
 	$(BIN)/python docs/check_links.py
 

@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.perf.http_client import Address
 
-_READY_TIMEOUT_S = 60
+_READY_TIMEOUT_S = 120
 _STOP_TIMEOUT_S = 10
+_MOST_SAID = 4000
 
 
 class Server:
-    """A running server process."""
+    """A running server: a process, and what it has started."""
 
-    def __init__(self, address: Address, pid: int, ready_s: float) -> None:
+    def __init__(self, address: Address, pid: int, ready_s: float, grpc: Address | None = None) -> None:
         self.address = address
+        self.grpc = grpc
         self.pid = pid
         self.ready_s = ready_s
         """Seconds from the start of the process to its line ``ready``."""
 
     def cpu_seconds(self) -> float:
-        """CPU time that the process has used so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """CPU time that its processes have used so far."""
+        fields = [_stat(pid) for pid in self.processes()]
+        return sum(int(one[11]) + int(one[12]) for one in fields if one) / os.sysconf("SC_CLK_TCK")
+
+    def rss_bytes(self) -> int:
+        """Memory that its processes hold, what they share counted for each."""
+        fields = [_stat(pid) for pid in self.processes()]
+        return sum(int(one[21]) for one in fields if one) * os.sysconf("SC_PAGE_SIZE")
+
+    def processes(self) -> list[int]:
+        """The process and all its descendants."""
+        parents = {pid: _stat(pid) for pid in _pids()}
+        found = [self.pid]
+        for pid in found:
+            found += [child for child, fields in parents.items() if fields and int(fields[1]) == pid]
+        return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the third on; none if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def split_cores() -> tuple[set[int], set[int]]:
@@ -66,40 +90,80 @@ def fastapi(model: Path, cores: set[int]) -> Iterator[Server]:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], cores: set[int]) -> Iterator[Server]:
-    """Python with ``arguments``, a server that prints ``ready http=HOST:PORT``. Raises RuntimeError if it does not."""
+def serving(
+    arguments: Sequence[str],
+    cores: set[int],
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """``python`` with ``arguments``, a server that prints ``ready http=HOST:PORT``. Raises RuntimeError if it does not."""
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
         with pinned(cores):
-            process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
+            process = subprocess.Popen(
+                [python, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # what the server starts can be ended with it
+            )
         try:
-            address = _await_ready(process)
-            if address is None:
+            found = _await_ready(process)
+            if found is None:
                 log.seek(0)
-                raise RuntimeError(f"{' '.join(arguments)} did not get ready:\n{log.read().decode(errors='replace')}")
-            yield Server(address, process.pid, time.perf_counter() - start)
+                said = log.read().decode(errors="replace")[-_MOST_SAID:]
+                raise RuntimeError(f"{' '.join(arguments)} did not get ready:\n{said}")
+            server = Server(found[0], process.pid, time.perf_counter() - start, found[1])
+            # Some go on printing; nobody reads it, but a full pipe would stop them.
+            threading.Thread(target=_drain, args=(process,), daemon=True).start()
+            yield server
         finally:
             _stop(process)
 
 
-def _await_ready(process: subprocess.Popen[str]) -> Address | None:
-    """The address in the line ``ready``; None if the process ends, or is ended for taking too long, before it."""
+def _await_ready(process: subprocess.Popen[str]) -> tuple[Address, Address | None] | None:
+    """The addresses in the line ``ready``, of HTTP and of gRPC; None if the process ends, or is ended for its slowness, before it."""
     timer = threading.Timer(_READY_TIMEOUT_S, process.kill)
     timer.start()
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if match := re.match(r"ready http=(\S+)", line):
-                return Address.parse(match[1])
+            if match := re.match(r"ready http=(\S+)(?: grpc=(\S+))?", line):
+                return Address.parse(match[1]), Address.parse(match[2]) if match[2] else None
     finally:
         timer.cancel()
     return None
 
 
+def _drain(process: subprocess.Popen[str]) -> None:
+    with suppress(ValueError):  # closed
+        for _ in process.stdout or ():
+            pass
+
+
 def _stop(process: subprocess.Popen[str]) -> None:
     process.terminate()
     try:
-        process.communicate(timeout=_STOP_TIMEOUT_S)
+        process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()
+    _end_group(process.pid)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _end_group(group: int) -> None:
+    """End what a server has left behind, and wait for it."""
+    end = time.monotonic() + _STOP_TIMEOUT_S
+    with suppress(ProcessLookupError):  # nobody is left
+        while time.monotonic() < end and any(
+            fields[:1] != ["Z"] and fields[2:3] == [str(group)] for fields in map(_stat, _pids())
+        ):
+            os.killpg(group, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]

@@ -1,4 +1,5 @@
-"""FastAPI + uvicorn + ONNX Runtime behind the JSON form of the Open Inference Protocol, as its users write it.
+"""FastAPI + uvicorn + ONNX Runtime behind the JSON form of the Open Inference Protocol, as its users write it; and the bytes
+of one row at ``/raw``, for tensors that nobody would write as JSON.
 
     python -m benchmarks.peers.fastapi_app model.onnx
 
@@ -20,7 +21,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import onnxruntime
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
 
@@ -43,6 +44,7 @@ class InferResponse(BaseModel):
 def make_app(session: onnxruntime.InferenceSession, url: str) -> FastAPI:
     """The application; prints the line ``ready http=…`` once it is started."""
     names = [output.name for output in session.get_outputs()]
+    first, shape = session.get_inputs()[0].name, session.get_inputs()[0].shape[1:]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -60,6 +62,11 @@ def make_app(session: onnxruntime.InferenceSession, url: str) -> FastAPI:
             for name, array in zip(names, arrays, strict=True)
         ]
         return InferResponse(model_name=model, outputs=outputs)
+
+    @app.post("/raw")
+    async def raw(request: Request) -> Response:
+        (array,) = session.run(None, {first: np.frombuffer(await request.body(), np.float32).reshape(1, *shape)})
+        return Response(array.tobytes(), media_type="application/octet-stream")
 
     return app
 

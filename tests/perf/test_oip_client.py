@@ -80,6 +80,11 @@ def test_what_json_cannot_say_is_refused_with_the_way_out() -> None:
             infer_request(ADDRESS, "m", {"x": array}, binary=False)
 
 
+def test_an_answers_parameters_may_be_null() -> None:
+    body = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"parameters":null,"data":[2.5]}]}'
+    np.testing.assert_array_equal(decode_answer(body, None)["y"], np.float32([2.5]))
+
+
 def test_bare_nan_in_an_answer_is_read() -> None:
     body = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[NaN,-Infinity]}]}'
     np.testing.assert_array_equal(decode_answer(body, None)["y"], np.float32([np.nan, -np.inf]))

@@ -123,7 +123,7 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
         offset = len(body) if json_size is None else json_size
         for output in _loads(body[:json_size])["outputs"]:
             datatype, shape = DataType(output["datatype"]), output["shape"]
-            size = output.get("parameters", {}).get("binary_data_size")
+            size = (output.get("parameters") or {}).get("binary_data_size")  # some servers write null
             if size is None:
                 outputs[output["name"]] = _array(output["data"], datatype).reshape(shape)
             else:

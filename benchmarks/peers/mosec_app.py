@@ -1,0 +1,63 @@
+"""mosec: JSON at ``/json``, raw rows of FP32 at ``/raw``, both merged into batches by its front end in Rust.
+
+    python -m benchmarks.peers.mosec_app model.onnx
+
+Of the settings tried the quickest: batches of up to 64, waited for 1 ms (0 means mosec's default of 10 ms).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+from mosec import Runtime, Server, Worker
+
+from benchmarks.peers.announce import HOST, announce_later, free_ports, session
+
+_BATCH = 64
+
+
+class Json(Worker):
+    """``{"input": [numbers]}``, by mosec's own (de)serialiser."""
+
+    def __init__(self) -> None:
+        self.session = session(os.environ["PEER_MODEL"])
+
+    def forward(self, data: list[Any]) -> list[Any]:
+        rows = np.array([one["input"] for one in data], np.float32)
+        return [{"output": row} for row in self.session.run(None, {"input": rows})[0].tolist()]
+
+
+class Raw(Json):
+    """The bytes of a row."""
+
+    def deserialize(self, data: bytes) -> Any:
+        return np.frombuffer(data, np.float32)
+
+    def serialize(self, data: Any) -> bytes:
+        return bytes(data.tobytes())
+
+    def forward(self, data: list[Any]) -> list[Any]:
+        return list(self.session.run(None, {"input": np.stack(data)})[0])
+
+
+def main() -> None:
+    """Serve the model named on the command line on a free port until told to stop."""
+    os.environ["PEER_MODEL"] = os.path.abspath(sys.argv[1])
+    (port,) = free_ports(1)
+    sys.argv = [sys.argv[0], "--address", HOST, "--port", str(port), "--log-level", "warning"]
+    server = Server()
+    server.register_runtime(
+        {
+            "/json": [Runtime(Json, num=1, max_batch_size=_BATCH, max_wait_time=1)],
+            "/raw": [Runtime(Raw, num=1, max_batch_size=_BATCH, max_wait_time=1)],
+        }
+    )
+    announce_later(port, "/")
+    server.run()
+
+
+if __name__ == "__main__":
+    main()
