@@ -62,3 +62,22 @@ def test_a_receiver_that_fails_or_asks_again_does_not_disturb_the_order() -> Non
     second(answer())
     first(answer())
     assert got == ["second", "third"]
+
+
+def test_answers_that_others_lead_to_do_not_overtake() -> None:
+    order = ArrivalOrder()
+    got: list[str] = []
+
+    def first_done(outcome: Outcome) -> None:
+        got.append("first")
+        if len(got) == 2:
+            third(Cancelled("gone"))
+
+    front = order.place(lambda outcome: got.append("front"))
+    first, second = order.place(first_done), order.place(lambda outcome: got.append("second"))
+    third = order.place(lambda outcome: got.append("third"))
+    first(answer(final=False))
+    first(answer())
+    second(answer())
+    front(answer())
+    assert got == ["front", "first", "third", "first", "second"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.clock import SystemClock
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable
 from penstock.online.scheduler.batch import merge, split
 from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy, TimeoutAction
@@ -462,3 +463,34 @@ def overload(offered_per_s: float, slo_s: float, seconds: float = 2.0) -> int:
 def test_overload_keeps_most_of_the_peak_goodput() -> None:
     peak = max(overload(offered, 0.020) for offered in (4000, 4500))
     assert overload(7500, 0.020) >= 0.9 * peak
+
+
+def test_who_has_little_time_ends_the_delay_for_all() -> None:
+    model = FakeModel()
+
+    async def main() -> list[Outcome]:
+        loop = asyncio.get_running_loop()
+        batcher = DynamicBatcher(BatchingConfig(True, 8, max_queue_delay_microseconds=60_000_000), loop)
+        instance = Instance("i", model, batcher)
+        instance.start()
+        outcomes: list[Outcome] = []
+        batcher.submit(make_request(1), 1, None, outcomes.append)
+        await asyncio.sleep(0)
+        request = make_request(2)
+        request.deadline = Deadline.after(50, SystemClock())
+        batcher.submit(request, 1, None, outcomes.append)
+        await batcher.drain()
+        batcher.stop()
+        instance.join(10)
+        return outcomes
+
+    assert [type(outcome) for outcome in asyncio.run(main())] == [InferResponse] * 2
+    assert len(model.calls) == 1
+
+
+def test_a_deadline_in_the_far_future_is_none() -> None:
+    bench = Bench(BatchingConfig(True, 8))
+    bench.submit(deadline_s=1e300)
+    bench.finish(bench.take())
+    bench.check()
+    assert not bench.loop.timers

@@ -16,6 +16,7 @@ class ArrivalOrder:
 
     def __init__(self) -> None:
         self._places: deque[_Place] = deque()
+        self._is_advancing = False
 
     def place(self, done: Done) -> Done:
         """Stands for ``done`` of the request that has just arrived: passes answers on when it is their turn.
@@ -28,14 +29,17 @@ class ArrivalOrder:
 
     def advance(self) -> None:
         """Give the answers whose turn it is."""
+        if self._is_advancing:
+            return  # a receiver led to more answers; they are given after those that are being given
+        self._is_advancing = True
         while self._places:
             first = self._places[0]
             first.give()
-            # What was given may have led to more; only the front may leave, and only once.
-            if not first.ended or first.answers:
-                return
-            if self._places and self._places[0] is first:
+            if not first.answers:
+                if not first.ended:
+                    break
                 self._places.popleft()
+        self._is_advancing = False
 
 
 class _Place:

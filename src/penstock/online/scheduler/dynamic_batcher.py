@@ -179,7 +179,7 @@ class DynamicBatcher:
         if policy.max_queue_size and level.waiting >= policy.max_queue_size:
             raise self._refused(Unavailable("Exceeds maximum queue size", "try again later"))
         if request.deadline is not None:
-            pending.deadline_ns = int(request.deadline.at * 1e9)
+            pending.deadline_ns = int(min(request.deadline.at * 1e9, NEVER))
             self._check_deadline(pending)
         timeout_ns = policy.timeout_ns(request.timeout_us)
         if timeout_ns:
@@ -238,21 +238,20 @@ class DynamicBatcher:
         """Whether an idle instance has to look: not while all are held back, and one looks soon enough by itself."""
         if not self._rules.delay_ns:
             return True
-        formed = form(self._queue.lines(), self._now_ns(), self._rules)
-        return isinstance(formed, Batch) or formed.until_ns < self._watch_ns
+        formed = self._form(self._now_ns())
+        return isinstance(formed, Batch) or bool(formed.late) or formed.until_ns < self._watch_ns
 
     def _decide(self, now_ns: int) -> tuple[Sequence[Pending], Batch | Wait]:
         """Whose time is over, and what to do with the rest."""
-        queue = self._queue
-        expired = queue.expire(now_ns) if queue.next_ns <= now_ns else ()
-        lines = queue.lines()
-        if not lines:
-            return expired, Wait()
-        latency = self.latency if self._predicts and queue.next_ns < NEVER else None
-        formed = form(lines, now_ns, self._rules, latency)
+        expired = self._queue.expire(now_ns) if self._queue.next_ns <= now_ns else ()
+        formed = self._form(now_ns)
         for pending in formed.late:
-            queue.remove(pending)
+            self._queue.remove(pending)
         return expired, formed
+
+    def _form(self, now_ns: int) -> Batch | Wait:
+        predicts = self._predicts and self._queue.next_ns < NEVER
+        return form(self._queue.lines(), now_ns, self._rules, self.latency if predicts else None)
 
     def _wake(self) -> None:
         self._idle -= 1

@@ -19,7 +19,7 @@ from penstock.online.scheduler.latency_model import LatencyModel
 from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.telemetry.statistics import Reason
 
-_WAKE_NS = 1_000_000
+_WAKE_NS = 2_000_000
 """A batch held back for others leaves so long before the last moment that a deadline leaves it: threads do not wake on the dot."""
 
 
@@ -139,7 +139,9 @@ def _prefer(
             best, best_rows = count, rows
     until_ns = oldest + rules.delay_ns
     if latency is not None and latest < NEVER:
-        until_ns = min(until_ns, latest - latency.upper(rows, now_ns) - _WAKE_NS)
+        took_ns = latency.upper(rows, now_ns)
+        # Where nobody knows how long it takes, there is no time to give away.
+        until_ns = min(until_ns, latest - took_ns - _WAKE_NS if took_ns else now_ns)
     must_leave = rules.delay_ns > 0 and now_ns >= until_ns
     if best and not must_leave:
         reason = Reason.PREFERRED if best_rows in rules.preferred else Reason.FULL
