@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -17,12 +17,22 @@ from penstock.online.server.config import ServerConfig
 def serve(
     targets: Annotated[list[Path], typer.Argument(metavar="TARGET...", help="Bundles or .onnx files.")],
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one; 8000 unless given.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port for HTTP; 0 picks a free one; 8000 unless given.")] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(help="Not served yet: accepted and ignored, with a note on stderr.")
+        int | None, typer.Option(help="Port for gRPC; 8001 unless given, or a free one with --http-port 0.")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Not served yet: accepted and ignored, with a note on stderr.")
+        int | None, typer.Option(help="Port for metrics; 8002 unless given, or a free one with --http-port 0.")
+    ] = None,
+    unix_socket: Annotated[str | None, typer.Option(help="Path of a Unix socket to listen on as well.")] = None,
+    allow_http: Annotated[bool | None, typer.Option(help="Whether HTTP is spoken.")] = None,
+    allow_grpc: Annotated[bool | None, typer.Option(help="Whether gRPC is spoken.")] = None,
+    allow_metrics: Annotated[bool | None, typer.Option(help="Whether metrics are served.")] = None,
+    grpc_implementation: Annotated[
+        Literal["h2", "grpcio"] | None, typer.Option(help="What speaks gRPC; h2, the server's own, unless given.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that share the ports; each runs every model. 1 unless given.")
     ] = None,
     max_batch: Annotated[
         int | None, typer.Option(help="Most rows in one batch; what the bundle says, or 64, unless given.")
@@ -30,13 +40,33 @@ def serve(
     instances: Annotated[
         int | None, typer.Option(help="Copies of each model; what the bundle says, or 1, unless given.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file; its table 'server' holds the settings.")] = None,
+    isolation: Annotated[
+        Literal["thread", "process"] | None,
+        typer.Option(help="Where instances run: on threads, or each in a process that cannot end the server."),
+    ] = None,
+    tls_certificate: Annotated[str | None, typer.Option(help="PEM file of the certificate: switches TLS on.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file of its key; in the same file unless given.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(help="PEM file of the authority that clients' certificates must come from.")
+    ] = None,
+    keys_file: Annotated[str | None, typer.Option(help="TOML file of clients and what each may do.")] = None,
+    cache_bytes: Annotated[int | None, typer.Option(help="Memory for answers of models with response_cache.")] = None,
+    allow_client_shm: Annotated[
+        Literal["auto", "true", "false"] | None,
+        typer.Option(help="Whether clients may use shared memory; auto: where --host is loopback."),
+    ] = None,
+    access_log: Annotated[str | None, typer.Option(help="File for a JSON line per request; - is stdout.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file; table 'server' holds the settings, 'models.NAME' those of a model."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
-    """Serve bundles and models over the Open Inference Protocol (KServe v2).
+    """Serve bundles and models over the Open Inference Protocol (KServe v2): HTTP, gRPC, shared memory.
 
     Prints one line when all models are loaded and warm. SIGTERM or Ctrl-C drains: readiness goes off, what is in flight is
-    answered, then the server ends; a second signal ends it at once.
+    answered, then the server ends; a second signal ends it at once. Every setting has a name in the file and in the
+    environment (PENSTOCK_SERVER_...), the most used ones an option here.
 
     [bold]Examples[/bold]
 
@@ -44,15 +74,14 @@ def serve(
 
       penstock serve digits.bundle other.onnx --host 0.0.0.0 --http-port 9000 --config server.toml
     """
-    for what, port in (("gRPC", grpc_port), ("metrics", metrics_port)):
-        if port is not None:
-            typer.echo(f"note: {what} is not served yet, so its port is ignored", err=True)
-    flags = {"host": host, "http_port": http_port, "max_batch": max_batch, "instances": instances}
-    file = read_file(config, ["server"]).get("server") if config else None
-    resolved = resolve(ServerConfig, "server", file, os.environ, flags)
+    flags = {name: value for name, value in locals().items() if name not in ("targets", "config", "json")}
+    tables = read_file(config, ["server", "models"]) if config else {}
+    resolved = resolve(ServerConfig, "server", tables.get("server"), os.environ, flags)
 
     def announce(ready: app.Ready) -> None:
-        text = f"ready http={ready.http} models={','.join(ready.models)}"
+        where = [f"{name}={getattr(ready, name)}" for name in ("http", "grpc", "metrics") if getattr(ready, name)]
+        text = f"ready {' '.join(where)} models={','.join(ready.models)}"
         typer.echo(msgspec.json.encode(ready).decode() if json else text)
 
-    app.serve(resolved.config, targets, announce)
+    folder = config.parent if config else Path()
+    app.serve(resolved.config, targets, announce, tables.get("models", {}), folder)

@@ -62,8 +62,8 @@ class Handle:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every instance can run; not while one that died is being started again."""
-        return all(getattr(model, "healthy", True) for model in self._models)
+        """Whether any instance can run; one that died cannot while it is being started again."""
+        return any(getattr(model, "healthy", True) for model in self._models)
 
     def start(self) -> None:
         """Start the instances."""
@@ -76,7 +76,8 @@ class Handle:
             self.cache.forget()
         await self.scheduler.drain()
         self.scheduler.stop()
+        loop = asyncio.get_running_loop()
         for instance in self._instances:
-            await asyncio.get_running_loop().run_in_executor(None, instance.join)
+            await loop.run_in_executor(None, instance.join)
         for model in self._models:
-            model.unload()
+            await loop.run_in_executor(None, model.unload)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +81,8 @@ class Loaded(msgspec.Struct, frozen=True):
     models: tuple[LoadedModel, ...]
     max_batch: int | None
     """None if requests cannot be merged."""
+    load_s: float = 0.0
+    """How long loading and warming up took."""
 
     @property
     def platform(self) -> str:
@@ -161,6 +164,7 @@ def _source(
 def load(source: Source) -> Loaded:
     """Load every instance's model and warm each up. Raises what the engine raises; then nothing stays in memory."""
     models: list[LoadedModel] = []
+    started = time.monotonic()
     try:
         for model in _in_processes(source) if source.isolation == "process" else _in_threads(source):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
@@ -169,7 +173,7 @@ def load(source: Source) -> Loaded:
         for model in models:
             model.unload()
         raise
-    return Loaded(source, tuple(models), source.max_batch if all(batchable) else None)
+    return Loaded(source, tuple(models), source.max_batch if all(batchable) else None, time.monotonic() - started)
 
 
 def _in_threads(source: Source) -> Iterator[LoadedModel]:

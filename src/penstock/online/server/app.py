@@ -2,42 +2,51 @@
 
 Starting: listen (so that a port in use is known at once, and health can be asked) → load and warm up → ready.
 Stopping: readiness off → a short grace → no new connections → answer what is in flight → unload.
+With several processes a supervisor does this in each of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import importlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 import msgspec
 
 from penstock.clock import SystemClock
-from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from penstock.config import did_you_mean
+from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidConfig, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.labels import read_labels
 from penstock.online.repository.loader import Loaded, Source, Wishes, find_sources, load
 from penstock.online.repository.manager import Repository
 from penstock.online.repository.model_config import batching, complete, parse
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
+from penstock.online.server.admission import Admission, ByteBudget
+from penstock.online.server.auth import Access
+from penstock.online.server.cache import open_cache
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http_connection import Connection
-from penstock.online.server.http_shared import Shared
-from penstock.online.server.listener import Endpoint, Listener
+from penstock.online.server.endpoints import Addresses, Endpoints
+from penstock.online.server.metrics_page import LoopLag, MetricsPage
+from penstock.online.server.peers import Peers
+from penstock.online.server.processes import Place, Supervisor
 from penstock.online.server.recording import Recording
 from penstock.online.server.shared_memory import SharedMemory
+from penstock.protocol.messages import Message
 from penstock.telemetry.statistics import ModelStatistics
 
 VERSION = "1"
@@ -46,25 +55,56 @@ VERSION = "1"
 _SWITCH_INTERVAL_S = 0.0005
 _UNLOAD_S = 1.0
 
+Settings = Mapping[str, Mapping[str, Any]]
+"""By model name the fields of its configuration that a user has set."""
+
 
 class Ready(msgspec.Struct, frozen=True):
-    """Where the server listens and what it serves."""
+    """Where the server listens, each as ``host:port`` or empty, and what it serves."""
 
     http: str
-    """``host:port``."""
+    grpc: str
+    metrics: str
     models: list[str]
 
 
-def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callable[[Ready], None]) -> None:
+def serve(
+    config: ServerConfig,
+    targets: Sequence[str | Path],
+    on_ready: Callable[[Ready], None],
+    settings: Settings = MappingProxyType({}),
+    folder: Path = Path(),
+) -> None:
     """Serve ``targets`` until SIGTERM or SIGINT; ``on_ready`` is called once all are loaded and warm.
 
-    Raises NotFound, InvalidModel, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in use, or a host
-    that is not here), and DeadlineExceeded if a model was still at work when the time to drain was over.
+    ``settings`` may name files relative to ``folder``.
+
+    Raises NotFound, InvalidModel, InvalidConfig, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in
+    use, or a host that is not here), and DeadlineExceeded if a model was still at work when the time to drain was over.
     """
     if not targets:
         raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
-    sources = find_sources(targets, _wishes(config))
-    loop_factory = _loop_factory(config)
+    given = {name: parse(name, fields) for name, fields in settings.items()}
+    wishes = _wishes(config)
+    by_name = {name: _own_wishes(wishes, message) for name, message in given.items()}
+    sources = find_sources(targets, wishes, by_name)
+    names = [source.name for source in sources]
+    for name in given:
+        if name not in names:
+            raise InvalidConfig(f"settings for model '{name}', which is not served", did_you_mean(name, names))
+    if config.processes == 1:
+        _run(Application(config, given, folder), sources, {}, on_ready)
+    else:
+        _serve_many(config, sources, given, folder, on_ready)
+
+
+def _run(
+    application: Application,
+    sources: Sequence[Source],
+    preloaded: Mapping[str, Loaded],
+    on_ready: Callable[[Ready], None],
+) -> None:
+    loop_factory = _loop_factory(application.config)
     before = sys.getswitchinterval()
     if loop_factory is asyncio.new_event_loop:
         # The loop and the instances hand the interpreter lock to and fro. uvloop lets go of it between any two callbacks;
@@ -72,106 +112,163 @@ def serve(config: ServerConfig, targets: Sequence[str | Path], on_ready: Callabl
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(Application(config).run(sources, on_ready))
+            runner.run(application.run(sources, preloaded, on_ready))
     finally:
         sys.setswitchinterval(before)
+
+
+def _serve_many(
+    config: ServerConfig,
+    sources: Sequence[Source],
+    given: Mapping[str, Message],
+    folder: Path,
+    on_ready: Callable[[Ready], None],
+) -> None:
+    with ExitStack() as held:
+        config = Endpoints.reserve(config, held)
+        # Weights are in memory once for all processes where a model has no threads, which do not survive a fork.
+        preloaded = {source.name: load(source) for source in sources if not source.has_own_threads}
+
+        def be(place: Place, ready: Callable[[dict[str, Any]], None]) -> None:
+            application = Application(config, given, folder, place)
+            _run(application, sources, preloaded, lambda found: ready(msgspec.to_builtins(found)))
+
+        Supervisor(config.processes, be, lambda found: on_ready(msgspec.convert(found, Ready))).run()
 
 
 class Application:
     """The server's parts, put together."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
+    def __init__(
+        self, config: ServerConfig, given: Mapping[str, Message], folder: Path, place: Place | None = None
+    ) -> None:
+        """``given``: what users set, by model; ``folder``: where the files are that it names; ``place``: None if this is the
+        only process. Raises InvalidConfig, Unavailable.
+        """
+        clock = SystemClock()
+        self.config = config
+        self._given = given
+        self._folder = folder
+        self._place = place
         self._repository = Repository()
-        self._shared_memory = SharedMemory(config.client_shm)
-        self._recording = Recording(config)
-        self._dataplane = DataPlane(self._repository, SystemClock(), self._shared_memory, self._recording.tracer)
-        self._connections = Connections(config.max_connections)
-        self._listener = Listener(self._connections, config, SystemClock())
+        self._peers = Peers(place.folder, place.index) if place else None
+        self._recording = Recording(config, place.index if place else 0)
+        self._cache = open_cache(config, clock)
+        access = Access(Path(config.keys_file) if config.keys_file else None, clock)
+        admission = Admission(access, clock) if access.enabled else None
+        shared_memory = self._shared_memory = SharedMemory(config.client_shm)
+        tracer = self._recording.tracer
+        self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
+        connections = Connections(config.max_connections)
+        budget = ByteBudget(config.max_inflight_bytes)
+        self._metrics = MetricsPage(
+            self._repository.statistics,
+            connections.by_protocol,
+            lambda: budget.used,
+            lambda: self._recording.dropped,
+        )
+        self._control = ControlPlane(
+            self._repository, shared_memory, tracer, self._recording.log, self._peers or Alone(), self._metrics
+        )
+        self._endpoints = Endpoints(config, clock, connections, self._dataplane, self._control, access, budget)
         self._stopping = asyncio.Event()
 
-    async def run(self, sources: Sequence[Source], on_ready: Callable[[Ready], None]) -> None:
-        """See ``serve``."""
+    async def run(
+        self, sources: Sequence[Source], preloaded: Mapping[str, Loaded], on_ready: Callable[[Ready], None]
+    ) -> None:
+        """Serve until told to stop; see ``serve``. ``preloaded`` are those of ``sources`` that are in memory already."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        address = await self._listen()
-        work = asyncio.ensure_future(self._load(sources))
+        self._recording.start()
+        lag = self._metrics.lag = LoopLag(loop)
+        lag.start()
+        addresses = await self._endpoints.listen()
+        if self._place is not None and self._peers is not None:
+            loop.add_reader(self._place.lifeline, self._on_orphaned)
+            await self._peers.serve(self._control.answer)
+            await self._control.catch_up()
+        work = asyncio.ensure_future(self._load(sources, preloaded))
         stop = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
                 self._dataplane.ready = True
+                self._endpoints.announce_ready()
                 _calm_collector()
-                on_ready(Ready(address, self._repository.names()))
+                on_ready(self._ready(addresses))
                 await stop
                 await self._drain()
         finally:
             stop.cancel()
-            self._listener.stop()
+            lag.stop()
+            await self._endpoints.stop()
+            self._shared_memory.close()
+            if self._peers is not None:
+                await self._peers.close()
+            if self._cache is not None:
+                await self._cache.close()
+            self._recording.stop()
 
-    async def _listen(self) -> str:
-        config = self._config
-        try:
-            control = ControlPlane(
-                self._repository, self._shared_memory, self._recording.tracer, self._recording.log, Alone()
-            )
-            shared = Shared(self._dataplane, control, config, self._connections)
-            endpoint = Endpoint(host=config.host, port=config.http_port, http=lambda: Connection(shared))
-            host, port = await self._listener.listen(endpoint)
-        except (OSError, UnicodeError) as error:  # the latter from a name that cannot be one
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            is_of_port = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
-            raise Unavailable(
-                f"cannot listen on {config.host}:{config.http_port}: {reason}",
-                "choose another --http-port; 0 picks a free one"
-                if is_of_port
-                else "--host must be an address of this machine; 0.0.0.0 is all of them",
-            ) from None
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def _ready(self, addresses: Addresses) -> Ready:
+        return Ready(addresses.http, addresses.grpc, addresses.metrics, self._repository.names())
 
-    async def _load(self, sources: Sequence[Source]) -> None:
+    async def _load(self, sources: Sequence[Source], preloaded: Mapping[str, Loaded]) -> None:
         for source in sources:
-            loaded = await asyncio.wrap_future(_on_daemon_thread(load, source))
+            loaded = preloaded.get(source.name)
+            if loaded is None:
+                loaded = await asyncio.wrap_future(_on_daemon_thread(load, source))
             handle = self._assemble(loaded)
             handle.start()
             self._repository.add(handle)
 
     def _assemble(self, loaded: Loaded) -> Handle:
-        name, signature, loop = loaded.source.name, loaded.models[0].signature, asyncio.get_running_loop()
-        given = parse(name, {})
-        config = complete(given, name, loaded.platform, signature, loaded.max_batch, len(loaded.models))
-        batcher = DynamicBatcher(
-            batching(config, self._config.max_queue),
-            loop,
-            ModelStatistics(name=name, version=VERSION),
-            tracer=self._recording.tracer,
-        )
-        max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self._config.max_request_rows)
-        return Handle(
-            VERSION,
-            config,
-            InputCheck(name, signature, max_rows),
-            batcher,
-            loaded.models,
-            [Instance(f"{name}-{number}", model, batcher) for number, model in enumerate(loaded.models)],
-        )
+        source, model = loaded.source, loaded.models[0]
+        given = self._given.get(source.name) or parse(source.name, {})
+        instances = len(loaded.models)
+        config = complete(given, source.name, loaded.platform, model.signature, loaded.max_batch, instances)
+        statistics = ModelStatistics(name=source.name, version=VERSION, load_s=loaded.load_s)
+        scheduling = batching(config, self.config.max_queue)
+        loop = asyncio.get_running_loop()
+        batcher = DynamicBatcher(scheduling, loop, statistics, tracer=self._recording.tracer)
+        max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self.config.max_request_rows)
+        check = InputCheck(source.name, model.signature, max_rows)
+        runs = [Instance(f"{source.name}-{number}", one, batcher) for number, one in enumerate(loaded.models)]
+        handle = Handle(VERSION, config, check, batcher, loaded.models, runs)
+        handle.labels = read_labels(config, self._folder)
+        if config.response_cache.enable:
+            if self._cache is None:
+                raise InvalidConfig(
+                    f"model '{source.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
+                )
+            identity = f"{source.artifact.digest} {source.engine} {source.options}"
+            handle.cache = self._cache.of(identity, VERSION, statistics, self.config.max_queue)
+        return handle
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             # Asked twice: whoever asks does not want to wait for requests in flight.
-            self._listener.stop()
+            self._endpoints.cut_off()
             raise SystemExit(1)
+        self._stop()
+
+    def _on_orphaned(self) -> None:
+        """The supervisor is gone."""
+        assert self._place is not None
+        asyncio.get_running_loop().remove_reader(self._place.lifeline)
+        self._stop()
+
+    def _stop(self) -> None:
         self._dataplane.ready = False
-        self._listener.announce_end()
+        self._endpoints.announce_end()
         self._stopping.set()
 
     async def _drain(self) -> None:
-        grace_s, timeout_s = self._config.shutdown_grace_s, self._config.drain_timeout_s
+        grace_s, timeout_s = self.config.shutdown_grace_s, self.config.drain_timeout_s
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s + timeout_s
-        await self._listener.drain(grace_s, timeout_s)
+        await self._endpoints.drain(grace_s, timeout_s)
         try:
             # Clients that took all the time are no reason not to unload models that are free.
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
@@ -181,6 +278,18 @@ class Application:
                 f"a model was still at work after {timeout_s:g} s and was left behind",
                 "if it does not hang, give it longer with 'drain_timeout_s'",
             ) from None
+
+
+def _wishes(config: ServerConfig) -> Wishes:
+    return Wishes(config.max_batch, config.instances, config.isolation, config.model_timeout_s, config.processes)
+
+
+def _own_wishes(wishes: Wishes, given: Message) -> Wishes:
+    """``wishes`` as changed by a model's own settings."""
+    instances = sum(group.count for group in given.instance_group)
+    return msgspec.structs.replace(
+        wishes, max_batch=given.max_batch_size or wishes.max_batch, instances=instances or wishes.instances
+    )
 
 
 def _on_daemon_thread(load: Callable[[Source], Loaded], source: Source) -> Future[Loaded]:
@@ -207,10 +316,6 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
-
-
-def _wishes(config: ServerConfig) -> Wishes:
-    return Wishes(config.max_batch, config.instances, config.isolation, config.model_timeout_s)
 
 
 def _loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop]:

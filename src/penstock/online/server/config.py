@@ -13,13 +13,30 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
+DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+
 class ServerConfig(msgspec.Struct, frozen=True):
     """Section ``server``: flags of ``penstock serve``, ``PENSTOCK_SERVER_*``, or table ``[server]`` of the file."""
 
     host: str = "127.0.0.1"
     """Address to listen on; ``0.0.0.0`` is reachable from elsewhere."""
     http_port: _Port = 8000
-    """Port for HTTP; 0 picks a free one."""
+    """Port for HTTP, where gRPC is understood too; 0 picks a free one."""
+    grpc_port: _Port | None = None
+    """Port for gRPC, where HTTP is understood too; not given: 8001, or a free one where ``http_port`` is 0."""
+    metrics_port: _Port | None = None
+    """Port for metrics; not given: 8002, or a free one where ``http_port`` is 0."""
+    unix_socket: str = ""
+    """Path of a Unix socket to listen on as well, for the server's own user; empty: none."""
+    allow_http: bool = True
+    """Whether HTTP is spoken."""
+    allow_grpc: bool = True
+    """Whether gRPC is spoken."""
+    allow_metrics: bool = True
+    """Whether metrics are served."""
+    processes: _Count = 1
+    """How many processes share the ports, for more than one core's worth of requests."""
     tls_certificate: str = ""
     """File with the server's certificate, and those that lead to its authority, in PEM; given, TLS is spoken on every port."""
     tls_key: str = ""
@@ -110,6 +127,18 @@ class ServerConfig(msgspec.Struct, frozen=True):
             raise ValueError(
                 "'max_inflight_bytes' must be at least 'max_request_bytes', or the largest could never be sent"
             )
+
+        if self.processes > 1 and self.isolation == "process":
+            raise ValueError("with several 'processes' models cannot have processes of their own: use 'instances'")
+        if self.processes > 1 and self.unix_socket:
+            raise ValueError("several 'processes' cannot listen on one 'unix_socket'")
+        if not (self.allow_http or self.allow_grpc):
+            raise ValueError("either HTTP or gRPC has to be allowed")
+
+    def port(self, name: Literal["http", "grpc", "metrics"]) -> int:
+        """The port for ``name``; 0 is any."""
+        given: int | None = getattr(self, f"{name}_port")
+        return given if given is not None else DEFAULT_PORTS[name] if self.http_port else 0
 
     @property
     def client_shm(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from contextlib import suppress
+from typing import ClassVar
 
 LAST_REQUEST_S = 0.5
 """How long a connection of a draining server stays open for what its client may already have sent."""
@@ -14,6 +16,9 @@ class ServerConnection(asyncio.Protocol, ABC):
     """A connection as the event loop and the server that holds it see it."""
 
     __slots__ = ()
+
+    protocol: ClassVar[str] = ""
+    """What is spoken; empty while nobody knows."""
 
     @abstractmethod
     def check_time(self, now: float) -> None:
@@ -57,6 +62,10 @@ class Connections:
         self._open.discard(connection)
         if not self._open:
             self._empty.set()
+
+    def by_protocol(self) -> dict[str, int]:
+        """How many there are of each protocol."""
+        return dict(Counter(connection.protocol or "unknown" for connection in self._open))
 
     def check_time(self, now: float) -> None:
         """Cut off those that take longer than they may."""

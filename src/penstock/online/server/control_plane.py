@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
 from penstock.online.repository.manager import Repository
+from penstock.online.server.metrics_page import MetricsPage, Report
 from penstock.online.server.shared_memory import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.statistics import ModelStatistics, merge
@@ -47,20 +48,24 @@ class ControlPlane:
         tracer: Tracer,
         log: LogSettings,
         siblings: Siblings,
+        metrics: MetricsPage,
     ) -> None:
         self._repository = repository
         self._shared_memory = shared_memory
         self._tracer = tracer
         self._log = log
         self._siblings = siblings
+        self._metrics = metrics
 
     async def answer(self, what: str, arguments: list[Any]) -> Any:
         """Do what a sibling process asks for: one of the methods below, for this process alone. Raises PenstockError."""
         if what == "statistics":
             return self._repository.statistics()
+        if what == "report":
+            return self._metrics.report()
         if what == "state":
             return {"regions": self._shared_memory.status(), "trace": self._tracer.settings(), "log": self._log.get()}
-        local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone())
+        local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone(), self._metrics)
         return await getattr(local, what)(*arguments)
 
     async def catch_up(self) -> None:
@@ -93,6 +98,11 @@ class ControlPlane:
         raise Unavailable("explicit model load / unload is not allowed", "the models are those named at the start")
 
     # Statistics
+
+    async def metrics_page(self) -> bytes:
+        """For Prometheus, over all processes."""
+        others = await self._siblings.ask("report")
+        return self._metrics.render([msgspec.convert(other, Report) for other in others])
 
     async def all_statistics(self) -> list[ModelStatistics]:
         """Of every model version, over all processes."""

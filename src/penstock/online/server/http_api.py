@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from google.protobuf import json_format
 
 from penstock.errors import InvalidArgument, Unsupported
+from penstock.online.repository.model_config import to_json
 from penstock.online.server.http_answer import JSON
 from penstock.online.server.http_exchange import Exchange, infer
 from penstock.online.server.http_generate import generate, generate_stream
+from penstock.online.server.metrics_page import CONTENT_TYPE
 from penstock.online.server.openapi import document
 from penstock.online.server.routes import Handler, Needs, Resource, Route
 
@@ -98,41 +99,11 @@ def _model_metadata(exchange: Exchange, route: Route) -> None:
 
 
 def _model_config(exchange: Exchange, route: Route) -> None:
-    message = exchange.line.shared.dataplane.model_config(route.model, route.version)
-    exchange.reply_json(
-        with_numbers(
-            json_format.MessageToDict(
-                message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            ),
-            message.DESCRIPTOR,
-        )
-    )
+    exchange.reply_json(to_json(exchange.line.shared.dataplane.model_config(route.model, route.version)))
 
 
 def _openapi(exchange: Exchange, route: Route) -> None:
     exchange.reply(200, JSON, document())
-
-
-def with_numbers(value: Any, descriptor: Any) -> Any:
-    """``value``, a message of ``descriptor`` as protobuf writes it in JSON, with its 64-bit integers as numbers."""
-    for field in descriptor.fields:
-        if field.name not in value:
-            continue
-        content = value[field.name]
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            inner = field.message_type.fields_by_name["value"]
-            value[field.name] = {key: _number(one, inner) for key, one in content.items()}
-        elif isinstance(content, list):
-            value[field.name] = [_number(one, field) for one in content]
-        else:
-            value[field.name] = _number(content, field)
-    return value
-
-
-def _number(value: Any, field: Any) -> Any:
-    if field.message_type is not None:
-        return with_numbers(value, field.message_type)
-    return int(value) if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64) else value
 
 
 # Statistics, settings and the repository
@@ -188,6 +159,15 @@ def _base64(name: str, text: Any) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise InvalidArgument(f"'{name}' is not base64") from None
+
+
+async def _write_metrics(exchange: Exchange) -> None:
+    page = await exchange.line.shared.control.metrics_page()
+    exchange.reply(200, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), page)
+
+
+def _metrics(exchange: Exchange, route: Route) -> None:
+    exchange.later(_write_metrics(exchange))
 
 
 # Shared memory
@@ -265,3 +245,6 @@ RESOURCES = [
     Resource("/openapi.json", {b"GET": _openapi}, needs=Needs.NOTHING),
 ]
 """The first that matches a URL has it."""
+
+METRICS = [Resource("/metrics", {b"GET": _metrics}, needs=Needs.NOTHING)]
+"""What is on the port for metrics."""

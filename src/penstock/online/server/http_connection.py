@@ -33,6 +33,8 @@ class _Refused(Exception):
 class Connection(Line):
     """One client. ``on_*`` are called by the parser."""
 
+    protocol = "HTTP/1.1"
+
     __slots__ = (
         "_body",
         "_body_bytes",

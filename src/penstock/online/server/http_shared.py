@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from penstock.online.server.admission import ByteBudget
@@ -16,7 +16,7 @@ from penstock.online.server.http_api import RESOURCES
 from penstock.online.server.http_head import Heads
 from penstock.online.server.oip_answer import AnswerEncoder
 from penstock.online.server.oip_request import RequestDecoder
-from penstock.online.server.routes import Routes
+from penstock.online.server.routes import Resource, Routes
 from penstock.tensor import DataType, TensorSpec
 
 FREE_BYTES = 16 << 10
@@ -34,6 +34,7 @@ class Shared:
         connections: Connections,
         access: Access | None = None,
         budget: ByteBudget | None = None,
+        resources: Iterable[Resource] = RESOURCES,
     ) -> None:
         self.dataplane = dataplane
         self.control = control
@@ -42,7 +43,7 @@ class Shared:
         self.access = access if access is not None and access.enabled else None
         """Only where keys are asked for."""
         self.budget = budget
-        self.routes = Routes(RESOURCES)
+        self.routes = Routes(resources)
         self.heads = Heads()
         self.decode = RequestDecoder(dataplane.shared_memory, self.inputs_of)
         self.encode = AnswerEncoder()

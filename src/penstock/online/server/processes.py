@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,10 @@ import msgspec
 
 from penstock import errors
 from penstock.errors import PenstockError, Unavailable
+from penstock.online.restart import CALM_S, restart_delay_s
 
 _log = logging.getLogger(__name__)
 
-_MAX_DELAY_S = 30.0
-_CALM_S = 60.0
 _READ = 65536
 
 
@@ -63,15 +62,6 @@ class _Process:
         self.pipe = pipe
         self.received = b""
         self.is_ready = False
-
-
-def restart_delay_s(deaths: Sequence[float], now: float) -> float:
-    """How long to wait before a process is started again; ``deaths`` are the moments in seconds at which it died.
-
-    None after a lone death; after several within a minute 0.5 s, doubled with each, up to half a minute. Pure.
-    """
-    recent = sum(1 for moment in deaths if now - moment < _CALM_S)
-    return 0.0 if recent <= 1 else min(_MAX_DELAY_S, 0.25 * 2.0 ** (recent - 1))
 
 
 class Supervisor:
@@ -227,7 +217,7 @@ class Supervisor:
         else:
             now = time.monotonic()
             deaths = self._deaths.setdefault(process.index, [])
-            deaths[:] = [moment for moment in deaths if now - moment < _CALM_S] + [now]
+            deaths[:] = [moment for moment in deaths if now - moment < CALM_S] + [now]
             delay = restart_delay_s(deaths, now)
             what = f"signal {-code}" if code < 0 else f"code {code}"
             _log.warning("process %d ended with %s; it is started again in %g s", process.index, what, delay)

@@ -1,0 +1,175 @@
+"""All that a server listens on: which protocols are spoken where, and starting and ending them together."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.errors import InvalidConfig, Unavailable
+from penstock.online.server import h2_connection, http_connection
+from penstock.online.server.admission import ByteBudget
+from penstock.online.server.auth import Access
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.connections import LAST_REQUEST_S, Connections
+from penstock.online.server.control_plane import ControlPlane
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.grpc_service import GrpcService
+from penstock.online.server.http_api import METRICS
+from penstock.online.server.http_shared import Shared
+from penstock.online.server.listener import Endpoint, Listener
+from penstock.online.server.processes import reserve
+from penstock.online.server.sniffer import Factory
+from penstock.online.server.tls import make_context
+
+_Name = Literal["http", "grpc", "metrics"]
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """Where the server listens, each as ``host:port``, or empty."""
+
+    http: str = ""
+    grpc: str = ""
+    metrics: str = ""
+
+
+class Endpoints:
+    """Belongs to the event loop. HTTP and gRPC are spoken on either's port, and on the Unix socket, as far as they are allowed."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        connections: Connections,
+        dataplane: DataPlane,
+        control: ControlPlane,
+        access: Access,
+        budget: ByteBudget,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._listener = Listener(connections, config, clock)
+        self._service = GrpcService(dataplane, control, access, config.max_pipelined)
+        self._grpcio: Any = None
+        http = Shared(dataplane, control, config, connections, access, budget)
+        metrics = Shared(dataplane, control, config, connections, access, budget, METRICS)
+        h2 = h2_connection.Shared(self._service.methods, config, connections, clock)
+        is_own = config.grpc_implementation == "h2"
+        self._http: Factory | None = (lambda: http_connection.Connection(http)) if config.allow_http else None
+        self._grpc: Factory | None = (lambda: h2_connection.Connection(h2)) if config.allow_grpc and is_own else None
+        self._metrics: Factory = lambda: http_connection.Connection(metrics)
+
+    @staticmethod
+    def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:
+        """``config`` with ports that several processes can listen on; nobody else gets them until ``held`` is closed.
+
+        Raises Unavailable, InvalidConfig.
+        """
+        if config.allow_grpc and config.grpc_implementation == "grpcio":
+            raise InvalidConfig("grpcio cannot share its port among processes", "use grpc_implementation = 'h2'")
+        ports = {}
+        wanted: list[tuple[_Name, bool]] = [
+            ("http", config.allow_http),
+            ("grpc", config.allow_grpc),
+            ("metrics", config.allow_metrics),
+        ]
+        for name, allowed in wanted:
+            if allowed:
+                with _explained(config, name):
+                    ports[f"{name}_port"] = held.enter_context(reserve(config.host, config.port(name))).getsockname()[1]
+        return msgspec.structs.replace(config, **ports)
+
+    async def listen(self) -> Addresses:
+        """Listen on all of them. Raises Unavailable, InvalidConfig."""
+        config = self._config
+        found: dict[str, str] = {}
+        if config.allow_http:
+            found["http"] = await self._listen("http", self._http, self._grpc)
+        if self._grpc is not None:
+            found["grpc"] = await self._listen("grpc", self._http, self._grpc)
+        elif config.allow_grpc:
+            found["grpc"] = await self._listen_grpcio()
+        if config.allow_metrics:
+            found["metrics"] = await self._listen("metrics", self._metrics, None)
+        if config.unix_socket and (self._http or self._grpc):
+            with _explained(config, "unix_socket"):
+                await self._listener.listen(Endpoint(unix_socket=config.unix_socket, http=self._http, http2=self._grpc))
+        return Addresses(**found)
+
+    def announce_ready(self) -> None:
+        """Tell those who watch that the server has become ready."""
+        self._service.announce_end()
+
+    def announce_end(self) -> None:
+        """Tell clients that the server is about to end."""
+        self._listener.announce_end()
+        self._service.announce_end()
+
+    async def drain(self, grace_s: float, timeout_s: float) -> None:
+        """After ``grace_s`` take nothing new; return when all has been answered, or after ``timeout_s`` more."""
+        # Streams that have nothing to answer would keep their connections open for ever.
+        asyncio.get_running_loop().call_later(grace_s + LAST_REQUEST_S, self._service.drain)
+        drains = [self._listener.drain(grace_s, timeout_s)]
+        if self._grpcio is not None:
+            drains.append(self._grpcio.drain(grace_s, timeout_s))
+        await asyncio.gather(*drains)
+
+    def cut_off(self) -> None:
+        """End all connections at once."""
+        self._listener.stop()
+
+    async def stop(self) -> None:
+        """The same, and wait until nothing of it is left."""
+        self._listener.stop()
+        if self._grpcio is not None:
+            await self._grpcio.stop()
+
+    async def _listen(self, name: _Name, http: Factory | None, http2: Factory | None) -> str:
+        config = self._config
+        endpoint = Endpoint(
+            host=config.host,
+            port=config.port(name),
+            reuse_port=config.processes > 1,
+            tls=make_context(config) if name != "metrics" else None,
+            http=http,
+            http2=http2,
+        )
+        with _explained(config, name):
+            return _written(*await self._listener.listen(endpoint))
+
+    async def _listen_grpcio(self) -> str:
+        try:
+            module = importlib.import_module("penstock.online.server.grpcio")
+        except ImportError as error:
+            raise Unavailable(f"grpcio is not available: {error}", "pip install 'penstock[grpcio]'") from None
+        self._grpcio = module.GrpcioServer(self._service, self._config, self._config.port("grpc"), self._clock)
+        with _explained(self._config, "grpc"):
+            return _written(*await self._grpcio.start())
+
+
+def _written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextmanager
+def _explained(config: ServerConfig, name: _Name | Literal["unix_socket"]) -> Iterator[None]:
+    """Turn the system's errors about an address into one that says what to change."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:  # the latter from a name that cannot be one
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if name == "unix_socket":
+            raise Unavailable(f"cannot listen on '{config.unix_socket}': {reason}", "choose another path") from None
+        is_of_port = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
+        raise Unavailable(
+            f"cannot listen on {config.host}:{config.port(name)}: {reason}",
+            f"choose another --{name}-port; 0 picks a free one"
+            if is_of_port
+            else "--host must be an address of this machine; 0.0.0.0 is all of them",
+        ) from None
