@@ -15,6 +15,8 @@ REPORT = Path(__file__).parent / "RESULTS.md"
 
 Operator = Literal[">=", "<="]
 
+_LONGEST_NOTE = 300
+
 _HEADING = """# Benchmark results
 
 Made by `make bench` from the files in `results/`; do not edit. What is compared is measured interleaved, in one run, on one
@@ -26,7 +28,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One figure. ``op``, ``goal`` and ``holds`` are None where it is there for information only."""
 
     name: str
-    value: float
+    value: float | None
+    """None if it was not measured; ``note`` then says why."""
     unit: str
     op: Operator | None = None
     goal: float | None = None
@@ -52,6 +55,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def fact(name: str, value: float, unit: str, *, interval: Interval | None = None, note: str = "") -> Row:
     """A row for information."""
     return Row(name=name, value=value, unit=unit, interval=_bounds(interval), note=note)
+
+
+def skipped(name: str, why: object) -> Row:
+    """A row for what could not be measured."""
+    return Row(name=name, value=None, unit="", note=" ".join(str(why).split())[:_LONGEST_NOTE])
 
 
 def claim(name: str, value: float | Interval, unit: str, op: Operator, goal: float, *, note: str = "") -> Row:
@@ -118,6 +126,8 @@ def _line(row: Row) -> str:
 
 def shown(row: Row) -> str:
     """Value, unit and interval for people."""
+    if row.value is None:
+        return "not measured"
     interval = f" [{number(row.interval[0])}, {number(row.interval[1])}]" if row.interval else ""
     return f"{number(row.value)}{'' if row.unit == '×' else ' '}{row.unit}".rstrip() + interval
 

@@ -76,9 +76,11 @@ def pinned(cores: set[int]) -> Iterator[None]:
 
 
 @contextmanager
-def penstock(target: Path, cores: set[int], *flags: str) -> Iterator[Server]:
-    """``penstock serve TARGET``."""
-    with serving(["-m", "penstock", "serve", str(target), "--http-port", "0", *flags], cores) as server:
+def penstock(target: Path, cores: set[int], *flags: str, **settings: object) -> Iterator[Server]:
+    """``penstock serve TARGET`` on free ports; ``settings`` are those of the server, by name."""
+    environment = {f"PENSTOCK_SERVER_{name.upper()}": str(value) for name, value in settings.items()}
+    arguments = ["-m", "penstock", "serve", str(target), "--http-port", "0", *flags]
+    with serving(arguments, cores, environment=environment) as server:
         yield server
 
 
