@@ -202,7 +202,7 @@ class DynamicBatcher:
         ahead = sum(level.rows for level in self._levels[: (pending.lane >> 1) + 1]) + self._arriving_rows()
         full, over = divmod(ahead, max_rows)
         took_ns = latency.mean(max(rows, min(over + rows, max_rows)), now_ns)
-        took_ns += full * latency.mean(max_rows, now_ns) // self.config.instances
+        took_ns += full * latency.mean(max_rows, now_ns) // max(1, self.config.instances)
         if took_ns > left_ns:
             message = f"the answer is expected in {took_ns / 1e6:.1f} ms, and the deadline is in {left_ns / 1e6:.1f} ms"
             raise self._refused(DeadlineExceeded(message, "give it longer, or try again later"))
