@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Self
 
 import uvloop
@@ -15,6 +18,8 @@ import uvloop
 from handles import make_handle
 from penstock.clock import ManualClock, SystemClock
 from penstock.online.repository.manager import Repository
+from penstock.online.server.admission import ByteBudget
+from penstock.online.server.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
@@ -22,12 +27,13 @@ from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http_connection import Connection
 from penstock.online.server.http_shared import Shared
 from penstock.online.server.listener import Endpoint, Listener
+from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.shared_memory import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
-from penstock.testing import DOUBLER, FakeModel, double
+from penstock.testing import DOUBLER, FakeModel, FakeStreamingModel, double
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -39,7 +45,19 @@ PATIENCE_S = 20
 class GatedServer:
     """Serves ``double`` as model ``m``. While ``gate`` is clear the model holds every batch; ``entered`` counts them."""
 
-    def __init__(self, loop: str = "asyncio", **config: Any) -> None:
+    def __init__(
+        self,
+        loop: str = "asyncio",
+        also: Mapping[str, FakeModel | FakeStreamingModel] | None = None,
+        access: Access | None = None,
+        max_bytes: int = 0,
+        tls: ssl.SSLContext | None = None,
+        **config: Any,
+    ) -> None:
+        """``also``: more models by name; ``max_bytes``: of all requests in hand together, 0 is no bound."""
+        self._also = also or {}
+        self._access, self._tls = access, tls
+        self.budget = ByteBudget(max_bytes)
         self.clock = ManualClock()
         self.gate = threading.Event()
         self.gate.set()
@@ -74,6 +92,15 @@ class GatedServer:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
 
+    @contextmanager
+    def ended(self, model: FakeStreamingModel) -> Iterator[None]:
+        """Afterwards wait until every stream of ``model`` has ended."""
+        yield
+        deadline = time.monotonic() + PATIENCE_S
+        while not (model.calls and model.closed == len(model.calls)):
+            assert time.monotonic() < deadline
+            self.call(lambda: None)
+
     def pass_time(self, seconds: float) -> None:
         """Look at the connections, let ``seconds`` pass, look again."""
         self.call(self.listener.sweep)
@@ -96,14 +123,23 @@ class GatedServer:
         handle = make_handle(self.model, max_queue=self._config.max_queue)
         handle.start()
         repository.add(handle)
+        for name, model in self._also.items():
+            other = make_handle(model, name)
+            other.start()
+            repository.add(other)
+        self.repository = repository
         shared_memory, tracer = SharedMemory(enabled=True), Tracer(TraceSettings())
         self.dataplane = DataPlane(repository, SystemClock(), shared_memory, tracer)
-        control = ControlPlane(repository, shared_memory, tracer, LogSettings(), Alone())
+        control = ControlPlane(
+            repository, shared_memory, tracer, LogSettings(), Alone(), MetricsPage(repository.statistics)
+        )
         self.connections = Connections(self._config.max_connections)
         self.listener = Listener(self.connections, self._config, self.clock)
-        shared = Shared(self.dataplane, control, self._config, self.connections)
+        shared = Shared(self.dataplane, control, self._config, self.connections, self._access, self.budget)
+        self.shared = shared
+        http = functools.partial(Connection, shared)
         self.address = await self.listener.listen(
-            Endpoint(host=self._config.host, port=self._config.http_port, http=lambda: Connection(shared))
+            Endpoint(host=self._config.host, port=self._config.http_port, http=http, tls=self._tls)
         )
         self._started.set()
         await self._stop.wait()
@@ -137,11 +173,21 @@ class Client:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Go away."""
         self._reader.close()
         self.socket.close()
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
+
+    def read_final(self) -> Answer:
+        """The next answer that is not an interim one."""
+        while (answer := self.read()).status == 100:
+            pass
+        return answer
 
     def read(self) -> Answer:
         """The next answer; raises EOFError if the connection is closed instead."""
@@ -152,7 +198,23 @@ class Client:
         while (line := self._reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
-        return Answer(int(first.split()[1]), headers, self._reader.read(int(headers.get("content-length", 0))))
+        if headers.get("transfer-encoding") == "chunked":
+            body = b"".join(iter(self.read_chunk, b""))
+        elif "content-length" in headers:
+            body = self._reader.read(int(headers["content-length"]))
+        else:
+            body = self._reader.read() if headers.get("connection") == "close" else b""
+        return Answer(int(first.split()[1]), headers, body)
+
+    def read_head(self) -> bytes:
+        """The head of the next answer, as it is."""
+        return b"".join(iter(self._reader.readline, b"\r\n"))
+
+    def read_chunk(self) -> bytes:
+        """The next chunk of an answer; empty at its end."""
+        data = self._reader.read(int(self._reader.readline(), 16))
+        assert self._reader.read(2) == b"\r\n"
+        return data
 
     def ask(self, data: bytes) -> Answer:
         self.send(data)

@@ -193,7 +193,7 @@ def test_connection_close_and_http_1_0(client: Client, shared: GatedServer) -> N
 def test_a_client_that_half_closes_gets_its_answers(client: Client) -> None:
     client.send(infer(1) + infer(2))
     client.socket.shutdown(1)
-    assert [client.read().data, client.read().data] == [[2, 0], [4, 0]]
+    assert [client.read_final().data, client.read_final().data] == [[2, 0], [4, 0]]
     assert client.is_closed
 
 
@@ -211,7 +211,7 @@ def test_a_client_that_leaves_before_its_answer_harms_nobody(loop: str) -> None:
         leaver.send(infer(1))
         assert server.entered.acquire(timeout=PATIENCE_S)
         stayer.send(infer(2))
-        leaver.socket.close()
+        leaver.close()
         server.gate.set()
         assert stayer.read().data == [4, 0]
 
@@ -353,8 +353,8 @@ def test_an_answer_in_flight_survives_garbage_and_a_half_close(loop: str) -> Non
         # An answer to another proves that both have been received.
         assert server.connect().ask(get("/v2/health/live")).status == 200
         server.gate.set()
-        assert client.read().data == [2, 0]
-        assert client.read().status == 400
+        assert client.read_final().data == [2, 0]
+        assert client.read_final().status == 400
         assert client.is_closed
 
 

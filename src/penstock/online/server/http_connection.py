@@ -74,8 +74,7 @@ class Connection(Line):
             self._refuse(503, "too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.shared.give_back(self._reserved_bytes)
-        self._reserved_bytes = 0
+        self._drop_body()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -221,10 +220,15 @@ class Connection(Line):
         might take the answer with it.
         """
         self._discarding = self._ending = True
-        self._body = b""
+        self._drop_body()
         body = encode_error(message)
         exchange = Exchange(self, Head(), keep_alive=False)
         self._answer_later(exchange, compose(status, JSON + headers, CLOSE, body))
+
+    def _drop_body(self) -> None:
+        self._body = b""
+        self.shared.give_back(self._reserved_bytes)
+        self._reserved_bytes = 0
 
     def _check_body(self, size: int) -> None:
         limit = self.shared.max_request_bytes
@@ -254,6 +258,7 @@ class Connection(Line):
         transport = self._transport
         if transport is None:
             return
+        self._probe()
         config = self.shared.config
         unwritten = transport.get_write_buffer_size()
         reading = bool(self._receiving or self._overhead_bytes)

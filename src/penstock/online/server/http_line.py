@@ -13,6 +13,7 @@ from typing import cast
 from penstock.online.server.connections import LAST_REQUEST_S, ServerConnection
 from penstock.online.server.http_answer import (
     CLOSE,
+    CONTINUE,
     KEEP_ALIVE,
     LAST_CHUNK,
     Answer,
@@ -24,6 +25,8 @@ from penstock.online.server.http_exchange import Exchange
 from penstock.online.server.http_shared import Shared
 from penstock.tensor import Buffer
 
+_PROBE_S = 0.05
+
 
 class Line(ServerConnection):
     """What requests came by, and their answers go by. Belongs to the event loop."""
@@ -33,6 +36,7 @@ class Line(ServerConnection):
         "_discarding",
         "_ending",
         "_flushing",
+        "_is_half_closed",
         "_pending",
         "_receiving",
         "_transport",
@@ -47,6 +51,7 @@ class Line(ServerConnection):
         self._backlog: deque[Exchange] = deque()
         self._flushing = False
         self._write_paused = False
+        self._is_half_closed = False
         self._receiving = False  # a request has begun to come in
         self._ending = False  # no request after the present ones is taken
         self._discarding = False  # what still comes in is thrown away
@@ -69,10 +74,26 @@ class Line(ServerConnection):
         self.shared.connections.discard(self)
 
     def eof_received(self) -> bool:
-        """The client has said all that it will; it may still wait for answers."""
+        """The client has said all that it will; it may still wait for answers, or be gone."""
         self._ending = True
         self._discarding = False  # nothing more comes in
-        return bool(self._pending or self._backlog)
+        if not (self._pending or self._backlog):
+            return False
+        self._is_half_closed = True
+        self._probe()
+        asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Find out whether a client that sends no more is still there: one that is gone resets the connection.
+
+        Any client has to take an interim answer. The reset shows itself when something is written once more.
+        """
+        if self._transport is None or not (self._is_half_closed and self._pending):
+            return
+        first = self._pending[0]
+        if not (first.head.http_1_0 or first.is_streaming or self._flushing):
+            self._transport.write(CONTINUE)
 
     def pause_writing(self) -> None:
         self._write_paused = True
