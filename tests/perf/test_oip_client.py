@@ -80,6 +80,16 @@ def test_what_json_cannot_say_is_refused_with_the_way_out() -> None:
             infer_request(ADDRESS, "m", {"x": array}, binary=False)
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_request_carries_parameters(binary: bool) -> None:
+    (inputs,) = random_inputs(signature(DataType.FP32, 2), batch=1, count=1)
+    lines, body = split(infer_request(ADDRESS, "m", inputs, binary=binary, parameters={"timeout": 50_000}))
+    size = int(lines[3].split(": ")[1]) if binary else None
+    assert json.loads(body[:size])["parameters"] == {"timeout": 50_000} | (
+        {"binary_data_output": True} if binary else {}
+    )
+
+
 def test_an_answers_parameters_may_be_null() -> None:
     body = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"parameters":null,"data":[2.5]}]}'
     np.testing.assert_array_equal(decode_answer(body, None)["y"], np.float32([2.5]))

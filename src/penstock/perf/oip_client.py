@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -80,10 +81,18 @@ async def infer_all(
     return outputs
 
 
-def infer_request(address: Address, model: str, inputs: Mapping[str, Array], *, binary: bool) -> bytes:
+def infer_request(
+    address: Address,
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    binary: bool,
+    parameters: Mapping[str, str | int | bool] = MappingProxyType({}),
+) -> bytes:
     """A whole HTTP request; with ``binary`` the tensors go and come as raw bytes after the JSON.
 
-    Raises Unsupported for a datatype without a JSON form, InvalidData for a value without one.
+    ``parameters`` are those of the request, such as ``timeout`` in microseconds. Raises Unsupported for a datatype without a
+    JSON form, InvalidData for a value without one.
     """
     entries: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
@@ -100,8 +109,8 @@ def infer_request(address: Address, model: str, inputs: Mapping[str, Array], *, 
             entry["data"] = _json_data(name, array)
         entries.append(entry)
     body: dict[str, Any] = {"inputs": entries}
-    if binary:
-        body["parameters"] = {"binary_data_output": True}
+    if binary or parameters:
+        body["parameters"] = {**parameters, **({"binary_data_output": True} if binary else {})}
     header = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     tensors = b"".join(raw)
     kind = "application/octet-stream" if binary else "application/json"

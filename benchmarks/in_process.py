@@ -1,0 +1,214 @@
+"""A server's parts in this process, put together as the composition root does it, without sockets: for what is too small to be
+seen through them. A closed loop drives it: each answer brings the next request, a given number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from penstock.clock import SystemClock
+from penstock.engines.base import LoadedModel
+from penstock.errors import PenstockError
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.manager import Repository
+from penstock.online.repository.model_config import batching, complete, parse
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.instance import Instance
+from penstock.online.server import h2_connection, http_connection
+from penstock.online.server.auth import Access
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.connections import Connections
+from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.grpc_service import GrpcService
+from penstock.online.server.http_shared import Shared
+from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.shared_memory import SharedMemory
+from penstock.perf.grpc_client import INFER, GrpcConnection, Lane
+from penstock.perf.http_client import Address, Head
+from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.telemetry.logging import LogSettings
+from penstock.telemetry.statistics import ModelStatistics
+from penstock.telemetry.trace_settings import TraceSettings
+from penstock.telemetry.tracing import Tracer
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+MAX_BATCH = 64
+
+
+class NullModel:
+    """Answers with what it was asked: a model that costs nothing."""
+
+    signature = Signature(
+        (TensorSpec("input", DataType.FP32, (-1, 8)),), (TensorSpec("output", DataType.FP32, (-1, 8)),)
+    )
+    reentrant = True
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"output": inputs["input"]}
+
+    def unload(self) -> None:
+        """There is nothing to give back."""
+
+
+NULL_INPUTS: Mapping[str, Array] = MappingProxyType({"input": np.zeros((1, 8), np.float32)})
+
+
+class InProcess:
+    """One model ``m``, served. Needs a running event loop; ``close`` ends its thread."""
+
+    def __init__(self, model: LoadedModel, statistics: ModelStatistics | None = None) -> None:
+        clock, config = SystemClock(), ServerConfig()
+        self.statistics = ModelStatistics(name="m", version="1") if statistics is None else statistics
+        described = complete(parse("m", {}), "m", "in_process", model.signature, MAX_BATCH, 1)
+        tracer = Tracer(TraceSettings())
+        batcher = DynamicBatcher(
+            batching(described, config.max_queue), asyncio.get_running_loop(), self.statistics, tracer=tracer
+        )
+        check = InputCheck("m", model.signature, config.max_request_rows)
+        handle = Handle("1", described, check, batcher, [model], [Instance("m-0", model, batcher)])
+        handle.start()
+        self._repository = Repository()
+        self._repository.add(handle)
+        shared_memory = SharedMemory(enabled=False)
+        self.dataplane = DataPlane(self._repository, clock, shared_memory, tracer)
+        metrics = MetricsPage(self._repository.statistics)
+        control = ControlPlane(self._repository, shared_memory, tracer, LogSettings(), Alone(), metrics)
+        connections = Connections(config.max_connections)
+        self._http = Shared(self.dataplane, control, config, connections)
+        service = GrpcService(self.dataplane, control, Access(None, clock), config.max_pipelined)
+        self._h2 = h2_connection.Shared(service.methods, config, connections, clock)
+
+    async def close(self) -> None:
+        await self._repository.unload_all()
+
+    async def infer(self, requests: int, in_flight: int, inputs: Mapping[str, Array] = NULL_INPUTS) -> None:
+        """Have ``requests`` answered by the data plane itself."""
+        loop = _Countdown(requests)
+        infer = self.dataplane.infer
+
+        def done(outcome: Outcome) -> None:
+            if not isinstance(outcome, InferResponse):
+                loop.fail(outcome)
+            elif loop.next():
+                infer(InferRequest("m", dict(inputs)), done)
+
+        for _ in range(min(in_flight, requests)):
+            loop.begin()
+            infer(InferRequest("m", dict(inputs)), done)
+        await loop.over
+
+    async def http(self, requests: int, in_flight: int, whole: Sequence[bytes]) -> None:
+        """Have ``requests`` answered to connections that are fed with ``whole`` requests, in turn."""
+        loop = _Countdown(requests)
+        connections = [http_connection.Connection(self._http) for _ in range(min(in_flight, requests))]
+        call_soon = asyncio.get_running_loop().call_soon
+        for number, connection in enumerate(connections):
+
+            def answered(
+                data: bytes, connection: Any = connection, request: bytes = whole[number % len(whole)]
+            ) -> None:
+                if not data.startswith(b"HTTP/1.1 200"):
+                    loop.fail(RuntimeError(f"{data[:500]!r}"))
+                elif loop.next():
+                    call_soon(connection.data_received, request)
+
+            connection.connection_made(Pipe(answered))
+        for number, connection in enumerate(connections):
+            loop.begin()
+            connection.data_received(whole[number % len(whole)])
+        await loop.over
+        for connection in connections:
+            connection.connection_lost(None)
+
+    async def grpc(self, requests: int, in_flight: int, framed: Sequence[bytes]) -> None:
+        """The same over one HTTP/2 connection with ``in_flight`` streams; the client's half runs in this process too."""
+        loop = _Countdown(requests)
+        address = Address("in-process", 1)
+        head = [
+            (":method", "POST"), (":scheme", "http"), (":path", INFER), (":authority", address.authority),
+            ("te", "trailers"), ("content-type", "application/grpc"),
+        ]  # fmt: skip
+        client = GrpcConnection(
+            head, in_flight, lambda _: None
+        )  # need not wait: little is sent before the server's settings
+        server = h2_connection.Connection(self._h2)
+        soon = asyncio.get_running_loop().call_soon
+        server.connection_made(Pipe(lambda data: soon(client.data_received, data)))
+        client.connection_made(Pipe(lambda data: soon(server.data_received, data)))
+
+        def answered(lane: Lane, answer: Head) -> None:
+            if answer.status != 200:
+                loop.fail(RuntimeError(lane.body().decode(errors="replace")))
+            elif loop.next():
+                lane.send(framed[0], 0, 0.0, 0.0)
+
+        for number in range(min(in_flight, requests)):
+            loop.begin()
+            client.lane(answered, lambda *_: None).send(framed[number % len(framed)], 0, 0.0, 0.0)
+        await loop.over
+        server.connection_lost(None)
+        client.connection_lost(None)
+
+
+class Pipe(asyncio.Transport):
+    """Hands what is written to ``receive``."""
+
+    def __init__(self, receive: Callable[[bytes], object]) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def write(self, data: Any) -> None:
+        self._receive(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        self._receive(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def _nothing(self, *_: object) -> None:
+        """There is no socket to tell."""
+
+    close = abort = pause_reading = resume_reading = set_write_buffer_limits = _nothing
+
+
+class _Countdown:
+    """Requests yet to begin, and yet to be answered."""
+
+    def __init__(self, requests: int) -> None:
+        self._to_begin = self._to_answer = requests
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        self._to_begin -= 1
+
+    def next(self) -> bool:
+        """One has been answered; whether another begins for it."""
+        self._to_answer -= 1
+        if not self._to_answer and not self.over.done():
+            self.over.set_result(None)
+        if not self._to_begin:
+            return False
+        self._to_begin -= 1
+        return True
+
+    def fail(self, error: PenstockError | RuntimeError) -> None:
+        if not self.over.done():
+            self.over.set_exception(error)
+
+
+def run(main: Any) -> Any:
+    """Run ``main`` on the event loop that the server takes."""
+    import uvloop  # noqa: PLC0415 - absent on Windows
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
