@@ -26,9 +26,11 @@ def make_handle(
     settings: Mapping[str, Any] | None = None,
 ) -> Handle:
     """A handle on ``model``, not started; ``settings`` are those of its configuration. Needs a running event loop."""
-    config = complete(parse(name, settings or {}), name, "fake", model.signature, max_batch, instances)
-    scheduling = batching(config, max_queue, decoupled=isinstance(model, StreamingModel))
-    batcher = DynamicBatcher(scheduling, asyncio.get_running_loop(), ModelStatistics(name=name, version=version))
+    given, decoupled = parse(name, settings or {}), isinstance(model, StreamingModel)
+    config = complete(given, name, "fake", model.signature, max_batch, instances, decoupled=decoupled)
+    batcher = DynamicBatcher(
+        batching(config, max_queue), asyncio.get_running_loop(), ModelStatistics(name=name, version=version)
+    )
     check = InputCheck(name, model.signature, max_batch)
     runs = [Instance(f"{name}-{number}", model, batcher) for number in range(instances)]
     return Handle(version, config, check, batcher, [model] * instances, runs)

@@ -65,7 +65,7 @@ def test_defaults_of_the_server() -> None:
     shown = rows("reference/configuration.md")
     for field in msgspec.structs.fields(ServerConfig):
         if field.default is not None:
-            assert shown[field.name][0] == str(field.default).removesuffix(".0")
+            assert shown[field.name][0] == (str(field.default).removesuffix(".0") or "none")
 
 
 def test_every_error_with_its_code_status_and_exit_code() -> None:

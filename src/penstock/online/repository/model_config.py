@@ -18,7 +18,15 @@ from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolic
 from penstock.protocol.messages import Message, ModelConfig
 from penstock.tensor import DataType, Signature, TensorSpec
 
-SETTABLE = ("max_batch_size", "dynamic_batching", "instance_group", "response_cache", "parameters", "output")
+SETTABLE = (
+    "max_batch_size",
+    "dynamic_batching",
+    "instance_group",
+    "response_cache",
+    "parameters",
+    "metric_tags",
+    "output",
+)
 """The fields that a user may set."""
 
 _MERGED = ("dynamic_batching", "response_cache")
@@ -40,7 +48,14 @@ def parse(name: str, settings: Mapping[str, Any]) -> Message:
 
 
 def complete(
-    given: Message, name: str, platform: str, signature: Signature, rows: int | None, instances: int
+    given: Message,
+    name: str,
+    platform: str,
+    signature: Signature,
+    rows: int | None,
+    instances: int,
+    *,
+    decoupled: bool = False,
 ) -> Message:
     """``given`` with all that it leaves open filled in; ``rows`` are the most that are merged, None if none can be.
 
@@ -53,6 +68,12 @@ def complete(
     for spec in signature.outputs:
         whole.output.add(**_describe(spec, rows))
     whole.instance_group.add(name=f"{name}_0", count=instances, kind=_KIND_CPU)
+    if decoupled:
+        whole.model_transaction_policy.decoupled = True
+        if given.response_cache.enable:
+            raise InvalidConfig(
+                f"model '{name}' is decoupled, and such answers are not kept", "leave out 'response_cache'"
+            )
     if rows is not None:
         whole.dynamic_batching.SetInParent()
     elif given.HasField("dynamic_batching"):
@@ -62,11 +83,12 @@ def complete(
             getattr(whole, field).MergeFrom(getattr(given, field))
     for key, value in given.parameters.items():
         whole.parameters[key].CopyFrom(value)
+    whole.metric_tags.update(given.metric_tags)
     _take_labels(whole, given)
     return whole
 
 
-def batching(config: Message, max_queue: int, *, decoupled: bool = False) -> BatchingConfig:
+def batching(config: Message, max_queue: int) -> BatchingConfig:
     """How the scheduler is to batch a model; ``max_queue`` bounds what it accepts and has not yet answered.
 
     Raises InvalidConfig.
@@ -84,7 +106,7 @@ def batching(config: Message, max_queue: int, *, decoupled: bool = False) -> Bat
             default_priority_level=wanted.default_priority_level,
             default_queue_policy=_policy(wanted.default_queue_policy),
             priority_queue_policy={level: _policy(one) for level, one in wanted.priority_queue_policy.items()},
-            decoupled=decoupled,
+            decoupled=config.model_transaction_policy.decoupled,
             instances=sum(group.count for group in config.instance_group),
         )
     except InvalidConfig as error:

@@ -24,6 +24,7 @@ import msgspec
 
 from penstock.clock import SystemClock
 from penstock.config import did_you_mean
+from penstock.engines.base import StreamingModel
 from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidConfig, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
@@ -47,6 +48,7 @@ from penstock.online.server.processes import Place, Supervisor
 from penstock.online.server.recording import Recording
 from penstock.online.server.shared_memory import SharedMemory
 from penstock.protocol.messages import Message
+from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
 
 VERSION = "1"
@@ -227,8 +229,18 @@ class Application:
         source, model = loaded.source, loaded.models[0]
         given = self._given.get(source.name) or parse(source.name, {})
         instances = len(loaded.models)
-        config = complete(given, source.name, loaded.platform, model.signature, loaded.max_batch, instances)
-        statistics = ModelStatistics(name=source.name, version=VERSION, load_s=loaded.load_s)
+        decoupled = isinstance(model, StreamingModel)
+        config = complete(
+            given, source.name, loaded.platform, model.signature, loaded.max_batch, instances, decoupled=decoupled
+        )
+        statistics = ModelStatistics(
+            name=source.name,
+            version=VERSION,
+            load_s=loaded.load_s,
+            recent=RecentDurations() if self.config.metrics_summaries else None,
+            decoupled=decoupled,
+            tags=dict(config.metric_tags),
+        )
         scheduling = batching(config, self.config.max_queue)
         loop = asyncio.get_running_loop()
         batcher = DynamicBatcher(scheduling, loop, statistics, tracer=self._recording.tracer)

@@ -64,7 +64,7 @@ class ControlPlane:
         if what == "report":
             return self._metrics.report()
         if what == "state":
-            return {"regions": self._shared_memory.status(), "trace": self._tracer.settings(), "log": self._log.get()}
+            return {"regions": self._shared_memory.status(), "trace": self._tracer.changes(), "log": self._log.get()}
         local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone(), self._metrics)
         return await getattr(local, what)(*arguments)
 
@@ -74,7 +74,8 @@ class ControlPlane:
             for region in state["regions"]:
                 with suppress(PenstockError):  # its client has removed it since
                     self._shared_memory.register(**region)
-            self._tracer.settings("", state["trace"])
+            for model, update in state["trace"].items():
+                self._tracer.settings(model, update)
             self._log.update(state["log"])
             return
 
