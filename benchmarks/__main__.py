@@ -1,4 +1,4 @@
-"""Run the scenarios: ``python -m benchmarks [--scenario NAME] [--quick] [--check]``.
+"""Run the scenarios: ``python -m benchmarks [--scenario NAME [--part NAME]] [--quick] [--check]``.
 
 Each writes ``results/<scenario>.json``; ``RESULTS.md`` is made anew of all there are. Exits with 0 also where a goal does not
 hold (unless ``--check``), and says so; with 1 if a scenario failed to run.
@@ -11,6 +11,7 @@ import datetime as dt
 import importlib
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,7 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import REPORT, Result, failed, goal, load, render, save, shown
+from benchmarks.results import REPORT, Result, Row, failed, goal, load, render, save, shown
 from benchmarks.scenarios import SCENARIOS
 from penstock.errors import PenstockError
 from penstock.perf.measure import ConditionsWatch
@@ -35,6 +36,7 @@ def main() -> int:
         prog="python -m benchmarks", description="Measure the figures that Penstock claims."
     )
     parser.add_argument("--scenario", choices=SCENARIOS, help="run only this one")
+    parser.add_argument("--part", help="only this part of it, shown and not kept")
     parser.add_argument("--quick", action="store_true", help="rough figures, each scenario within a minute")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal does not hold")
     arguments = parser.parse_args()
@@ -42,6 +44,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     console = Console(width=None if sys.stdout.isatty() else 160)
+    if arguments.part:
+        return show_part(console, parser, arguments)
     missed = broken = 0
     for scenario in (arguments.scenario,) if arguments.scenario else SCENARIOS:
         console.print(f"[bold]{scenario}[/bold]{', quick' if arguments.quick else ''} …")
@@ -61,12 +65,25 @@ def main() -> int:
     return 1 if broken or (arguments.check and missed) else 0
 
 
-def measure(scenario: str, quick: bool) -> Result:
-    """Run one scenario on this machine."""
+def show_part(console: Console, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    """Run one part of a scenario."""
+    if not arguments.scenario:
+        parser.error("--part needs --scenario")
+    module = importlib.import_module(f"benchmarks.scenarios.{arguments.scenario}")
+    parts = getattr(module, "PARTS", {})
+    if arguments.part not in parts:
+        parser.error(f"'{arguments.scenario}' has no part '{arguments.part}'; it has {', '.join(parts) or 'none'}")
+    result = measure(arguments.scenario, arguments.quick, parts[arguments.part])
+    show(console, result)
+    return 1 if arguments.check and failed(result.rows) else 0
+
+
+def measure(scenario: str, quick: bool, part: Callable[[bool], list[Row]] | None = None) -> Result:
+    """Run one scenario, or a ``part`` of it, on this machine."""
     module = importlib.import_module(f"benchmarks.scenarios.{scenario}")
     facts = machine_facts()
     watch = ConditionsWatch(facts.cores)
-    rows = module.run(quick)
+    rows = (part or module.run)(quick)
     machine: dict[str, Any] = {
         **msgspec.to_builtins(facts),
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
