@@ -1,4 +1,7 @@
-"""One scenario per file: its docstring says what is compared, ``run(quick)`` returns the rows. One with parts has ``PARTS``, by name."""
+"""One scenario per file: its docstring says what is compared, ``run(quick)`` returns the rows.
+
+One that has parts names them in ``PARTS``.
+"""
 
 SCENARIOS = ("digits", "serving", "server_path", "goodput", "telemetry_cost", "int8", "startup")
 """In the order of ``RESULTS.md``."""

@@ -1,6 +1,6 @@
-"""The server against its peers, each in its own environment (`make peers`), with the same model in ONNX Runtime, one thread; a peer that
-is not installed is left out. Every server, with all its processes, on the same one core, the load on another; what is compared
-runs in turn, round by round. Ratios above 1 are in favour of Penstock."""
+"""The server against its peers, each in its own environment (`make peers`), with the same model in ONNX Runtime, one thread; a peer
+that is not installed is left out. Every server, with all its processes, on the same one core, the load on another; what is
+compared runs in turn, round by round. Ratios above 1 are in favour of Penstock."""
 
 from __future__ import annotations
 
