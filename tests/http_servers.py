@@ -164,9 +164,11 @@ class Answer(NamedTuple):
 class Client:
     """One connection; sends whatever it is told to."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(address, PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = _encrypted(self.socket, address[0], tls)
         self._reader = self.socket.makefile("rb")
 
     def __enter__(self) -> Self:
@@ -227,6 +229,14 @@ class Client:
             return not self._reader.read(1)
         except ConnectionResetError:
             return True
+
+
+def _encrypted(plain: socket.socket, name: str, tls: ssl.SSLContext) -> socket.socket:
+    try:
+        return tls.wrap_socket(plain, server_hostname=name)
+    except BaseException:
+        plain.close()
+        raise
 
 
 def get(path: str, headers: str = "", version: str = "1.1", method: str = "GET") -> bytes:
