@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
@@ -115,6 +116,12 @@ class GrpcServer:
         self.call(self.listener.sweep)
         self.clock.advance(seconds)
         self.call(self.listener.sweep)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Return when ``condition()`` holds on the server's event loop."""
+        end = time.monotonic() + PATIENCE_S
+        while not self.call(condition):
+            assert time.monotonic() < end, "it never came to hold"
 
     def methods(self) -> dict[bytes, Method]:
         unary = {ECHO: self._echo, FAIL: self._fail, BREAK: self._break, HOLD: self._hold, FLOOD: self._flood}

@@ -111,15 +111,6 @@ class Connection(ServerConnection):
             outbox.corked = False
         outbox.flush()
 
-    def eof_received(self) -> bool:
-        """The client has said all that it will; it may still wait for answers."""
-        if self._discarding or self._transport is None:
-            return False
-        self._discarding = True
-        self._session.end(ErrorCode.CANCEL)
-        # Under TLS the transport closes in any case.
-        return bool(self._session.streams) and self._transport.get_extra_info("ssl_object") is None
-
     def pause_writing(self) -> None:
         # A client that reads nothing gets no answers to PING and SETTINGS either: they would pile up.
         self._outbox.paused = True

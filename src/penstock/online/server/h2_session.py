@@ -193,11 +193,9 @@ class Session:
             self._end_early(stream.id, code)
             self._look_whether_empty()
 
-    def end(self, code: ErrorCode | None = None) -> None:
-        """Take no new stream; with ``code``, reset those on which requests are still incomplete."""
+    def end(self) -> None:
+        """Take no new stream."""
         self.ending = True
-        for stream in [each for each in self.streams.values() if code is not None and not each.half_closed]:
-            self.reset(stream, code or ErrorCode.NO_ERROR)
         self._look_whether_empty()
 
     def lose_all(self) -> None:
