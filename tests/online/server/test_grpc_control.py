@@ -119,10 +119,7 @@ def test_control_needs_the_right_to_it(tmp_path: Path) -> None:
     keys.write_text(
         '[clients.root]\nkey = "root-root-root-root"\nadmin = true\n[clients.bob]\nkey = "bob-bob-bob-bob-bob"\n'
     )
-    for metadata, code in (
-        ({}, Code.UNAUTHENTICATED),
-        ({"x-api-key": "bob-bob-bob-bob-bob"}, Code.PERMISSION_DENIED),
-        ({"x-api-key": "root-root-root-root"}, None),
-    ):
-        _, answer = ask("RepositoryModelLoad", keys, metadata, model_name="m")
-        assert getattr(answer, "code", None) is code
+    bob, root = {"x-api-key": "bob-bob-bob-bob-bob"}, {"x-api-key": "root-root-root-root"}
+    for method in ("RepositoryModelLoad", "LogSettings", "TraceSetting"):
+        for metadata, code in (({}, Code.UNAUTHENTICATED), (bob, Code.PERMISSION_DENIED), (root, None)):
+            assert getattr(ask(method, keys, metadata)[1], "code", None) is code

@@ -53,7 +53,7 @@ class GrpcControl:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def methods(self) -> dict[str, Unary]:
-        """Probes ask without a key; what changes the server, or shows how it is set, needs the right to."""
+        """Probes ask without a key; what changes models or settings, or shows settings, takes an administrator."""
         anybody = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
         clients = {
             "ModelReady": self._model_ready,
