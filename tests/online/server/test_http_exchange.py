@@ -1,5 +1,6 @@
 """Inference over HTTP in all its forms: compressed, classified, raw, in shared memory, by clients with keys, and given up."""
 
+import gc
 import gzip
 import json
 import zlib
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from hypothesis import given
+from hypothesis import strategies as st
 
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
 from penstock.clock import SystemClock
@@ -293,6 +296,58 @@ def test_requests_split_anywhere_between_known_heads(client: Client) -> None:
         client.send(whole[:cut])
         client.send(whole[cut:])
         assert [client.read().data[0] for _ in range(3)] == [2, 4, 6]
+
+
+MIXED = [
+    (infer(1), 200),
+    (get("/v2/models/m/stats"), 200),
+    (post(b'{"x":[1,2]}', path="/v2/models/m/generate_stream"), 200),
+    (post(gzip.compress(b"{}"), "Content-Encoding: gzip\r\n"), 400),
+    (infer(2, "Accept-Encoding: gzip\r\nX-Any: thing\r\n"), 200),
+    (b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n", 400),
+    (post(np.float32([1, 2]).tobytes(), "Inference-Header-Content-Length: 0\r\n"), 200),
+    (get("/nothing"), 404),
+]
+
+
+@given(st.lists(st.sampled_from(MIXED), min_size=1, max_size=12), st.lists(st.integers(1, 400), max_size=12))
+def test_any_requests_in_any_pieces(server: GatedServer, requests: list[tuple[bytes, int]], sizes: list[int]) -> None:
+    rest = b"".join(request for request, _ in requests)
+    with Client(server.address) as client:
+        for size in sizes:
+            client.send(rest[:size])
+            rest = rest[size:]
+        client.send(rest)
+        assert [client.read().status for _ in requests] == [status for _, status in requests]
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=3)), min_size=1, max_size=5))
+def test_mutated_requests_never_keep_others_from_their_answers(
+    server: GatedServer, changes: list[tuple[int, bytes]]
+) -> None:
+    sent = bytearray(infer(1) + infer(2, "Content-Encoding: gzip\r\n"))
+    for place, data in changes:
+        sent[place : place + len(data)] = data
+    with Client(server.address) as client:
+        client.send(bytes(sent))
+        client.socket.shutdown(1)
+        while client.socket.recv(65536):
+            pass
+    with Client(server.address) as client:
+        assert client.ask(infer(3)).data == [6, 0]
+
+
+def test_requests_leave_nothing_to_the_collector(server: GatedServer, client: Client) -> None:
+    for request, _ in MIXED:
+        client.ask(request)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                client.ask(request)
+            assert gc.collect() < 50
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(
