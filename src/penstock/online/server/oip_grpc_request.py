@@ -1,8 +1,8 @@
 """The Open Inference Protocol's wire form over gRPC: ``ModelInferRequest`` in. Free of sockets.
 
-The bytes of a message are walked by hand as far as its outermost fields, which takes out the id and the raw tensors; those
-become views of the received buffer. The rest is the same in one request after the other, and is understood once. What does not
-look like the plain message that every client sends goes through the protobuf class, so that the two cannot differ.
+A message is taken apart by hand (``infer_request_wire.py``); its raw tensors become views of the received buffer. The rest but
+the id is the same in one request after the other, and is understood once, by the protobuf class. Where everything lies is
+remembered, too, so that a message like the one before is not even walked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import TEXT, AnswerForm
+from penstock.online.server.infer_request_wire import Parts, between, split
 from penstock.online.server.shared_memory import Lease, SharedMemory
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
@@ -26,17 +27,10 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _MAX_CACHED = 1024
-_MAX_PLAN_BYTES = 4096
-_MAX_LENGTH_BYTES = 5
-_MAX_FIELDS = 4096
-"""Most fields on the outside of a request. Each input is one, and the smallest makes fifty times its bytes in memory."""
+_MAX_PLAN_BYTES = 2048
 _MAX_UNUSUAL_BYTES = 1 << 20
 """Most bytes that the protobuf class is given uncounted."""
 
-# A field's tag is its number times eight, plus two for what has a length, as all of ModelInferRequest have.
-_WITH_LENGTH = 2
-_ID, _RAW = 3 << 3 | _WITH_LENGTH, 7 << 3 | _WITH_LENGTH
-_LAST_FIELD = 7
 _VERSION = re.compile(r"[0-9]{1,18}")
 
 _CONTENTS = {
@@ -59,15 +53,6 @@ _AS_IN_MEMORY = frozenset({DataType.BOOL, DataType.FP32, DataType.FP64})
 _VARIABLE = -1
 """Stands for the size of a BYTES tensor."""
 _DATATYPES = {datatype.value: datatype for datatype in DataType}
-
-
-class Parts(NamedTuple):
-    """A request taken apart: all but the id and the raw tensors, and where those begin and end."""
-
-    rest: bytes
-    identity: tuple[int, int]
-    """Equal if there is no id."""
-    raw: list[tuple[int, int]]
 
 
 class _Region(NamedTuple):
@@ -125,7 +110,8 @@ class RequestDecoder:
         """The request in ``data``, a serialized ModelInferRequest, and the form of its answer, which holds the shared memory
         that the request uses.
 
-        Numeric raw tensors are views of ``data``; parameters may be shared with other requests. Raises InvalidArgument, NotFound, Unsupported.
+        Numeric raw tensors are views of ``data``; parameters may be shared with other requests. Raises InvalidArgument,
+        NotFound, Unsupported.
         """
         layout = self._layouts.get(len(data))
         if layout is not None:
@@ -166,7 +152,7 @@ class RequestDecoder:
                 f"for model '{plan.model_name}'",
                 "one for each input that is not in shared memory, or typed contents for each",
             )
-        layout = _Layout(_between(data, sorted([*raw, parts.identity])), parts, plan)
+        layout = _Layout(between(data, sorted([*raw, parts.identity])), parts, plan)
         if is_known:
             _remember(self._layouts, len(data), layout)
         return layout, data
@@ -203,81 +189,6 @@ def check_version(model_name: str, version: str) -> str:
     return version
 
 
-def split(data: Buffer) -> Parts | None:
-    """Take a serialized ModelInferRequest apart; None if only the protobuf class can tell whether it is one.
-
-    Raises InvalidArgument if it has more fields than a request needs.
-    """
-    position, size, begin, fields = 0, len(data), 0, 0
-    rest: list[Buffer] = []
-    spans: list[tuple[int, int]] = []
-    identity = (0, 0)
-    try:
-        while position < size:
-            fields += 1
-            if fields > _MAX_FIELDS:
-                raise InvalidArgument(f"the request has more than {_MAX_FIELDS} fields")
-            tag = data[position]
-            if tag & 0x87 != _WITH_LENGTH:
-                position = _skip(data, position)
-                continue
-            length, start = data[position + 1], position + 2
-            if length & 0x80:
-                length, start = _varint(data, position + 1)
-            end = start + length
-            if end > size:
-                return None
-            if tag == _RAW:
-                spans.append((start, end))
-            elif tag == _ID:
-                identity = (start, end)
-            else:
-                position = end
-                continue
-            if begin != position:
-                rest.append(data[begin:position])
-            begin = position = end
-    except IndexError:
-        return None
-    if position != size:
-        return None
-    if begin != position:
-        rest.append(data[begin:position])
-    return Parts(bytes(rest[0]) if len(rest) == 1 else b"".join(rest), identity, spans)
-
-
-def _skip(data: Buffer, position: int) -> int:
-    """The end of the field at ``position``, of another kind than those of a request; it is left to the protobuf class.
-
-    Raises IndexError if it is not a plain one either.
-    """
-    tag, start = _varint(data, position)
-    if tag >> 3 <= _LAST_FIELD:
-        raise IndexError
-    match tag & 7:
-        case 0:
-            return _varint(data, start)[1]
-        case 1:
-            return start + 8
-        case 2:
-            length, start = _varint(data, start)
-            return start + length
-        case 5:
-            return start + 4
-    raise IndexError
-
-
-def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    """The number at ``position``, and where it ends. Raises IndexError if it is cut off or too long to be a length."""
-    number = 0
-    for index in range(_MAX_LENGTH_BYTES):
-        byte = data[position + index]
-        number |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return number, position + index + 1
-    raise IndexError
-
-
 def _parse(data: Buffer) -> Message:
     try:
         return messages.ModelInferRequest.FromString(bytes(data))
@@ -302,16 +213,6 @@ def _text(data: Buffer, span: tuple[int, int]) -> str:
         return str(data[start:end], "utf-8")
     except UnicodeDecodeError:
         raise InvalidArgument("the message is not a ModelInferRequest: its id is not UTF-8") from None
-
-
-def _between(data: Buffer, holes: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
-    """What of ``data`` is not in ``holes``, which stand in order and do not overlap."""
-    at, found = 0, []
-    for start, end in [*holes, (len(data), 0)]:
-        if at < start:
-            found.append((at, start, bytes(data[at:start])))
-        at = end
-    return found
 
 
 def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
