@@ -201,9 +201,12 @@ class Answer(NamedTuple):
 class Peer:
     """One HTTP/2 connection of plain frames. Reads give what is not for the stream asked for to nobody."""
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily = socket.AF_INET) -> None:
-        self.socket = socket.create_connection(address, PATIENCE_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, address: tuple[str, int] | socket.socket) -> None:
+        if isinstance(address, socket.socket):
+            self.socket = address
+        else:
+            self.socket = socket.create_connection(address, PATIENCE_S)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = self.socket.makefile("rb")
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()

@@ -37,6 +37,7 @@ from penstock.online.server.grpc_service import GrpcService
 from penstock.online.server.h2_connection import Connection, Shared
 from penstock.online.server.h2_frames import ErrorCode
 from penstock.online.server.listener import Endpoint, Listener
+from penstock.online.server.tls import make_context
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 
@@ -49,7 +50,7 @@ class Transport:
         shared = Shared(service.methods, config, connections, SystemClock())
         self._service = service
         self._listener = Listener(connections, config, SystemClock())
-        self._endpoint = Endpoint(host="127.0.0.1", http2=lambda: Connection(shared))
+        self._endpoint = Endpoint(host="127.0.0.1", tls=make_context(config), http2=lambda: Connection(shared))
 
     async def start(self) -> tuple[str, int]:
         return await self._listener.listen(self._endpoint)
