@@ -20,7 +20,7 @@ from penstock.online.server.flight import Pending
 from penstock.online.server.http_answer import JSON, Answer
 from penstock.online.server.http_head import Head
 from penstock.online.server.oip_answer import encode_error
-from penstock.online.server.oip_request import Body
+from penstock.online.server.oip_plan import Body
 from penstock.online.server.routes import Needs, Route
 from penstock.request import InferRequest, Outcome
 from penstock.tensor import Buffer
