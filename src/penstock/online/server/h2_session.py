@@ -44,6 +44,7 @@ class Session:
         "max_message_bytes",
         "max_unsent_bytes",
         "outbox",
+        "ready",
         "streams",
     )
 
@@ -63,6 +64,7 @@ class Session:
         self._on_empty = on_empty
         self._headers = HeaderReader(methods, config.max_header_bytes)
         self.outbox = Outbox(self._sent)
+        self.ready = self.outbox.ready
         self._allowance = CONNECTION_WINDOW
         self._initial_window = h2.DEFAULT_WINDOW
         self._ended_early: dict[int, None] = {}  # streams of which the client may not know yet that they have ended
@@ -178,11 +180,8 @@ class Session:
 
     # The streams' side
 
-    def ready(self, stream: Stream) -> None:
-        """See ``Carrier``; as the next two."""
-        self.outbox.ready(stream)
-
     def grant(self, stream: Stream) -> None:
+        """See ``Carrier``; as the next one."""
         if stream.allowance < STREAM_WINDOW // 2 and not (stream.half_closed or stream.paused or stream.finished):
             self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
             stream.allowance = STREAM_WINDOW

@@ -32,8 +32,8 @@ class Carrier(Protocol):
     max_message_bytes: int
     max_unsent_bytes: int
 
-    def ready(self, stream: Stream) -> None:
-        """``stream`` has something to send."""
+    ready: Callable[[Stream], None]
+    """To be called with a stream that has something to send."""
 
     def grant(self, stream: Stream) -> None:
         """The client may send more on ``stream``."""
@@ -95,15 +95,21 @@ class Stream(msgspec.Struct, eq=False):
     def send(self, *parts: Buffer) -> None:
         if self.finished or self.gone:
             return
-        # Counted in bytes, whatever is viewed; an empty part would be sent over and over.
-        views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
-        size = sum(map(len, views))
+        message: list[Buffer]
+        if len(parts) == 1 and type(parts[0]) is bytes and parts[0]:
+            size = len(parts[0])
+            message = [PREFIX.pack(0, size), parts[0]]
+        else:
+            # Counted in bytes, whatever is viewed; an empty part would be sent over and over.
+            views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
+            size = sum(map(len, views))
+            message = [PREFIX.pack(0, size), *views]
         if self.unsent:
             kept = self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD
             if kept + size > self.carrier.max_unsent_bytes:
                 self.abandon(ResourceExhausted(f"over {self.carrier.max_unsent_bytes} bytes of answers are unread"))
                 return
-        self.unsent.append([PREFIX.pack(0, size), *views])
+        self.unsent.append(message)
         self.unsent_bytes += size + PREFIX.size
         if not self.is_ready:
             self.carrier.ready(self)
@@ -115,7 +121,9 @@ class Stream(msgspec.Struct, eq=False):
             self.trailers = trailers(error)
         self.finished = True
         self.is_untouched = False
-        self._let_go()
+        self.on_cancel = None
+        if self.reader is not None or self.receiver is not None or self.timer is not None:
+            self._let_go()
         if not self.is_ready:
             self.carrier.ready(self)
 
@@ -171,7 +179,9 @@ class Stream(msgspec.Struct, eq=False):
         assert method is not None
         assert method.unary is not None
         try:
-            method.unary(self, content_of(flag, message, self.head.encoding, self.carrier.max_message_bytes))
+            if flag:
+                message = content_of(flag, message, self.head.encoding, self.carrier.max_message_bytes)
+            method.unary(self, message)
         except PenstockError as error:
             self.abandon(error)
         except Exception:  # noqa: BLE001 - a bug of ours must not take the other calls with it
