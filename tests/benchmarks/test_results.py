@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from benchmarks import results
-from benchmarks.results import Operator, Result, Row, claim, fact, failed
+from benchmarks.results import Operator, Result, Row, claim, fact, failed, skipped
 from penstock.bundle.evidence import Conditions, Interval
 from penstock.resources import machine_facts
 
@@ -39,6 +39,14 @@ def test_only_claims_can_fail() -> None:
     low, high, info = claim("a", 1, "×", ">=", 4), claim("b", 5, "×", ">=", 4), fact("c", 1, "ms")
     assert failed([low, high, info]) == [low]
     assert (info.op, info.goal, info.holds) == (None, None, None)
+
+
+def test_what_was_not_measured_says_why_and_cannot_fail(tmp_path: Path) -> None:
+    row = skipped("peer", RuntimeError("not\n installed"))
+    assert failed([row]) == []
+    results.save(result(row), tmp_path)
+    assert results.load(("digits",), tmp_path)[0].rows == (row,)
+    assert "| peer | not measured |  |  | not installed |" in results.render([result(row)])
 
 
 def test_the_file_has_the_keys_that_scripts_read(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import models, servers
-from benchmarks.rounds import burst, interleave, ratio, side
+from benchmarks.rounds import burst, difference, interleave, ratio, side
+from penstock.perf.http_client import Address
 from penstock.perf.load import run
 from penstock.perf.oip_client import infer_all
 
@@ -68,6 +69,27 @@ def test_rounds_take_turns_and_drop_the_first() -> None:
     found = interleave(runs, rounds=2)
     assert calls == ["b", "a", "a", "b", "b", "a"]
     assert found == {"a": [3, 6], "b": [4, 5]}
+
+
+def test_difference_of_medians() -> None:
+    found = difference([8.0, 9.0, 100.0], [2.0, 3.0, 4.0])
+    assert found.value == 6.0
+    assert found.low <= 6.0 <= found.high
+
+
+def test_what_a_server_started_counts_and_ends_with_it() -> None:
+    code = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=False); print('ready http=127.0.0.1:9 grpc=127.0.0.1:8', flush=True); print('x' * 100_000);"
+        " print(flush=True); time.sleep(60)"
+    )
+    with servers.serving(["-c", code], servers.split_cores()[0]) as server:
+        parent, child = server.processes()
+        assert (server.grpc, server.address) == (Address("127.0.0.1", 8), Address("127.0.0.1", 9))
+        assert parent == server.pid
+        assert server.rss_bytes() > 1 << 20
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_ratio_of_medians() -> None:

@@ -1,0 +1,76 @@
+"""Growth is told from noise, and a short soak of a real server ends with a verdict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.soak import LIMITS, Sample, growth, verdict
+
+ROOT = Path(__file__).parents[2]
+TIMES = np.arange(600.0)
+
+
+def noise(seed: int = 0) -> np.ndarray:
+    """Neighbours are alike, as samples of memory are."""
+    steps = np.random.default_rng(seed).standard_normal(len(TIMES))
+    found = np.zeros(len(TIMES))
+    for number in range(1, len(TIMES)):
+        found[number] = 0.8 * found[number - 1] + steps[number]
+    return found
+
+
+@pytest.mark.parametrize("rise", [0.0, 10.0, -10.0])
+def test_growth_finds_the_line_in_the_noise(rise: float) -> None:
+    found = growth(TIMES, 100 + rise * TIMES / TIMES[-1] + noise())
+    assert found.low < found.value < found.high
+    assert found.value == pytest.approx(rise, abs=2.5)
+    assert (found.low > 0) == (rise > 0)
+    assert (found.high < 0) == (rise < 0)
+
+
+def test_intervals_hold_what_they_promise() -> None:
+    """About 95 in 100; a bootstrap of single samples would hold about 50 here."""
+    held = sum(found.low <= 0 <= found.high for found in (growth(TIMES, noise(seed)) for seed in range(40)))
+    assert held >= 33
+
+
+def test_what_stands_still_does_not_grow() -> None:
+    found = growth(TIMES, np.full(len(TIMES), 7.0))
+    assert (found.value, found.low, found.high) == pytest.approx((0, 0, 0), abs=1e-9)
+
+
+def samples(memory: np.ndarray) -> list[Sample]:
+    return [
+        Sample(at, {"memory, MiB": held, "descriptors": 10.0, "threads": 5.0})
+        for at, held in zip(TIMES.tolist(), memory.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("rise", "passes"), [(0.0, True), (0.5 * LIMITS["memory, MiB"], True), (40.0, False)])
+def test_the_verdict_keeps_to_the_limits(rise: float, passes: bool) -> None:
+    lines, passed = verdict(samples(100 + rise * TIMES / TIMES[-1] + 0.1 * noise()), 60)
+    assert passed is passes
+    assert lines[0].endswith("flat" if passes else "GREW")
+    assert all(line.endswith("flat") for line in lines[1:])
+
+
+def test_what_grows_while_warming_up_does_not_count() -> None:
+    memory = np.minimum(TIMES, 100.0)
+    assert not verdict(samples(memory), 0)[1]
+    assert verdict(samples(memory), 100)[1]
+
+
+@pytest.mark.slow
+def test_a_short_soak_of_a_real_server() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.1"],
+        capture_output=True, text=True, cwd=ROOT, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.stdout.rstrip().endswith(("PASS", "FAIL")), done.stderr
+    assert "'gRPC'" in done.stdout
+    assert "wrong: {}" in done.stdout, done.stdout[-2000:]
