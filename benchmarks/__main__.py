@@ -19,6 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.peers.catalog import PEERS
 from benchmarks.results import REPORT, Result, Row, failed, goal, load, render, save, shown
 from benchmarks.scenarios import SCENARIOS
 from penstock.errors import PenstockError
@@ -114,7 +115,8 @@ def _versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    peers = {peer.title: peer.version() for peer in PEERS.values()}
+    return found | {title: version for title, version in peers.items() if version}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -86,6 +87,15 @@ class Peer(msgspec.Struct, frozen=True):
         folder = Path(os.environ.get(f"PENSTOCK_PEER_{self.name.upper()}") or ROOT / ".peers" / self.name)
         found = folder / "bin" / "python"
         return str(found) if found.exists() else None
+
+    def version(self) -> str | None:
+        """What is installed of it; None if nothing is."""
+        python = self.python()
+        if python is None or not self.requirements:
+            return None
+        name = self.requirements[0].partition("==")[0]
+        paths = [str(path) for path in Path(python).parents[1].glob("lib/python*/site-packages")]
+        return next((found.version for found in metadata.distributions(name=name, path=paths)), None)
 
     @property
     def missing(self) -> str:
