@@ -32,8 +32,9 @@ class Carrier(Protocol):
     max_message_bytes: int
     max_unsent_bytes: int
 
-    ready: Callable[[Stream], None]
-    """To be called with a stream that has something to send."""
+    @property
+    def ready(self) -> Callable[[Stream], None]:
+        """To be called with a stream that has something to send."""
 
     def grant(self, stream: Stream) -> None:
         """The client may send more on ``stream``."""
