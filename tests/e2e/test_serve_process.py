@@ -1,6 +1,7 @@
 """``penstock serve`` as scripts and supervisors see it: its ready line, its end, its errors."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -32,7 +33,10 @@ def infer(value: int) -> bytes:
 
 def test_the_ready_line(model: Path) -> None:
     with ServerProcess(model) as server:
-        assert server.line == "ready http={}:{} models=linear".format(*server.address)
+        pattern = r"ready http={}:{} grpc=127\.0\.0\.1:\d+ metrics=127\.0\.0\.1:\d+ models=linear".format(
+            *server.address
+        )
+        assert re.fullmatch(pattern, server.line)
     with ServerProcess(model, arguments=("--json",)) as server:
         facts = json.loads(server.line)
         assert facts["models"] == ["linear"]

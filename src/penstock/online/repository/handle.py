@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
@@ -76,8 +76,11 @@ class Handle:
             self.cache.forget()
         await self.scheduler.drain()
         self.scheduler.stop()
-        loop = asyncio.get_running_loop()
+        # An instance whose model hangs is never done.
+        await on_daemon_thread(f"unload-{self.name}", self._end)
+
+    def _end(self) -> None:
         for instance in self._instances:
-            await loop.run_in_executor(None, instance.join)
+            instance.join()
         for model in self._models:
-            await loop.run_in_executor(None, model.unload)
+            model.unload()

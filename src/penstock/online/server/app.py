@@ -12,10 +12,9 @@ import gc
 import importlib
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -26,6 +25,7 @@ from penstock.clock import SystemClock
 from penstock.config import did_you_mean
 from penstock.engines.base import StreamingModel
 from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidConfig, Unavailable
+from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.repository.labels import read_labels
@@ -220,7 +220,7 @@ class Application:
         for source in sources:
             loaded = preloaded.get(source.name)
             if loaded is None:
-                loaded = await asyncio.wrap_future(_on_daemon_thread(load, source))
+                loaded = await on_daemon_thread(f"load-{source.name}", partial(load, source))
             handle = self._assemble(loaded)
             handle.start()
             self._repository.add(handle)
@@ -302,22 +302,6 @@ def _own_wishes(wishes: Wishes, given: Message) -> Wishes:
     return msgspec.structs.replace(
         wishes, max_batch=given.max_batch_size or wishes.max_batch, instances=instances or wishes.instances
     )
-
-
-def _on_daemon_thread(load: Callable[[Source], Loaded], source: Source) -> Future[Loaded]:
-    """``load(source)``, on a thread that, unlike an executor's, cannot keep the process from ending."""
-    future: Future[Loaded] = Future()
-
-    def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(load(source))
-        except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=f"load-{source.name}", daemon=True).start()
-    return future
 
 
 def _calm_collector() -> None:
