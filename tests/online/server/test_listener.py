@@ -17,10 +17,10 @@ import trustme
 from h2_servers import ECHO, PATIENCE_S, GrpcServer, Peer
 from http_servers import LOOPS
 from penstock.clock import ManualClock
-from penstock.online.server import h2_connection
-from penstock.online.server import h2_frames as h2
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections, ServerConnection
+from penstock.online.server.h2 import connection as h2_connection
+from penstock.online.server.h2 import frames as h2
 from penstock.online.server.listener import Endpoint, Listener
 
 
@@ -341,3 +341,15 @@ def test_the_clock_is_looked_at_without_being_asked(loop: str) -> None:
         server.call(server.listener.sweep)
         server.clock.advance(1)
         assert client.recv(100) == b""
+
+
+def test_what_was_accepted_in_the_turn_before_is_waited_for(server: Server) -> None:
+    """Nobody else is connected, so there would be nothing to wait for."""
+    address = server.listen()
+    gate = threading.Event()
+    server.loop.call_soon_threadsafe(gate.wait, PATIENCE_S)
+    draining = server.start(server.listener.drain(0, PATIENCE_S))
+    client = server.connect(address)
+    gate.set()
+    assert ask(client) in (b"HELLO", b"HELLO BYE")
+    draining.result(PATIENCE_S)

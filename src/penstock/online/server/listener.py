@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _HANDSHAKE_S = 10.0
+_ACCEPT_TURNS = 4
 _OWNER_ONLY = 0o600
 
 
@@ -166,6 +167,11 @@ class Listener:
                     while True:
                         accepted.append((queue.accept()[0], endpoint))
         await asyncio.gather(*(self._take(client, endpoint) for client, endpoint in accepted))
+        # What the loop accepted itself is among the connections only some turns later, and after the handshake.
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        if any(endpoint.tls for _, endpoint in self._servers):
+            await asyncio.sleep(LAST_REQUEST_S)
 
     async def _take(self, client: socket.socket, endpoint: Endpoint) -> None:
         client.setblocking(False)
