@@ -19,16 +19,17 @@ from penstock.online.repository.manager import Repository
 from penstock.online.repository.model_config import batching, complete, parse
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
-from penstock.online.server import h2_connection, http_connection
 from penstock.online.server.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc_service import GrpcService
-from penstock.online.server.http_shared import Shared
+from penstock.online.server.grpc.service import GrpcService
+from penstock.online.server.h2 import connection as h2_connection
+from penstock.online.server.http import connection as http_connection
+from penstock.online.server.http.shared import Shared
 from penstock.online.server.metrics_page import MetricsPage
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.perf.grpc_client import INFER, GrpcConnection, Lane
 from penstock.perf.http_client import Address, Head
 from penstock.request import InferRequest, InferResponse, Outcome

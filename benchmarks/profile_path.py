@@ -31,17 +31,19 @@ from penstock.engines.registry import get_engine
 from penstock.online.scheduler import instance
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
-from penstock.online.server import h2_connection, http_connection, http_exchange
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc_inference import Inference
-from penstock.online.server.h2_outbox import Outbox
-from penstock.online.server.h2_stream import Stream
-from penstock.online.server.http_line import Line
-from penstock.online.server.oip_answer import AnswerEncoder
-from penstock.online.server.oip_grpc_answer import AnswerEncoder as GrpcAnswerEncoder
-from penstock.online.server.oip_grpc_request import RequestDecoder as GrpcRequestDecoder
-from penstock.online.server.oip_request import RequestDecoder
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.grpc.decoder import RequestDecoder as GrpcRequestDecoder
+from penstock.online.server.grpc.encoder import AnswerEncoder as GrpcAnswerEncoder
+from penstock.online.server.grpc.inference import Inference
+from penstock.online.server.h2 import connection as h2_connection
+from penstock.online.server.h2.outbox import Outbox
+from penstock.online.server.h2.stream import Stream
+from penstock.online.server.http import connection as http_connection
+from penstock.online.server.http import exchange as http_exchange
+from penstock.online.server.http.decoder import RequestDecoder
+from penstock.online.server.http.encoder import AnswerEncoder
+from penstock.online.server.http.line import Line
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.perf.grpc_client import GrpcConnection
 from penstock.perf.http_client import Address
 from penstock.perf.oip_client import infer_request

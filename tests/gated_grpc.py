@@ -25,9 +25,9 @@ from penstock.online.server.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc_service import GrpcService
+from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.metrics_page import MetricsPage
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings

@@ -16,11 +16,11 @@ import hpack
 from http_servers import LOOPS, PATIENCE_S
 from penstock.clock import ManualClock
 from penstock.errors import NotFound
-from penstock.online.server import h2_frames as h2
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
-from penstock.online.server.grpc_call import Call, Method, Receiver
-from penstock.online.server.h2_connection import Connection, Shared
+from penstock.online.server.grpc.call import Call, Method, Receiver
+from penstock.online.server.h2 import frames as h2
+from penstock.online.server.h2.connection import Connection, Shared
 from penstock.online.server.listener import Endpoint, Listener
 from penstock.online.server.sniffer import PREFACE
 from penstock.tensor import Buffer

@@ -24,11 +24,11 @@ from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http_connection import Connection
-from penstock.online.server.http_shared import Shared
+from penstock.online.server.http.connection import Connection
+from penstock.online.server.http.shared import Shared
 from penstock.online.server.listener import Endpoint, Listener
 from penstock.online.server.metrics_page import MetricsPage
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer

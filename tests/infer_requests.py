@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from penstock.online.server.oip_grpc_answer import varint
+from penstock.online.server.grpc.encoder import varint
 from penstock.protocol import messages
 from penstock.tensor import DataType, to_wire
 

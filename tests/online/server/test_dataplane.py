@@ -18,9 +18,9 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.admission import Admission
 from penstock.online.server.auth import Access
-from penstock.online.server.cache import ResponseCache
+from penstock.online.server.cache.response_cache import ResponseCache
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure
 from penstock.telemetry.trace_settings import TraceSettings

@@ -15,7 +15,7 @@ from penstock.telemetry.statistics import ModelStatistics
 from penstock.tensor import Signature
 
 if TYPE_CHECKING:
-    from penstock.online.server.cache import ModelCache
+    from penstock.online.server.cache.response_cache import ModelCache
 
 
 class Handle:

@@ -36,7 +36,7 @@ from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.admission import Admission, ByteBudget
 from penstock.online.server.auth import Access
-from penstock.online.server.cache import open_cache
+from penstock.online.server.cache.response_cache import open_cache
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
@@ -46,7 +46,7 @@ from penstock.online.server.metrics_page import LoopLag, MetricsPage
 from penstock.online.server.peers import Peers
 from penstock.online.server.processes import Place, Supervisor
 from penstock.online.server.recording import Recording
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics

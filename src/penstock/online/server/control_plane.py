@@ -15,7 +15,7 @@ import msgspec
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
 from penstock.online.repository.manager import Repository
 from penstock.online.server.metrics_page import MetricsPage, Report
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.statistics import ModelStatistics, merge
 from penstock.telemetry.tracing import Tracer

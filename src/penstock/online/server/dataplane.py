@@ -13,9 +13,9 @@ from penstock.errors import Code, InvalidArgument, PenstockError, Unsupported
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.admission import Admission
+from penstock.online.server.cache.flight import Pending
 from penstock.online.server.classification import Labels
-from penstock.online.server.flight import Pending
-from penstock.online.server.shared_memory import SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
 from penstock.request import Deadline, Done, InferRequest
 from penstock.telemetry.statistics import Failure

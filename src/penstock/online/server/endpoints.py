@@ -13,16 +13,17 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import InvalidConfig, Unavailable
-from penstock.online.server import h2_connection, http_connection
 from penstock.online.server.admission import ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import LAST_REQUEST_S, Connections
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc_service import GrpcService
-from penstock.online.server.http_api import METRICS
-from penstock.online.server.http_shared import Shared
+from penstock.online.server.grpc.service import GrpcService
+from penstock.online.server.h2 import connection as h2_connection
+from penstock.online.server.http import connection as http_connection
+from penstock.online.server.http.api import METRICS
+from penstock.online.server.http.shared import Shared
 from penstock.online.server.listener import Endpoint, Listener
 from penstock.online.server.processes import reserve
 from penstock.online.server.sniffer import Factory
@@ -145,7 +146,7 @@ class Endpoints:
 
     async def _listen_grpcio(self) -> str:
         try:
-            module = importlib.import_module("penstock.online.server.grpcio")
+            module = importlib.import_module("penstock.online.server.grpc.grpcio")
         except ImportError as error:
             raise Unavailable(f"grpcio is not available: {error}", "pip install 'penstock[grpcio]'") from None
         self._grpcio = module.GrpcioServer(self._service, self._config, self._config.port("grpc"), self._clock)

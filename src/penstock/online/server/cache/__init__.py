@@ -1,0 +1,1 @@
+"""The cache of answers, single flight, and Redis behind it."""

@@ -1,0 +1,248 @@
+"""The methods of the inference service that are not inference: health, metadata, statistics, and control over the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.online.server.auth import Access, credential
+from penstock.online.server.control_plane import ControlPlane
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.grpc.call import Call
+from penstock.online.server.grpc.decoder import check_version
+from penstock.protocol import messages
+from penstock.protocol.messages import Message
+from penstock.tensor import Buffer
+
+_log = logging.getLogger(__name__)
+
+Unary = Callable[[Call, Buffer], None]
+Answer = Callable[[Message, str], Message | Awaitable[Message]]
+"""From a request and the client's name to the answer. Raises PenstockError."""
+
+
+def parse(kind: Any, data: Buffer) -> Message:
+    """A message of class ``kind``. Raises InvalidArgument."""
+    try:
+        return kind.FromString(bytes(data))
+    except DecodeError as error:
+        raise InvalidArgument(f"the message is not a {kind.DESCRIPTOR.name}: {error}") from None
+
+
+def identify(access: Access, call: Call) -> str:
+    """The name of the client who calls. Raises Unauthenticated."""
+    if not access.enabled:
+        return ""
+    metadata = call.metadata
+    return access.identify(credential(metadata.get("authorization"), metadata.get("x-api-key")))
+
+
+class GrpcControl:
+    """All unary methods but ModelInfer, by name. Belongs to the event loop."""
+
+    def __init__(self, dataplane: DataPlane, control: ControlPlane, access: Access) -> None:
+        self._dataplane = dataplane
+        self._control = control
+        self._access = access
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def methods(self) -> dict[str, Unary]:
+        """Probes ask without a key; what changes models or settings, or shows settings, takes an administrator."""
+        anybody = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
+        clients = {
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "SystemSharedMemoryStatus": self._system_status,
+            "SystemSharedMemoryRegister": self._system_register,
+            "SystemSharedMemoryUnregister": self._system_unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
+        }
+        admins = {
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "TraceSetting": self._trace_setting,
+            "LogSettings": self._log_settings,
+        }
+        return {
+            **{name: self._unary(name, answer, lambda call: "") for name, answer in anybody.items()},
+            **{name: self._unary(name, answer, self._client) for name, answer in clients.items()},
+            **{name: self._unary(name, answer, self._admin) for name, answer in admins.items()},
+        }
+
+    def _client(self, call: Call) -> str:
+        return identify(self._access, call)
+
+    def _admin(self, call: Call) -> str:
+        client = identify(self._access, call)
+        self._access.require_admin(client)
+        return client
+
+    def _unary(self, name: str, answer: Answer, admit: Callable[[Call], str]) -> Unary:
+        kind = messages.message(f"inference.{name}Request")
+
+        def run(call: Call, data: Buffer) -> None:
+            try:
+                client = admit(call)
+                reply = answer(parse(kind, data), client)
+            except PenstockError as error:
+                call.finish(error)
+                return
+            if isinstance(reply, Coroutine):
+                # Not ended with the call: half a change is worse than one that nobody waits for.
+                task = asyncio.get_running_loop().create_task(_reply_later(call, reply))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                _reply(call, reply)
+
+        return run
+
+    # Health and metadata
+
+    def _server_live(self, request: Message, client: str) -> Message:
+        return messages.ServerLiveResponse(live=True)
+
+    def _server_ready(self, request: Message, client: str) -> Message:
+        return messages.ServerReadyResponse(ready=self._dataplane.ready)
+
+    def _model_ready(self, request: Message, client: str) -> Message:
+        name, version = self._named(request, client)
+        return messages.ModelReadyResponse(ready=self._dataplane.model_ready(name, version))
+
+    def _server_metadata(self, request: Message, client: str) -> Message:
+        return messages.ServerMetadataResponse(**self._dataplane.server_metadata())
+
+    def _model_metadata(self, request: Message, client: str) -> Message:
+        return messages.ModelMetadataResponse(**self._dataplane.model_metadata(*self._named(request, client)))
+
+    def _model_config(self, request: Message, client: str) -> Message:
+        return messages.ModelConfigResponse(config=self._dataplane.model_config(*self._named(request, client)))
+
+    async def _model_statistics(self, request: Message, client: str) -> Message:
+        name, version = self._named(request, client) if request.name else ("", "")
+        statistics = await self._control.statistics(name, version)
+        if not name:
+            statistics = [one for one in statistics if self._access.may(client, one["name"])]
+        return json_format.ParseDict({"model_stats": statistics}, messages.ModelStatisticsResponse())
+
+    def _named(self, request: Message, client: str) -> tuple[str, str]:
+        """The model and version that ``request`` is about. Raises InvalidArgument, PermissionDenied."""
+        self._access.check(client, request.name)
+        return request.name, check_version(request.name, request.version)
+
+    # The repository
+
+    async def _repository_index(self, request: Message, client: str) -> Message:
+        index = await self._control.repository_index(request.ready)
+        return messages.RepositoryIndexResponse(models=[row for row in index if self._access.may(client, row["name"])])
+
+    async def _load(self, request: Message, client: str) -> Message:
+        await self._control.load(request.model_name, _values(request.parameters))
+        return messages.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: Message, client: str) -> Message:
+        await self._control.unload(request.model_name, _values(request.parameters))
+        return messages.RepositoryModelUnloadResponse()
+
+    # Shared memory
+
+    async def _system_status(self, request: Message, client: str) -> Message:
+        regions = await self._control.shared_memory_status(request.name)
+        return _regions(messages.SystemSharedMemoryStatusResponse(), regions)
+
+    async def _system_register(self, request: Message, client: str) -> Message:
+        await self._control.register_shared_memory(request.name, request.key, request.offset, request.byte_size)
+        return messages.SystemSharedMemoryRegisterResponse()
+
+    async def _system_unregister(self, request: Message, client: str) -> Message:
+        await self._control.unregister_shared_memory(request.name)
+        return messages.SystemSharedMemoryUnregisterResponse()
+
+    async def _cuda_status(self, request: Message, client: str) -> Message:
+        regions = await self._control.cuda_shared_memory_status(request.name)
+        return _regions(messages.CudaSharedMemoryStatusResponse(), regions)
+
+    async def _cuda_register(self, request: Message, client: str) -> Message:
+        where = request.raw_handle, request.device_id, request.byte_size
+        await self._control.register_cuda_shared_memory(request.name, *where)
+        return messages.CudaSharedMemoryRegisterResponse()
+
+    async def _cuda_unregister(self, request: Message, client: str) -> Message:
+        await self._control.unregister_cuda_shared_memory(request.name)
+        return messages.CudaSharedMemoryUnregisterResponse()
+
+    # Settings
+
+    async def _trace_setting(self, request: Message, client: str) -> Message:
+        update = {name: _trace_value(list(setting.value)) for name, setting in request.settings.items()}
+        settings = await self._control.trace_settings(request.model_name, update or None)
+        response = messages.TraceSettingResponse()
+        for name, value in settings.items():
+            response.settings[name].value.extend(value if isinstance(value, list) else [str(value)])
+        return response
+
+    async def _log_settings(self, request: Message, client: str) -> Message:
+        settings = await self._control.log_settings(_values(request.settings) or None)
+        response = messages.LogSettingsResponse()
+        for name, value in settings.items():
+            setting = response.settings[name]
+            match value:
+                case bool():
+                    setting.bool_param = value
+                case int():
+                    setting.uint32_param = value
+                case _:
+                    setting.string_param = str(value)
+        return response
+
+
+def _reply(call: Call, message: Message) -> None:
+    call.send(message.SerializeToString())
+    call.finish()
+
+
+async def _reply_later(call: Call, reply: Awaitable[Message]) -> None:
+    try:
+        _reply(call, await reply)
+    except PenstockError as error:
+        call.finish(error)
+    except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+        _log.exception("a call failed")
+        call.finish(PenstockError("internal error"))
+
+
+def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as Python's own values. Raises InvalidArgument for one without."""
+    found = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidArgument(f"parameter '{name}' has no value")
+        found[name] = getattr(parameter, choice)
+    return found
+
+
+def _trace_value(values: list[str]) -> Any:
+    """None, which clears, without values; one value is itself."""
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else values
+
+
+def _regions(response: Message, regions: list[dict[str, Any]]) -> Message:
+    for region in regions:
+        for field, value in region.items():
+            setattr(response.regions[region["name"]], field, value)
+    return response

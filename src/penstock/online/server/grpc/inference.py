@@ -1,0 +1,95 @@
+"""Inference over gRPC: what unary and streamed requests have in common, and the unary method."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.online.server.answer_form import AnswerForm
+from penstock.online.server.auth import Access
+from penstock.online.server.cache.flight import Pending
+from penstock.online.server.classification import classify_outputs
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.grpc.call import Call
+from penstock.online.server.grpc.control import identify
+from penstock.online.server.grpc.decoder import RequestDecoder
+from penstock.online.server.grpc.encoder import AnswerEncoder
+from penstock.request import Done, InferRequest, Outcome
+from penstock.tensor import Buffer
+
+_log = logging.getLogger(__name__)
+
+
+class Inference:
+    """From messages to the data plane and back. Belongs to the event loop."""
+
+    def __init__(self, dataplane: DataPlane, access: Access) -> None:
+        self.is_stopping = False
+        self.dataplane = dataplane
+        self.decode = RequestDecoder(dataplane.shared_memory)
+        self._access = access
+        self._write = AnswerEncoder()
+
+    def admit(self, call: Call) -> str:
+        """The name of the client. Raises Unauthenticated, and Unavailable while the server is stopping."""
+        if self.is_stopping:
+            raise stopping()
+        return identify(self._access, call)
+
+    def submit(
+        self, call: Call, client: str, request: InferRequest, done: Done, decoupled: bool = False
+    ) -> Pending | None:
+        """Hand a request of ``call`` to the data plane; see ``DataPlane.infer``."""
+        request.deadline, request.client = call.deadline, client
+        if self.dataplane.tracer.enabled:
+            request.traceparent = _header(call, "traceparent")
+            request.tracestate = _header(call, "tracestate")
+        return self.dataplane.infer(request, done, decoupled)
+
+    def encode(self, outcome: Outcome, form: AnswerForm) -> list[Buffer] | PenstockError:
+        """The answer as a ModelInferResponse in parts, or why there is none."""
+        if isinstance(outcome, PenstockError):
+            return outcome
+        try:
+            if form.classification:
+                name, version = outcome.model_name, outcome.model_version
+                is_batched, labels = self.dataplane.is_batched(name, version), self.dataplane.labels(name, version)
+                classify_outputs(outcome, form.classification, is_batched, labels)
+            return self._write(outcome, form)
+        except PenstockError as error:
+            return error
+        except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+            _log.exception("the answer could not be encoded")
+            return PenstockError("internal error")
+
+    def infer(self, call: Call, data: Buffer) -> None:
+        """The unary method."""
+        try:
+            client = self.admit(call)
+            request, form = self.decode(data)
+        except PenstockError as error:
+            call.finish(error)
+            return
+
+        def done(outcome: Outcome) -> None:
+            answer = self.encode(outcome, form)
+            form.release()
+            if isinstance(answer, PenstockError):
+                call.finish(answer)
+            else:
+                call.send(*answer)
+                call.finish()
+
+        pending = self.submit(call, client, request, done)
+        if pending is not None:
+            call.on_cancel = pending.cancel
+
+
+def stopping() -> Unavailable:
+    """What is said to those who ask while the server stops; in Triton's words, which clients look for."""
+    return Unavailable("GRPC server is shutting down and has stopped accepting new requests.")
+
+
+def _header(call: Call, name: str) -> str:
+    value = call.metadata.get(name, "")
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,87 @@
+"""gRPC's standard reflection: tools ask which services there are, and for the files that describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import Code, PenstockError
+from penstock.online.server import status
+from penstock.online.server.grpc.call import Call
+from penstock.online.server.grpc.control import parse
+from penstock.protocol import messages
+from penstock.protocol.messages import Message
+from penstock.tensor import Buffer
+
+VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
+"""Packages of the same service; older tools know the second only."""
+
+
+class Reflection:
+    """One call of either version: answers each message at once, in order."""
+
+    def __init__(self, call: Call, package: str, services: list[str], ended: Callable[[Reflection], None]) -> None:
+        self._call = call
+        self._request = messages.message(f"{package}.ServerReflectionRequest")
+        self._response = messages.message(f"{package}.ServerReflectionResponse")
+        self._services = services
+        self._ended = ended
+        call.on_cancel = lambda: ended(self)
+
+    def message(self, data: Buffer) -> None:
+        try:
+            request = parse(self._request, data)
+        except PenstockError as error:
+            self._end(error)
+            return
+        response = self._response(valid_host=request.host, original_request=request)
+        self._fill(request, response)
+        self._call.send(response.SerializeToString())
+
+    def half_close(self) -> None:
+        self._end(None)
+
+    def drain(self, error: PenstockError) -> None:
+        """End it, since nothing is under way between two messages."""
+        self._end(error)
+
+    def _end(self, error: PenstockError | None) -> None:
+        self._ended(self)
+        self._call.finish(error)
+
+    def _fill(self, request: Message, response: Message) -> None:
+        kind = request.WhichOneof("message_request")
+        try:
+            if kind == "list_services":
+                for name in self._services:
+                    response.list_services_response.service.add(name=name)
+            elif kind == "file_by_filename":
+                _add_files(response, messages.POOL.FindFileByName(request.file_by_filename))
+            elif kind == "file_containing_symbol":
+                _add_files(response, messages.POOL.FindFileContainingSymbol(request.file_containing_symbol))
+            elif kind == "all_extension_numbers_of_type":
+                name = request.all_extension_numbers_of_type
+                messages.POOL.FindMessageTypeByName(name)
+                # There are no extensions in this version of the language.
+                response.all_extension_numbers_response.base_type_name = name
+            else:
+                _fail(response, Code.NOT_FOUND if kind else Code.INVALID_ARGUMENT, "no such extension")
+        except KeyError:
+            _fail(response, Code.NOT_FOUND, f"'{getattr(request, kind)}' is not known")
+
+
+def _add_files(response: Message, file: Any) -> None:
+    """``file`` and those that it needs, the former first."""
+    found = {file.name: file}
+    waiting = [file]
+    while waiting:
+        for needed in waiting.pop().dependencies:
+            if needed.name not in found:
+                found[needed.name] = needed
+                waiting.append(needed)
+    response.file_descriptor_response.file_descriptor_proto.extend(each.serialized_pb for each in found.values())
+
+
+def _fail(response: Message, code: Code, message: str) -> None:
+    response.error_response.error_code = status.GRPC[code]
+    response.error_response.error_message = message

@@ -1,0 +1,1 @@
+"""Our own HTTP/2, the default transport of gRPC."""

@@ -1,0 +1,206 @@
+"""What one HTTP/2 connection sends: frames of all its streams, as far as the client's windows and the socket take them.
+
+Everything that arises in one turn of the event loop is written at once. Streams with much to send take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable
+
+from penstock.online.server.h2.frames import (
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEADER,
+    HEADERS,
+    MIN_FRAME_SIZE,
+)
+from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE
+from penstock.online.server.h2.stream import Stream
+from penstock.tensor import Buffer
+
+_TURN_BYTES = 1 << 16
+_WRITE_BYTES = 1 << 18
+_JOINED_BYTES = 1 << 16
+_JOINED_PART = 1 << 12
+
+# The two ends of an answer of one message, with the header of its DATA frame.
+_RESPONSE_START = HEADER.pack(0, len(RESPONSE), HEADERS, END_HEADERS, 0)[:5]
+_ANSWER = struct.Struct(f">5sI{len(RESPONSE)}sHBHI")
+_OK_START = HEADER.pack(0, len(OK_TRAILERS), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+_OK = struct.Struct(f">5sI{len(OK_TRAILERS)}s")
+
+
+class Outbox:
+    """Belongs to the event loop. ``on_sent`` is called with each stream whose last frame has gone out."""
+
+    __slots__ = (
+        "_bytes",
+        "_frames",
+        "_on_sent",
+        "_ready",
+        "_scheduled",
+        "_starved",
+        "_transport",
+        "block_start",
+        "corked",
+        "max_frame",
+        "paused",
+        "window",
+        "written",
+    )
+
+    def __init__(self, on_sent: Callable[[Stream], None]) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._on_sent = on_sent
+        self._frames: list[Buffer] = []
+        self._bytes = 0
+        self._ready: deque[Stream] = deque()
+        self._starved: list[Stream] = []
+        self._scheduled = False
+        self.window = DEFAULT_WINDOW
+        """Bytes that the client lets us send on all streams together."""
+        self.max_frame = MIN_FRAME_SIZE
+        """Largest frame that the client takes."""
+        self.block_start = b""
+        """What the next header block has to begin with."""
+        self.corked = False
+        """Whether ``flush`` is going to be called in this turn anyway."""
+        self.paused = False
+        """Whether the socket takes no more."""
+        self.written = 0
+        """Bytes handed to the transport."""
+
+    def open(self, transport: asyncio.Transport) -> None:
+        """Send to ``transport`` from now on."""
+        self._transport = transport
+
+    def control(self, frame: bytes) -> None:
+        """Send ``frame``, which no window bounds."""
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        self._schedule()
+
+    def headers(self, stream_id: int, block: bytes, flags: int) -> None:
+        """Send ``block``, which fits into one frame."""
+        if self.block_start:
+            block, self.block_start = self.block_start + block, b""
+        size = len(block)
+        self.control(HEADER.pack(size >> 8, size & 0xFF, HEADERS, flags | END_HEADERS, stream_id) + block)
+
+    def ready(self, stream: Stream) -> None:
+        """``stream`` has something to send, or may send again."""
+        if not stream.is_ready:
+            stream.is_ready = True
+            self._ready.append(stream)
+            self._schedule()
+
+    def widen(self, increment: int) -> None:
+        """The client lets us send ``increment`` bytes more."""
+        self.window += increment
+        if self._starved:
+            self._ready.extend(self._starved)
+            self._starved.clear()
+            self._schedule()
+
+    def flush(self) -> None:
+        """Write what can be written."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            self._frames.clear()
+            self._bytes = 0
+            return
+        while True:
+            while self._ready and self._bytes < _WRITE_BYTES and not self.paused:
+                stream = self._ready.popleft()
+                stream.is_ready = False
+                if not stream.gone:
+                    self._emit(stream)
+            frames, size = self._frames, self._bytes
+            if not frames:
+                return
+            self._frames, self._bytes = [], 0
+            self.written += size
+            if size <= _JOINED_BYTES or size < len(frames) * _JOINED_PART:
+                transport.write(b"".join(frames))
+            else:
+                transport.writelines(frames)
+            if not self._ready or self.paused:
+                return
+
+    def close(self) -> None:
+        """Drop everything: the transport is gone."""
+        self._transport = None
+        self._ready.clear()
+        self._starved.clear()
+        self._frames.clear()
+
+    def _schedule(self) -> None:
+        if not (self.corked or self._scheduled):
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._scheduled = False
+        self.flush()
+
+    def _emit(self, stream: Stream) -> None:
+        size = stream.unsent_bytes
+        if (
+            stream.finished
+            and not stream.started
+            and len(stream.unsent) == 1
+            and stream.trailers is OK_TRAILERS
+            and not self.block_start
+            and size <= self.window
+            and size <= stream.window
+            and size <= self.max_frame
+        ):
+            self._emit_answer(stream, size)
+        elif self._emit_messages(stream) and stream.finished:
+            if stream.started:
+                self.headers(stream.id, stream.trailers, END_STREAM)
+            else:
+                self.headers(stream.id, RESPONSE + stream.trailers, END_STREAM)
+            stream.gone = True
+            self._on_sent(stream)
+
+    def _emit_answer(self, stream: Stream, size: int) -> None:
+        """What nearly always holds, and the same as the long way: one message, and it fits."""
+        stream_id, frames = stream.id, self._frames
+        frames.append(_ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id))
+        frames += stream.unsent.pop()
+        frames.append(_OK.pack(_OK_START, stream_id, OK_TRAILERS))
+        self.window -= size
+        self._bytes += size + _ANSWER.size + _OK.size
+        stream.gone = True
+        self._on_sent(stream)
+
+    def _emit_messages(self, stream: Stream) -> bool:
+        """Send of ``stream`` what may be sent and what its turn holds; whether that was all."""
+        turn = _TURN_BYTES
+        while stream.unsent:
+            room = min(self.window, stream.window)
+            if room <= 0 or turn <= 0:
+                if room > 0:
+                    stream.is_ready = True
+                    self._ready.append(stream)
+                elif self.window <= 0:
+                    stream.is_ready = True
+                    self._starved.append(stream)
+                return False
+            if not stream.started:
+                stream.started = True
+                self.headers(stream.id, RESPONSE, 0)
+            size = min(room, turn, self.max_frame, stream.unsent_bytes)
+            self._frames.append(HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
+            stream.take(size, self._frames)
+            self._bytes += size + HEADER.size
+            self.window -= size
+            stream.window -= size
+            turn -= size
+        return True

@@ -1,0 +1,309 @@
+"""What one HTTP/2 connection is in the middle of: its streams, its windows, what each frame does to them. Knows no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from penstock.clock import Clock
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.grpc.call import Method
+from penstock.online.server.h2 import frames as h2
+from penstock.online.server.h2.frames import ConnectionFault, ErrorCode, StreamFault
+from penstock.online.server.h2.grpc_messages import PREFIX
+from penstock.online.server.h2.guard import Guard
+from penstock.online.server.h2.headers import TABLE_SIZE_ZERO, HeaderReader
+from penstock.online.server.h2.outbox import Outbox
+from penstock.online.server.h2.stream import Stream
+from penstock.request import Deadline
+
+STREAM_WINDOW = 4 << 20
+CONNECTION_WINDOW = 16 << 20
+MAX_FRAME = 1 << 20
+
+_COPIED_BYTES = 1 << 14
+_REMEMBERED = 1024
+
+
+class Session:
+    """The ``FrameHandler`` of what a client sends, and the ``Carrier`` of its streams.
+
+    ``on_empty`` is called when no stream is left and none will be taken.
+    """
+
+    __slots__ = (
+        "_allowance",
+        "_clock",
+        "_ended_early",
+        "_guard",
+        "_headers",
+        "_initial_window",
+        "_max_streams",
+        "_on_empty",
+        "ending",
+        "last_id",
+        "max_message_bytes",
+        "max_unsent_bytes",
+        "outbox",
+        "ready",
+        "streams",
+    )
+
+    def __init__(
+        self,
+        methods: Mapping[bytes, Method],
+        config: ServerConfig,
+        clock: Clock,
+        guard: Guard,
+        on_empty: Callable[[], None],
+    ) -> None:
+        self.max_message_bytes = config.max_request_bytes
+        self.max_unsent_bytes = config.max_unsent_bytes
+        self._max_streams = config.max_streams
+        self._clock = clock
+        self._guard = guard
+        self._on_empty = on_empty
+        self._headers = HeaderReader(methods, config.max_header_bytes)
+        self.outbox = Outbox(self._sent)
+        self.ready = self.outbox.ready
+        self._allowance = CONNECTION_WINDOW
+        self._initial_window = h2.DEFAULT_WINDOW
+        self._ended_early: dict[int, None] = {}  # streams of which the client may not know yet that they have ended
+        self.streams: dict[int, Stream] = {}
+        """Those that are not over."""
+        self.last_id = 0
+        """The newest one that was taken."""
+        self.ending = False
+        """Whether no stream after the present ones is taken."""
+
+    # The reader's side
+
+    def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
+        """See ``FrameHandler``; as everything below up to ``on_fault``."""
+        self._allowance -= size
+        if self._allowance < CONNECTION_WINDOW // 2:
+            if self._allowance < 0:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more than the connection's window allows")
+            self.outbox.control(h2.window_update(0, CONNECTION_WINDOW - self._allowance))
+            self._allowance = CONNECTION_WINDOW
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._on_closed_stream(stream_id)
+            return
+        if stream.half_closed:
+            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
+        stream.allowance -= size
+        if stream.allowance < 0:
+            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+        content = stop - start
+        if ended and stream.is_untouched and content >= PREFIX.size:
+            flag, length = PREFIX.unpack_from(data, start)
+            said = stream.head.content_length
+            if (
+                length == content - PREFIX.size
+                and length <= self.max_message_bytes
+                and (said is None or said == content)
+            ):
+                # What nearly always holds, and the same as receiving it: the only message, whole.
+                stream.half_closed = True
+                start += PREFIX.size
+                stream.call(flag, data[start:stop] if length <= _COPIED_BYTES else memoryview(data)[start:stop])
+                return
+        if not content and not ended:
+            self._guard.charge()
+        self._receive(stream, ended, data, start, stop)
+
+    def on_more_data(self, stream_id: int, ended: bool, data: bytes, start: int, stop: int) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._receive(stream, ended, data, start, stop)
+
+    def on_headers(self, stream_id: int, ended: bool, block: bytes) -> None:
+        if stream_id <= self.last_id:
+            self._on_trailers(stream_id, ended, block)
+            return
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream with an even number")
+        head = self._headers.read(block)
+        if self.ending:
+            return  # the client was told that this stream is not answered, and will ask elsewhere
+        self.last_id = stream_id
+        if head.malformed:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
+        if len(self.streams) >= self._max_streams:
+            raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM)
+        if head.method is None:
+            self.outbox.headers(stream_id, head.refusal, h2.END_STREAM)
+            self._guard.charge()
+            if not ended:
+                self._end_early(stream_id, ErrorCode.NO_ERROR)
+            return
+        stream = Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, head.is_unary)
+        self.streams[stream_id] = stream
+        if head.timeout_s is not None:
+            stream.deadline = Deadline.after(head.timeout_s, self._clock)
+        if head.timeout_s is not None or head.method.stream is not None:
+            stream.begin(head.timeout_s)
+        if ended:
+            stream.half_close()
+
+    def on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == h2.WINDOW_UPDATE:
+            self._on_window_update(stream_id, payload)
+        elif kind == h2.RST_STREAM:
+            self._on_reset(stream_id, payload)
+        elif kind == h2.SETTINGS:
+            self._on_settings(flags, stream_id, payload)
+        elif kind == h2.PING:
+            h2.check(len(payload) == 8, ErrorCode.FRAME_SIZE_ERROR, "a PING that is not 8 bytes long")
+            h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "a PING on a stream")
+            if not flags & h2.ACK:
+                self._guard.charge()
+                self.outbox.control(h2.ping(payload, h2.ACK))
+        elif kind == h2.GOAWAY:
+            h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "a GOAWAY on a stream")
+            h2.check(len(payload) >= 8, ErrorCode.FRAME_SIZE_ERROR, "a GOAWAY that is too short")
+        else:
+            h2.check(kind != h2.PUSH_PROMISE, ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+            self._guard.charge()
+            if kind == h2.PRIORITY:
+                h2.check(stream_id != 0, ErrorCode.PROTOCOL_ERROR, "a PRIORITY on stream 0")
+                if len(payload) != 5:
+                    raise StreamFault(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+
+    def on_fault(self, fault: StreamFault) -> None:
+        self._guard.charge()
+        stream = self.streams.get(fault.stream_id)
+        if stream is None:
+            self._end_early(fault.stream_id, fault.code)
+        else:
+            self.reset(stream, fault.code)
+
+    # The streams' side
+
+    def grant(self, stream: Stream) -> None:
+        """See ``Carrier``; as the next one."""
+        if stream.allowance < STREAM_WINDOW // 2 and not (stream.half_closed or stream.paused or stream.finished):
+            self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
+            stream.allowance = STREAM_WINDOW
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        if self.streams.pop(stream.id, None) is not None:
+            stream.lose()
+            self._end_early(stream.id, code)
+            self._look_whether_empty()
+
+    def end(self) -> None:
+        """Take no new stream."""
+        self.ending = True
+        self._look_whether_empty()
+
+    def lose_all(self) -> None:
+        """The connection is gone."""
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            stream.lose()
+
+    def _sent(self, stream: Stream) -> None:
+        """The last frame of ``stream`` is on its way."""
+        del self.streams[stream.id]
+        self._guard.earn()
+        if not stream.half_closed:
+            self._end_early(stream.id, ErrorCode.NO_ERROR)
+        if self.ending:
+            self._look_whether_empty()
+
+    def _end_early(self, stream_id: int, code: ErrorCode) -> None:
+        """Reset a stream; for a while, what the client still sends on it is no fault."""
+        self.outbox.control(h2.rst_stream(stream_id, code))
+        self._ended_early[stream_id] = None
+        if len(self._ended_early) > _REMEMBERED:
+            del self._ended_early[next(iter(self._ended_early))]
+
+    def _look_whether_empty(self) -> None:
+        if self.ending and not self.streams:
+            self._on_empty()
+
+    # Single kinds of frames
+
+    def _receive(self, stream: Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
+        if start < stop:
+            stream.receive(data[start:stop] if stop - start <= _COPIED_BYTES else memoryview(data)[start:stop])
+        if ended:
+            stream.half_close()
+        else:
+            self.grant(stream)
+
+    def _on_trailers(self, stream_id: int, ended: bool, block: bytes) -> None:
+        """Headers on a stream that is no new one."""
+        allowed = self._headers.read_trailers(block)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if stream_id not in self._ended_early:
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "headers on a stream that is closed")
+        elif stream.half_closed:
+            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
+        elif not (allowed and ended):
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            stream.half_close()
+
+    def _on_closed_stream(self, stream_id: int) -> None:
+        """DATA or RST_STREAM on a stream that is not open."""
+        h2.check(0 < stream_id <= self.last_id or self.ending, ErrorCode.PROTOCOL_ERROR, "a frame on an idle stream")
+        if stream_id not in self._ended_early:
+            self._guard.charge()
+
+    def _on_reset(self, stream_id: int, payload: bytes) -> None:
+        h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, "a RST_STREAM that is not 4 bytes long")
+        stream = self.streams.pop(stream_id, None)
+        if stream is None:
+            self._on_closed_stream(stream_id)
+            return
+        self._guard.charge()
+        stream.lose()
+        self._look_whether_empty()
+
+    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
+        h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is not 4 bytes long")
+        increment = h2.UINT32.unpack(payload)[0] & h2.MAX_WINDOW
+        if stream_id == 0:
+            h2.check(increment > 0, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE by nothing")
+            window = self.outbox.window + increment
+            h2.check(window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window beyond the largest")
+            self.outbox.widen(increment)
+            return
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._on_closed_stream(stream_id)
+            return
+        if increment == 0:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
+        if stream.window + increment > h2.MAX_WINDOW:
+            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+        stream.window += increment
+        if stream.unsent_bytes:
+            self.outbox.ready(stream)
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+        if flags & h2.ACK:
+            h2.check(not payload, ErrorCode.FRAME_SIZE_ERROR, "an answer to SETTINGS with content")
+            return
+        self._guard.charge()
+        for name, value in h2.parse_settings(payload):
+            if name == h2.INITIAL_WINDOW_SIZE:
+                self._set_initial_window(value)
+            elif name == h2.MAX_FRAME_SIZE:
+                self.outbox.max_frame = value
+            elif name == h2.HEADER_TABLE_SIZE and value < h2.DEFAULT_TABLE_SIZE:
+                self.outbox.block_start = TABLE_SIZE_ZERO
+        self.outbox.control(h2.SETTINGS_ACK)
+
+    def _set_initial_window(self, size: int) -> None:
+        """It applies to the open streams as well, whose windows may become negative (RFC 9113, section 6.9.2)."""
+        change, self._initial_window = size - self._initial_window, size
+        for stream in self.streams.values():
+            stream.window += change
+            h2.check(stream.window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window beyond the largest")
+            if stream.unsent_bytes:
+                self.outbox.ready(stream)

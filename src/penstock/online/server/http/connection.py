@@ -1,0 +1,280 @@
+"""One HTTP/1.1 connection, an asyncio protocol of our own: this path decides how many requests a core serves.
+
+It parses with httptools and looks only at the headers that it needs. A request that begins with a head seen before, and
+is here in whole, does not go through the parser at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import httptools
+
+from penstock.errors import InvalidArgument, Unavailable
+from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
+from penstock.online.server.http.encoder import encode_error
+from penstock.online.server.http.exchange import Exchange
+from penstock.online.server.http.head import MAX_KNOWN_BYTES, Head
+from penstock.online.server.http.line import Line
+from penstock.online.server.http.shared import Shared
+
+_HEADER_OVERHEAD = 32
+_LINGER_S = 2.0
+_CONTENT_LENGTH = b"content-length"
+_EXPECT = b"expect"
+_MAX_DIGITS = 20
+_END = b"\r\n\r\n"
+
+
+class _Refused(Exception):
+    """Raised out of the parser's callbacks to end parsing; the answer is already on its way."""
+
+
+class Connection(Line):
+    """One client. ``on_*`` are called by the parser."""
+
+    protocol = "HTTP/1.1"
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_chunked",
+        "_expects",
+        "_head",
+        "_header_bytes",
+        "_messages",
+        "_overhead_bytes",
+        "_parser",
+        "_progressed",
+        "_reserved_bytes",
+        "_seen",
+        "_since",
+        "_text",
+        "_url",
+    )
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._parser = httptools.HttpRequestParser(self)
+        self._progressed = False  # the bytes just received brought a request forward
+        self._messages = 0
+        self._seen: tuple[int, bool, bool, int] | None = None
+        self._since = 0.0
+        self._text = b""  # where the bytes just received begin a request, its head
+        self._url = b""
+        self._body: bytes | bytearray = b""
+        self._reserved_bytes = 0
+        self._begin_message()
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self.shared.connections.add(self):
+            self._refuse(503, "too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._drop_body()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._ending:
+            return
+        if not self._receiving:
+            data = self._take_known(data)
+            if not data:
+                return
+        self._progressed = False
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._ending:
+                self._refuse(400, f"malformed HTTP: {error}")
+        self._text = b""
+        if not self._progressed and not self._ending:
+            self._check_overhead(len(data))
+
+    def _take_known(self, data: bytes) -> bytes:
+        """Take the requests in ``data``, which begins with one, as long as their heads are known; what is left."""
+        heads = self.shared.heads
+        start, size = 0, len(data)
+        while True:
+            end = data.find(_END, start, start + MAX_KNOWN_BYTES)
+            if end < 0:
+                text = b""
+                break
+            end += len(_END)
+            text = data[start:end]
+            head = heads.get(text)
+            if head is None:
+                break
+            stop = end + head.body_bytes
+            if stop > size or head.body_bytes > self.shared.free_bytes:
+                text = b""  # known already
+                break
+            self._messages += 1
+            self._take(Exchange(self, head, data[end:stop]))
+            if stop == size or self._ending:
+                return b""
+            start = stop
+        self._text = text
+        return data[start:] if start else data
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        self._receiving = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url = self._url + url if self._url else url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        size = len(name)
+        self._header_bytes += size + len(value) + _HEADER_OVERHEAD
+        if self._chunked:
+            return  # a trailer, which may not stand for a header
+        if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
+            # The parser has checked that it is a number.
+            self._check_body(int(value[:_MAX_DIGITS]))
+        elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
+            self._expects = True
+            # An exchange of its own, so that it keeps its place behind the answers of earlier requests.
+            self._answer_later(Exchange(self, Head()), CONTINUE)
+        else:
+            try:
+                self._head.read(name, value)
+            except InvalidArgument as error:
+                self._refuse(400, str(error))
+                raise _Refused from None
+
+    def on_chunk_header(self) -> None:
+        self._chunked = True
+
+    def on_body(self, data: bytes) -> None:
+        self._progressed = True
+        if not self._body:
+            self._body = data
+            self._body_bytes = len(data)
+        else:
+            # Grown in place, so that a body in many small pieces takes no more memory than its size.
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += data
+            self._body_bytes += len(data)
+        if self._body_bytes > self.shared.free_bytes:
+            self._check_body(self._body_bytes)
+            self._reserve()
+
+    def on_message_complete(self) -> None:
+        if self._ending:
+            return
+        self._progressed = True
+        self._messages += 1
+        shared = self.shared
+        if self._header_bytes + len(self._url) > shared.max_header_bytes:
+            self._refuse_head()
+            raise _Refused
+        parser = self._parser
+        if parser.should_upgrade():
+            # The parser keeps the body of such a request to itself, so it cannot be answered as if nothing had been asked.
+            self._refuse(501, "changing the protocol is not supported: ask without the header Upgrade")
+            raise _Refused
+        head = self._finish_head()
+        if self._text:
+            if not self._chunked and not self._expects and head.keep_alive and not head.http_1_0:
+                shared.heads.learn(self._text, head)
+            self._text = b""
+        self._ending = not head.keep_alive
+        exchange = Exchange(self, head, self._body, head.keep_alive, self._reserved_bytes)
+        self._reserved_bytes = 0
+        self._begin_message()
+        self._take(exchange)
+
+    def _finish_head(self) -> Head:
+        head, parser = self._head, self._parser
+        head.method = method = parser.get_method()
+        head.route = route = self.shared.routes[self._url]
+        head.handler = route.handlers.get(method)
+        head.keep_alive = parser.should_keep_alive()
+        head.http_1_0 = parser.get_http_version() == "1.0"
+        head.body_bytes = self._body_bytes
+        return head
+
+    def _begin_message(self) -> None:
+        self._receiving = False
+        self._url = b""
+        self._body = b""
+        self._body_bytes = 0
+        self._header_bytes = 0
+        self._overhead_bytes = 0
+        self._head = Head()
+        self._chunked = False
+        self._expects = False
+
+    # Limits
+
+    def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
+        """Answer, after what is pending, that nothing more is read, and close.
+
+        What the client still sends is thrown away for a while: closing with unread data would reset the connection and
+        might take the answer with it.
+        """
+        self._discarding = self._ending = True
+        self._drop_body()
+        body = encode_error(message)
+        exchange = Exchange(self, Head(), keep_alive=False)
+        self._answer_later(exchange, compose(status, JSON + headers, CLOSE, body))
+
+    def _drop_body(self) -> None:
+        self._body = b""
+        self.shared.give_back(self._reserved_bytes)
+        self._reserved_bytes = 0
+
+    def _check_body(self, size: int) -> None:
+        limit = self.shared.max_request_bytes
+        if size > limit:
+            self._refuse(413, f"the body is larger than {limit} bytes")
+            raise _Refused
+
+    def _reserve(self) -> None:
+        """Have as much of the server's budget as has come in: what is only announced may never come."""
+        try:
+            self._reserved_bytes += self.shared.reserve(self._body_bytes, self._reserved_bytes)
+        except Unavailable as error:
+            self._refuse(503, str(error), b"Retry-After: 1\r\n")
+            raise _Refused from None
+
+    def _check_overhead(self, size: int) -> None:
+        """Bound what is received without bringing a request or its body forward: heads, trailers, chunk extensions."""
+        self._overhead_bytes += size
+        if self._overhead_bytes > self.shared.max_header_bytes:
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the head of the request is larger than {self.shared.max_header_bytes} bytes")
+
+    def check_time(self, now: float) -> None:
+        """Cut the client off if nothing has come forward for longer than it may; ``now`` in seconds."""
+        transport = self._transport
+        if transport is None:
+            return
+        self._probe()
+        config = self.shared.config
+        unwritten = transport.get_write_buffer_size()
+        reading = bool(self._receiving or self._overhead_bytes)
+        seen = (self._messages, reading, self._discarding, unwritten)
+        if seen != self._seen or (self._pending and not unwritten and not reading):
+            self._seen, self._since = seen, now
+            return
+        waited = now - self._since
+        if self._discarding:
+            if waited >= _LINGER_S:
+                transport.abort()
+        elif unwritten:
+            if waited >= config.idle_timeout_s:
+                transport.abort()
+        elif reading:
+            if waited >= config.request_timeout_s:
+                self._refuse(408, f"the request took longer than {config.request_timeout_s:g} s to arrive")
+        elif waited >= config.idle_timeout_s:
+            transport.close()

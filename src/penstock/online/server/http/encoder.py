@@ -1,0 +1,133 @@
+"""Answers as the Open Inference Protocol writes them over HTTP: JSON, or JSON followed by raw tensors. Free of sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from penstock.online.server.answer_form import ALL, NONE, AnswerForm
+from penstock.online.server.http.json_tensor import to_json
+from penstock.request import InferResponse
+from penstock.tensor import Array, Buffer, DataType, to_wire
+
+_MAX_CACHED = 1024
+_SMALL_BYTES = 4096
+
+JSON = b"Content-Type: application/json\r\n"
+
+
+Encoded = tuple[bytes, bytes, Sequence[Buffer]]
+"""An answer: header lines with their ends, the JSON, and large raw tensors that follow it; small ones are joined already."""
+
+
+class _Template(msgspec.Struct, frozen=True):
+    """All of an answer but its data, as long as names, datatypes and shapes are the same."""
+
+    text: bytes
+    """With ``%b`` for the data of each output."""
+    binary: bytes
+    """The JSON part if all outputs are raw; empty if their sizes vary."""
+    binary_headers: bytes
+    is_small: bool
+    """Whether the raw tensors are few bytes."""
+
+
+class AnswerEncoder:
+    """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[object, ...], _Template] = {}
+
+    def __call__(self, response: InferResponse, form: AnswerForm) -> Encoded:
+        """Raises InvalidArgument if an output cannot be written as asked for."""
+        if form.placements or response.id or response.parameters:
+            return _write(response, form)
+        outputs = response.outputs
+        if len(outputs) == 1:
+            ((name, array),) = outputs.items()
+            key: tuple[object, ...] = (response.model_name, response.model_version, name, array.dtype, array.shape)
+        else:
+            parts: list[object] = [response.model_name, response.model_version]
+            for name, array in outputs.items():
+                parts += (name, array.dtype, array.shape)
+            key = tuple(parts)
+        template = self._templates.get(key) or self._prepare(key, response)
+        if form.binary is NONE:
+            return JSON, template.text % tuple([to_json(name, array) for name, array in outputs.items()]), ()
+        if form.binary is ALL and template.binary:
+            if template.is_small:
+                tensors = [array.tobytes() for array in outputs.values()]
+                return template.binary_headers, b"".join((template.binary, *tensors)), ()
+            return template.binary_headers, template.binary, [to_wire(array) for array in outputs.values()]
+        return _write(response, form)
+
+    def _prepare(self, key: tuple[object, ...], response: InferResponse) -> _Template:
+        if len(self._templates) >= _MAX_CACHED:
+            self._templates.clear()
+        head = _head(response)
+        described = [_describe(name, array) for name, array in response.outputs.items()]
+        text = b",".join(part.replace(b"%", b"%%") + b',"data":%b}' for part in described)
+        binary = headers = b""
+        sizes = [array.nbytes for array in response.outputs.values()]
+        if described and all(_is_plain(array.dtype) for array in response.outputs.values()):
+            binary = head + b",".join(map(_sized, described, sizes)) + b"]}"
+            headers = _binary_headers(len(binary))
+        text = head.replace(b"%", b"%%") + text + b"]}"
+        template = self._templates[key] = _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES)
+        return template
+
+
+def encode_error(message: str) -> bytes:
+    """``{"error": message}``."""
+    return orjson.dumps({"error": message})
+
+
+def _write(response: InferResponse, form: AnswerForm) -> Encoded:
+    """Any answer."""
+    parts: list[bytes] = []
+    tensors: list[Buffer] = []
+    for name, array in response.outputs.items():
+        description = _describe(name, array)
+        if name in form.placements:
+            form.placements[name].write(array)
+            parts.append(description + b"}")
+        elif name in form.binary:
+            tensor = to_wire(array)
+            parts.append(_sized(description, len(tensor)))
+            tensors.append(tensor)
+        else:
+            parts.append(b'%b,"data":%b}' % (description, to_json(name, array)))
+    text = _head(response) + b",".join(parts) + b"]}"
+    return (_binary_headers(len(text)), text, tensors) if tensors else (JSON, text, ())
+
+
+def _binary_headers(json_length: int) -> bytes:
+    return b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % json_length
+
+
+def _head(response: InferResponse) -> bytes:
+    """The answer up to its outputs."""
+    known: dict[str, object] = {"id": response.id} if response.id else {}
+    known |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        known["parameters"] = response.parameters
+    return orjson.dumps(known)[:-1] + b',"outputs":['
+
+
+def _describe(name: str, array: Array) -> bytes:
+    """An output up to its shape."""
+    datatype = DataType.from_numpy(array.dtype)
+    return orjson.dumps({"name": name, "datatype": datatype.value, "shape": array.shape})[:-1]
+
+
+def _sized(description: bytes, size: int) -> bytes:
+    return b'%b,"parameters":{"binary_data_size":%d}}' % (description, size)
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    """Whether the elements are the same in memory and on the wire."""
+    return dtype.kind not in "OSU" and dtype.byteorder != ">"

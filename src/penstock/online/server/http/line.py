@@ -1,0 +1,290 @@
+"""The answering half of an HTTP/1.1 connection: requests in hand, and their answers in the order of asking.
+
+An answer is written at once, or, on a pipelined connection, together with the others of the same turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from penstock.online.server.connections import LAST_REQUEST_S, ServerConnection
+from penstock.online.server.http.answer import (
+    CLOSE,
+    CONTINUE,
+    KEEP_ALIVE,
+    LAST_CHUNK,
+    Answer,
+    compose,
+    compose_chunk,
+    compose_stream,
+)
+from penstock.online.server.http.exchange import Exchange
+from penstock.online.server.http.shared import Shared
+from penstock.tensor import Buffer
+
+_PROBE_S = 0.05
+
+
+class Line(ServerConnection):
+    """What requests came by, and their answers go by. Belongs to the event loop."""
+
+    __slots__ = (
+        "_backlog",
+        "_discarding",
+        "_ending",
+        "_flushing",
+        "_is_half_closed",
+        "_pending",
+        "_receiving",
+        "_transport",
+        "_write_paused",
+        "shared",
+    )
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self._transport: asyncio.Transport | None = None
+        self._pending: deque[Exchange] = deque()
+        self._backlog: deque[Exchange] = deque()
+        self._flushing = False
+        self._write_paused = False
+        self._is_half_closed = False
+        self._receiving = False  # a request has begun to come in
+        self._ending = False  # no request after the present ones is taken
+        self._discarding = False  # what still comes in is thrown away
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # What the instances have begun runs on; answers find no transport and are dropped.
+        self._transport = None
+        self._ending = True
+        for exchange in self._backlog:
+            self._let_go(exchange)
+        self._backlog.clear()
+        for exchange in list(self._pending):
+            exchange.cancel()
+        self.shared.connections.discard(self)
+
+    def eof_received(self) -> bool:
+        """The client has said all that it will; it may still wait for answers, or be gone."""
+        self._ending = True
+        self._discarding = False  # nothing more comes in
+        if not (self._pending or self._backlog):
+            return False
+        self._is_half_closed = True
+        self._probe()
+        asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Find out whether a client that sends no more is still there: one that is gone resets the connection.
+
+        Any client has to take an interim answer. The reset shows itself when something is written once more.
+        """
+        if self._transport is None or not (self._is_half_closed and self._pending):
+            return
+        first = self._pending[0]
+        if not (first.head.http_1_0 or first.is_streaming or self._flushing):
+            self._transport.write(CONTINUE)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._steer_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._take_backlog()
+
+    # Requests
+
+    def _take(self, exchange: Exchange) -> None:
+        """Have ``exchange`` answered, at once or when there are fewer before it."""
+        if self._backlog or self._write_paused or len(self._pending) >= self.shared.max_pipelined:
+            self._backlog.append(exchange)
+            self._steer_reading()
+        else:
+            self._pending.append(exchange)
+            exchange.run()
+
+    def _take_backlog(self) -> None:
+        shared = self.shared
+        while self._backlog and not self._write_paused and len(self._pending) < shared.max_pipelined:
+            exchange = self._backlog.popleft()
+            self._pending.append(exchange)
+            if exchange.answer is None:
+                exchange.run()
+            else:
+                self._settle(exchange, exchange.answer)
+        self._steer_reading()
+
+    def _answer_later(self, exchange: Exchange, answer: Answer) -> None:
+        """Put an answer known already in line behind those of all earlier requests."""
+        if self._backlog:
+            exchange.answer = answer
+            self._backlog.append(exchange)
+        else:
+            self._pending.append(exchange)
+            self._settle(exchange, answer)
+
+    def _steer_reading(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._backlog or self._write_paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # Answers
+
+    def answered(
+        self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
+    ) -> None:
+        """The whole answer to ``exchange``, to be written in its turn; ``headers`` are lines with their ends."""
+        if exchange.reserved_bytes:
+            self._let_go(exchange)
+        transport = self._transport
+        if transport is None:
+            return
+        if not exchange.keep_alive or (self.shared.connections.draining and self._is_last(exchange)):
+            exchange.keep_alive = False
+            self._ending = True
+            connection = CLOSE
+        else:
+            connection = KEEP_ALIVE if exchange.head.http_1_0 else b""
+        answer = compose(status, headers, connection, body, tensors)
+        if (
+            len(self._pending) == 1
+            and not connection
+            and not self._ending
+            and not self._backlog
+            and not self._flushing
+            and type(answer) is bytes
+        ):
+            # What nearly always holds, and the same as settling it.
+            self._pending.popleft()
+            transport.write(answer)
+            return
+        self._settle(exchange, answer)
+
+    def begin_stream(self, exchange: Exchange, headers: bytes) -> None:
+        """The answer to ``exchange`` is 200 and comes in pieces; ``headers`` are lines with their ends."""
+        is_chunked = not exchange.head.http_1_0
+        exchange.keep_alive = exchange.keep_alive and is_chunked
+        exchange.is_streaming = True
+        self._push(exchange, compose_stream(headers, b"" if exchange.keep_alive else CLOSE, is_chunked))
+
+    def send(self, exchange: Exchange, data: bytes) -> None:
+        """One piece, not empty. A client that leaves too many of them unread is cut off, and its request cancelled."""
+        self._push(exchange, data if exchange.head.http_1_0 else compose_chunk(data))
+        if self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size() + len(cast(bytes, exchange.answer or b""))
+        if unsent > self.shared.config.max_unsent_bytes:
+            self._transport.abort()
+            exchange.cancel()
+
+    def end_stream(self, exchange: Exchange) -> None:
+        """There are no more pieces."""
+        self._let_go(exchange)
+        if self._transport is None:
+            return
+        exchange.is_streaming = False
+        waiting = cast(bytes, exchange.answer or b"")
+        self._settle(exchange, waiting if exchange.head.http_1_0 else waiting + LAST_CHUNK)
+
+    def _push(self, exchange: Exchange, data: bytes) -> None:
+        if self._transport is None:
+            return
+        if self._pending[0] is exchange and not self._flushing:
+            self._transport.write(data)
+        else:
+            exchange.answer = cast(bytes, exchange.answer or b"") + data
+
+    def _let_go(self, exchange: Exchange) -> None:
+        self.shared.give_back(exchange.reserved_bytes)
+        exchange.reserved_bytes = 0
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether no request is being received or answered."""
+        return not (self._pending or self._backlog or (self._receiving and not self._ending))
+
+    def _is_last(self, exchange: Exchange) -> bool:
+        return self._pending[-1] is exchange and not self._backlog and not self._receiving
+
+    def _settle(self, exchange: Exchange, answer: Answer) -> None:
+        if len(self._pending) == 1 and not self._backlog and not self._flushing:
+            self._pending.popleft()
+            self._write([answer] if isinstance(answer, bytes) else answer, exchange)
+            return
+        exchange.answer = answer
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write all answers whose turn has come, as one, and go on with the backlog."""
+        answers: list[Buffer] = []
+        last = None
+        while self._pending and (answer := self._pending[0].answer) is not None:
+            last = self._pending[0]
+            if isinstance(answer, bytes):
+                answers.append(answer)
+            else:
+                answers += answer
+            if last.is_streaming:
+                last.answer = None
+                break
+            self._pending.popleft()
+        self._flushing = False
+        if last is not None:
+            self._write(answers, last)
+        self._take_backlog()
+
+    def _write(self, parts: Sequence[Buffer], last: Exchange) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        if all(type(part) is bytes for part in parts):
+            transport.write(b"".join(parts))
+        else:
+            transport.writelines(parts)
+        if last.is_streaming:
+            return
+        if not last.keep_alive or (self._is_done and (self._ending or self.shared.connections.draining)):
+            self._close(transport)
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Close after the last answer, leaving it time to arrive where more may be coming in."""
+        if not (self._discarding or self.shared.connections.draining):
+            transport.close()
+            return
+        can_half_close = transport.can_write_eof()
+        if can_half_close:
+            transport.write_eof()
+        if not (self._discarding and can_half_close):
+            # As with what is refused: the client may have asked for more before it saw that this was the last answer.
+            asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)
+
+    # The server's side
+
+    def begin_drain(self) -> None:
+        """Answers say it by themselves."""
+
+    def close_if_idle(self) -> None:
+        """Close unless a request is being received or answered."""
+        if self._transport is not None and not (self._pending or self._backlog or self._receiving):
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever is in flight."""
+        if self._transport is not None:
+            self._transport.abort()

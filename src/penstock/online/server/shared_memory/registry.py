@@ -1,0 +1,182 @@
+"""Client shared memory: which regions are registered, who uses them, and tensors in and out of them.
+
+A request takes one ``Lease`` for all regions it names. A region that is unregistered is at once unknown to new requests and
+is closed when its last lease has been released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported
+from penstock.online.server.shared_memory.cuda import CudaRegion
+from penstock.online.server.shared_memory.region import Region, SystemRegion
+from penstock.tensor import Array, DataType, from_wire, to_wire
+
+_MAX_REGIONS = 512
+"""A system region takes two file descriptors, which connections need too."""
+_MAX_NAME = 1024
+
+
+class SharedMemory:
+    """The registry, of system and of CUDA regions, which have their names in common. Belongs to the event loop."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Map ``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``.
+
+        Raises Unsupported, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted.
+        """
+        self._check_new(name)
+        self._regions[name] = SystemRegion(name, key, offset, byte_size)
+
+    def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+        """Open the ``cudaIpcMemHandle_t`` that ``raw_handle`` is, of memory on GPU ``device_id``.
+
+        Raises Unsupported, also without a GPU, AlreadyExists, InvalidArgument, ResourceExhausted.
+        """
+        self._check_new(name)
+        self._regions[name] = CudaRegion(name, raw_handle, device_id, byte_size)
+
+    def status(self, name: str = "") -> list[dict[str, str | int]]:
+        """Name, key, offset and byte_size of system region ``name``, or of all. Raises NotFound, Unsupported."""
+        return self._status(name, is_cuda=False)
+
+    def cuda_status(self, name: str = "") -> list[dict[str, str | int]]:
+        """Name, device_id and byte_size of CUDA region ``name``, or of all. Raises NotFound, Unsupported."""
+        return self._status(name, is_cuda=True)
+
+    async def unregister(self, name: str = "") -> None:
+        """Forget system region ``name`` at once, or all; return when their last users are gone and they are closed.
+
+        An unknown name is none to forget, as in Triton. Raises Unsupported.
+        """
+        await self._unregister(name, is_cuda=False)
+
+    async def unregister_cuda(self, name: str = "") -> None:
+        """``unregister`` for CUDA regions."""
+        await self._unregister(name, is_cuda=True)
+
+    def lease(self) -> Lease:
+        """For one request; costs nothing until a region is used."""
+        return Lease(self)
+
+    def find(self, name: str) -> Region:
+        """The region that a tensor names. Raises NotFound, Unsupported."""
+        region = self._regions.get(name)
+        if region is None:
+            self._check_enabled()
+            raise NotFound(f"Unable to find shared memory region: '{name}'")
+        return region
+
+    def close(self) -> None:
+        """Forget all regions, when the server ends; those in use are closed by their last users."""
+        regions, self._regions = self._regions, {}
+        for region in regions.values():
+            region.retire()
+
+    def _status(self, name: str, is_cuda: bool) -> list[dict[str, str | int]]:
+        self._check_enabled()
+        if not name:
+            return [region.describe() for region in self._regions.values() if region.is_cuda is is_cuda]
+        region = self._regions.get(name)
+        kinds = ("CUDA", "system") if is_cuda else ("system", "CUDA")
+        if region is None:
+            raise NotFound(f"Unable to find {kinds[0].lower()} shared memory region: '{name}'")
+        if region.is_cuda is not is_cuda:
+            raise NotFound(
+                f"The region named '{name}' is registered as {kinds[1]} shared memory, not {kinds[0]} shared memory"
+            )
+        return [region.describe()]
+
+    async def _unregister(self, name: str, is_cuda: bool) -> None:
+        self._check_enabled()
+        retired = [
+            region
+            for region in self._regions.values()
+            if region.is_cuda is is_cuda and (not name or region.name == name)
+        ]
+        for region in retired:
+            del self._regions[region.name]
+            region.retire()
+        for region in retired:
+            await region.closed.wait()
+
+    def _check_new(self, name: str) -> None:
+        self._check_enabled()
+        if name in self._regions:
+            raise AlreadyExists(f"shared memory region '{name}' already in manager", "unregister it first")
+        if not 0 < len(name) <= _MAX_NAME:
+            raise InvalidArgument(f"a shared memory region's name must have 1 to {_MAX_NAME} characters")
+        if len(self._regions) >= _MAX_REGIONS:
+            raise ResourceExhausted(
+                f"no more than {_MAX_REGIONS} shared memory regions can be registered", "unregister some"
+            )
+
+    def _check_enabled(self) -> None:
+        if not self.enabled:
+            raise Unsupported("client shared memory is switched off", "set 'allow_client_shm' to 'true'")
+
+
+class Placement:
+    """Where one output goes: ``byte_size`` bytes of a region, checked to lie within."""
+
+    __slots__ = ("_byte_size", "_offset", "_region")
+
+    def __init__(self, region: Region, offset: int, byte_size: int) -> None:
+        self._region, self._offset, self._byte_size = region, offset, byte_size
+
+    def write(self, array: Array) -> int:
+        """Copy ``array`` there, once; the number of bytes. Raises InvalidArgument if it does not fit, ResourceExhausted.
+
+        The lease must not have been released.
+        """
+        data = to_wire(array)
+        if len(data) > self._byte_size:
+            raise InvalidArgument(
+                f"shared memory size specified with the request ({self._byte_size} bytes) should be at least "
+                f"{len(data)} bytes to hold the results, in region '{self._region.name}'"
+            )
+        self._region.write(self._offset, data)
+        return len(data)
+
+
+class Lease:
+    """The regions that one request uses; ``release`` when its answer has been written."""
+
+    __slots__ = ("_memory", "_regions")
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self._regions: list[Region] = []
+
+    def array(self, region: str, offset: int, byte_size: int, datatype: DataType, shape: Sequence[int]) -> Array:
+        """The tensor there, read-only; a view of the region where that is safe, see ``shared_region``; BYTES are decoded.
+
+        Raises NotFound, InvalidArgument.
+        """
+        found = self._use(region)
+        found.check(offset, byte_size)
+        return from_wire(found.read(offset, byte_size), datatype, shape)
+
+    def place(self, region: str, offset: int, byte_size: int) -> Placement:
+        """Where an output goes. Raises NotFound, InvalidArgument."""
+        found = self._use(region)
+        found.check(offset, byte_size)
+        return Placement(found, offset, byte_size)
+
+    def release(self) -> None:
+        """Let go of all regions. Idempotent."""
+        regions, self._regions = self._regions, []
+        for region in regions:
+            region.release()
+
+    def _use(self, name: str) -> Region:
+        region = self._memory.find(name)
+        if region not in self._regions:
+            region.acquire()
+            self._regions.append(region)
+        return region

@@ -1,0 +1,125 @@
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calls import FakeCall
+from penstock.clock import SystemClock
+from penstock.errors import Code
+from penstock.online.server.auth import Access
+from penstock.online.server.grpc.control import GrpcControl
+from penstock.protocol import messages
+
+
+class Control:
+    """A control plane that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    async def load(self, name: str, parameters: Any) -> None:
+        self.told.append((name, dict(parameters)))
+
+    async def unload(self, name: str, parameters: Any) -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("a bug")
+
+    async def trace_settings(self, model: str = "", update: Any = None) -> dict[str, Any]:
+        self.told.append((model, update))
+        return {"trace_level": ["TIMESTAMPS"], "trace_rate": "7"}
+
+    async def log_settings(self, update: Any = None) -> dict[str, Any]:
+        self.told.append(update)
+        return {"log_info": True, "log_verbose_level": 3, "log_file": ""}
+
+    async def cuda_shared_memory_status(self, name: str) -> list[dict[str, Any]]:
+        return [{"name": "r", "device_id": 1, "byte_size": 8}]
+
+    async def register_cuda_shared_memory(self, *arguments: Any) -> None:
+        self.told.append(arguments)
+
+    async def unregister_cuda_shared_memory(self, name: str) -> None:
+        self.told.append(name)
+
+
+def ask(method: str, access: Path | None = None, metadata: Any = None, **fields: Any) -> tuple[Control, Any]:
+    """What the control plane was told, and the answer or the error."""
+    request = messages.message(f"inference.{method}Request")(**fields)
+    return asyncio.run(run(method, request.SerializeToString(), access, metadata))
+
+
+async def run(method: str, data: bytes, access: Path | None, metadata: Any) -> tuple[Control, Any]:
+    control, call = Control(), FakeCall(metadata)
+    methods = GrpcControl(None, control, Access(access, SystemClock())).methods()  # type: ignore[arg-type]
+    methods[method](call, data)
+    async with asyncio.timeout(20):
+        while not call.ended:
+            await asyncio.sleep(0)
+    if call.error is not None:
+        assert not call.sent
+        return control, call.error
+    (data,) = call.sent
+    return control, messages.message(f"inference.{method}Response").FromString(data)
+
+
+def test_parameters_of_loading_keep_their_kinds() -> None:
+    parameters = {
+        "config": messages.ModelRepositoryParameter(string_param="{}"),
+        "file:1/m.onnx": messages.ModelRepositoryParameter(bytes_param=b"\0"),
+        "n": messages.ModelRepositoryParameter(int64_param=-1),
+        "flag": messages.ModelRepositoryParameter(bool_param=True),
+    }
+    control, _ = ask("RepositoryModelLoad", model_name="m", parameters=parameters)
+    assert control.told == [("m", {"config": "{}", "file:1/m.onnx": b"\0", "n": -1, "flag": True})]
+    control, error = ask("RepositoryModelLoad", model_name="m", parameters={"x": messages.ModelRepositoryParameter()})
+    assert (error.code, control.told) == (Code.INVALID_ARGUMENT, [])
+
+
+def test_settings_go_in_and_out() -> None:
+    value = messages.TraceSettingRequest.SettingValue
+    given = {
+        "trace_level": value(value=["TIMESTAMPS", "TENSORS"]),
+        "trace_rate": value(value=["7"]),
+        "trace_file": value(),
+    }
+    control, answer = ask("TraceSetting", model_name="m", settings=given)
+    assert control.told == [("m", {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "7", "trace_file": None})]
+    assert {name: list(setting.value) for name, setting in answer.settings.items()} == {
+        "trace_level": ["TIMESTAMPS"],
+        "trace_rate": ["7"],
+    }
+    assert ask("TraceSetting")[0].told == [("", None)]
+    control, answer = ask(
+        "LogSettings", settings={"log_info": messages.LogSettingsRequest.SettingValue(bool_param=True)}
+    )
+    assert control.told == [{"log_info": True}]
+    assert answer.settings["log_info"].bool_param
+    assert answer.settings["log_verbose_level"].uint32_param == 3
+    assert answer.settings["log_file"].WhichOneof("parameter_choice") == "string_param"
+
+
+def test_regions_on_gpus_go_in_and_out() -> None:
+    _, answer = ask("CudaSharedMemoryStatus")
+    assert answer.regions["r"].device_id == 1
+    control, _ = ask("CudaSharedMemoryRegister", name="r", raw_handle=b"h", device_id=1, byte_size=8)
+    assert control.told == [("r", b"h", 1, 8)]
+    assert ask("CudaSharedMemoryUnregister", name="r")[0].told == ["r"]
+
+
+def test_a_bug_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL):
+        _, error = ask("RepositoryModelUnload", model_name="m")
+    assert (error.code, str(error)) == (Code.INTERNAL, "internal error")
+
+
+def test_control_needs_the_right_to_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        '[clients.root]\nkey = "root-root-root-root"\nadmin = true\n[clients.bob]\nkey = "bob-bob-bob-bob-bob"\n'
+    )
+    bob, root = {"x-api-key": "bob-bob-bob-bob-bob"}, {"x-api-key": "root-root-root-root"}
+    for method in ("RepositoryModelLoad", "LogSettings", "TraceSetting"):
+        for metadata, code in (({}, Code.UNAUTHENTICATED), (bob, Code.PERMISSION_DENIED), (root, None)):
+            assert getattr(ask(method, keys, metadata)[1], "code", None) is code

@@ -1,0 +1,123 @@
+from typing import Any
+
+import numpy as np
+
+from calls import FakeCall
+from gated_grpc import request, result
+from penstock.clock import SystemClock
+from penstock.errors import Code, NotFound
+from penstock.online.server.answer_form import AnswerForm
+from penstock.online.server.auth import Access
+from penstock.online.server.grpc.inference import Inference
+from penstock.protocol import messages
+from penstock.request import Deadline, Done, InferRequest, InferResponse
+
+
+class Lease:
+    def __init__(self) -> None:
+        self.releases = 0
+
+    def lease(self) -> Any:
+        return self
+
+    def array(self, *asked: Any) -> np.ndarray:
+        return np.ones((1, 2), np.float32)
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+class Plane:
+    """Holds one request until the test answers it."""
+
+    class tracer:  # noqa: N801 - stands for an attribute
+        enabled = True
+
+    def __init__(self) -> None:
+        self.shared_memory = Lease()
+        self.cancelled = 0
+
+    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Any:
+        self.request, self.done = request, done
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def is_batched(self, name: str, version: str) -> bool:
+        if name == "gone":
+            raise NotFound("gone")
+        return True
+
+    def labels(self, name: str, version: str) -> dict[str, list[str]]:
+        return {"y": ["cat", "dog"]}
+
+
+def ask(message: Any, **metadata: str) -> tuple[Plane, FakeCall]:
+    plane, call = Plane(), FakeCall(dict(metadata), Deadline(5.0))
+    Inference(plane, Access(None, SystemClock())).infer(call, message.SerializeToString())  # type: ignore[arg-type]
+    return plane, call
+
+
+def answer(name: str = "m") -> InferResponse:
+    return InferResponse(name, "1", {"y": np.array([[1, 2]], np.float32)})
+
+
+def test_deadline_and_trace_go_with_the_request() -> None:
+    plane, call = ask(request("m", 1, id="7"), traceparent="00-a-b-01", tracestate="x=1")
+    assert (plane.request.deadline, plane.request.id) == (Deadline(5.0), "7")
+    assert (plane.request.traceparent, plane.request.tracestate) == ("00-a-b-01", "x=1")
+    plane.done(answer())
+    assert result(call.sent[0]) == [1, 2]
+    assert (call.ended, call.error) == (True, None)
+
+
+def test_errors_end_the_call() -> None:
+    plane, call = ask(request("m", 1))
+    plane.done(NotFound("no"))
+    assert (call.sent, str(call.error)) == ([], "no")
+
+
+def test_going_away_cancels() -> None:
+    plane, call = ask(request("m", 1))
+    call.cancel()
+    assert plane.cancelled == 1
+
+
+def in_shared_memory() -> Any:
+    message = request("m", 1, 2)
+    del message.raw_input_contents[:]
+    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
+    return message
+
+
+def test_shared_memory_is_let_go_of_with_the_answer_of_either_kind() -> None:
+    for outcome in (answer(), NotFound("no")):
+        plane, call = ask(in_shared_memory())
+        assert plane.shared_memory.releases == 0
+        plane.done(outcome)
+        assert plane.shared_memory.releases == 1
+        assert call.ended
+
+
+def test_classes_carry_their_labels() -> None:
+    message = request("m", 1)
+    message.outputs.add(name="y").parameters["classification"].int64_param = 2
+    plane, call = ask(message)
+    plane.done(answer())
+    read = messages.ModelInferResponse.FromString(call.sent[0])
+    assert (read.outputs[0].datatype, list(read.outputs[0].shape)) == ("BYTES", [1, 2])
+    assert b"2.000000:1:dog" in read.raw_output_contents[0]
+
+
+def test_an_answer_that_cannot_be_encoded_is_an_error() -> None:
+    inference = Inference(Plane(), Access(None, SystemClock()))  # type: ignore[arg-type]
+    for name, output, code in (
+        ("gone", np.zeros((1, 2), np.float32), Code.NOT_FOUND),
+        ("m", np.zeros((1, 2), np.float16), Code.INVALID_ARGUMENT),
+        ("m", np.zeros((1, 2), np.complex64), Code.UNIMPLEMENTED),
+    ):
+        form = AnswerForm(classification={"y": 1})
+        error = inference.encode(InferResponse(name, "1", {"y": output}), form)
+        assert getattr(error, "code", None) is code

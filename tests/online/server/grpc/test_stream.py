@@ -1,0 +1,235 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calls import FakeCall
+from gated_grpc import request
+from penstock.clock import SystemClock
+from penstock.errors import Cancelled, NotFound, PenstockError, Unavailable
+from penstock.online.server.auth import Access
+from penstock.online.server.grpc.inference import Inference
+from penstock.online.server.grpc.stream import InferStream
+from penstock.online.server.shared_memory.registry import SharedMemory
+from penstock.request import Deadline, Done, InferRequest, InferResponse
+
+
+class Asked:
+    """A request that the plane was given; the test answers it."""
+
+    def __init__(self, request: InferRequest, done: Done) -> None:
+        self.request, self.done = request, done
+        self.is_over = False
+
+    def answer(self, *values: float, final: bool = True) -> None:
+        self.is_over = final
+        outputs = {"y": np.array(values, np.float32)} if values else {}
+        self.done(InferResponse(self.request.model_name, "1", outputs, self.request.id, final=final))
+
+    def fail(self, error: PenstockError) -> None:
+        self.is_over = True
+        self.done(error)
+
+    def cancel(self) -> None:
+        if not self.is_over:
+            self.fail(Cancelled("cancelled"))
+
+
+class Plane:
+    """A data plane whose answers come when the test says so; models that begin with ``d`` are decoupled."""
+
+    class tracer:  # noqa: N801 - stands for an attribute
+        enabled = False
+
+    def __init__(self) -> None:
+        self.shared_memory = SharedMemory(enabled=False)
+        self.asked: list[Asked] = []
+
+    def is_decoupled(self, name: str, version: str) -> bool:
+        if name == "absent":
+            raise NotFound("not here")
+        return name.startswith("d")
+
+    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Asked | None:
+        assert decoupled
+        if request.model_name == "absent":
+            done(NotFound(f"'{request.model_name}' is not found"))
+            return None
+        self.asked.append(Asked(request, done))
+        return self.asked[-1]
+
+
+class Stream:
+    def __init__(self, limit: int = 8, **metadata: str) -> None:
+        self.plane = Plane()
+        self.call = FakeCall(dict(metadata), Deadline(5.0))
+        self.ended = 0
+        inference = Inference(self.plane, Access(None, SystemClock()))  # type: ignore[arg-type]
+        self.receiver = InferStream(self.call, "alice", inference, limit, self._end)
+
+    def ask(self, model: str, identity: str, **parameters: bool) -> None:
+        message = request(model, 1, id=identity)
+        for name, value in parameters.items():
+            message.parameters[name].bool_param = value
+        self.receiver.message(message.SerializeToString())
+
+    def _end(self, stream: InferStream) -> None:
+        assert stream is self.receiver
+        self.ended += 1
+
+    @property
+    def ids(self) -> list[str]:
+        return [answer.infer_response.id for answer in self.call.answers()]
+
+
+def test_requests_carry_client_and_deadline() -> None:
+    stream = Stream()
+    stream.ask("m", "7")
+    (asked,) = stream.plane.asked
+    assert (asked.request.client, asked.request.deadline, asked.request.id) == ("alice", Deadline(5.0), "7")
+
+
+def test_answers_of_one_model_keep_their_order_and_others_do_not_wait() -> None:
+    stream = Stream()
+    for model, identity in (("m", "a"), ("m", "b"), ("n", "c"), ("m", "d")):
+        stream.ask(model, identity)
+    a, b, c, d = stream.plane.asked
+    b.fail(Unavailable("full"))
+    assert stream.ids == []
+    c.answer(1)
+    assert stream.ids == ["c"]
+    a.answer(1)
+    assert stream.ids == ["c", "a", "b"]
+    d.answer(1)
+    assert stream.ids == ["c", "a", "b", "d"]
+    assert [answer.error_message for answer in stream.call.answers()] == ["", "", "full", ""]
+
+
+def test_decoupled_answers_go_out_as_they_come() -> None:
+    stream = Stream()
+    stream.ask("d", "a", triton_enable_empty_final_response=True)
+    stream.ask("d", "b")
+    a, b = stream.plane.asked
+    assert a.request.parameters == {}
+    b.answer(1, final=False)
+    a.answer(1, final=False)
+    b.answer()
+    a.answer()
+    assert stream.ids == ["b", "a", "a"]
+    finals = [answer.infer_response.parameters["triton_final_response"].bool_param for answer in stream.call.answers()]
+    assert finals == [False, False, True]
+
+
+def test_work_of_one_stream_is_bounded_and_held_answers_count() -> None:
+    stream = Stream(limit=2)
+    stream.ask("m", "a")
+    assert not stream.call.is_paused
+    stream.ask("m", "b")
+    assert stream.call.is_paused
+    a, b = stream.plane.asked
+    b.answer(1)
+    assert stream.call.is_paused
+    a.answer(1)
+    assert not stream.call.is_paused
+
+
+def test_what_was_held_back_may_come_within_resume() -> None:
+    stream = Stream(limit=1)
+    waiting = [("absent", str(n)) for n in range(5000)] + [("m", "last")]
+
+    def deliver() -> None:
+        while waiting and not stream.call.is_paused:
+            stream.ask(*waiting.pop(0))
+
+    stream.call.resumed = deliver
+    stream.ask("m", "first")
+    stream.plane.asked[0].answer(1)
+    stream.plane.asked[1].answer(1)
+    assert not waiting
+    assert len(stream.ids) == 5002
+
+
+def test_half_close_waits_for_all_answers() -> None:
+    stream = Stream()
+    stream.ask("m", "a")
+    stream.ask("d", "b")
+    stream.receiver.half_close()
+    stream.plane.asked[0].answer(1)
+    stream.plane.asked[1].answer(1, final=False)
+    assert not stream.call.ended
+    stream.plane.asked[1].answer()
+    assert (stream.call.ended, stream.call.error, stream.ended) == (True, None, 1)
+
+
+def test_half_close_of_an_idle_stream_ends_it() -> None:
+    stream = Stream()
+    stream.receiver.half_close()
+    assert (stream.call.ended, stream.call.error, stream.ended) == (True, None, 1)
+
+
+def test_going_away_cancels_all_work() -> None:
+    stream = Stream()
+    for identity in "abc":
+        stream.ask("m", identity)
+    stream.plane.asked[0].answer(1)
+    stream.call.cancel()
+    assert all(asked.is_over for asked in stream.plane.asked)
+    assert (stream.ids, stream.ended) == (["a"], 1)
+    stream.ask("m", "late")
+    assert len(stream.plane.asked) == 3
+
+
+def test_errors_may_end_the_stream() -> None:
+    for cause in ("answer", "message"):
+        stream = Stream(triton_grpc_error="true")
+        stream.ask("m", "a")
+        stream.ask("m", "b")
+        if cause == "answer":
+            stream.plane.asked[1].fail(Unavailable("full"))
+        else:
+            stream.receiver.message(b"\xff")
+        assert stream.call.error is not None
+        assert all(asked.is_over for asked in stream.plane.asked)
+        assert (stream.call.sent, stream.ended) == ([], 1)
+
+
+def test_draining_answers_what_was_asked() -> None:
+    stream, idle = Stream(), Stream()
+    stream.ask("m", "a")
+    for each in (stream, idle):
+        each.receiver.drain(Unavailable("stopping"))
+    assert str(idle.call.error) == "stopping"
+    stream.ask("m", "b")
+    assert [answer.error_message for answer in stream.call.answers()] == ["stopping"]
+    stream.plane.asked[0].answer(1)
+    assert stream.ids == ["b", "a"]
+    assert str(stream.call.error) == "stopping"
+
+
+def test_an_answer_that_cannot_be_written_is_an_error() -> None:
+    stream = Stream()
+    stream.ask("m", "a")
+    stream.plane.asked[0].done(InferResponse("m", "1", {"y": np.array([object()])}))
+    (answer,) = stream.call.answers()
+    assert "must be bytes or text" in answer.error_message
+    stream.receiver.half_close()
+    assert stream.call.ended
+
+
+@given(st.lists(st.sampled_from(["m", "n", "d"]), max_size=20), st.data())
+def test_every_request_is_answered_once_and_in_its_models_order(asked: list[str], draw: st.DataObject) -> None:
+    stream = Stream(limit=100)
+    for number, model in enumerate(asked):
+        stream.ask(model, f"{model}{number}")
+    waiting = list(stream.plane.asked)
+    while waiting:
+        one = waiting.pop(draw.draw(st.integers(0, len(waiting) - 1)))
+        if draw.draw(st.booleans()):
+            one.fail(Unavailable("no"))
+        else:
+            one.answer(1)
+    for model in "mn":
+        wanted = [f"{model}{number}" for number, name in enumerate(asked) if name == model]
+        assert [identity for identity in stream.ids if identity.startswith(model)] == wanted
+    assert len(stream.ids) == len(asked)
+    stream.receiver.half_close()
+    assert stream.call.ended

@@ -1,0 +1,43 @@
+"""An allowance for what brings nothing forward."""
+
+import pytest
+
+from penstock.clock import ManualClock
+from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
+from penstock.online.server.h2.guard import BURST, RATE_PER_S, Guard
+
+
+def spend(guard: Guard, count: int) -> None:
+    for _ in range(count):
+        guard.charge()
+
+
+def test_it_runs_out_and_refills_with_time() -> None:
+    clock = ManualClock()
+    guard = Guard(clock)
+    spend(guard, BURST)
+    clock.advance(2)
+    spend(guard, int(2 * RATE_PER_S))
+    with pytest.raises(ConnectionFault) as caught:
+        guard.charge()
+    assert caught.value.code is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_a_long_time_gives_no_more_than_a_burst() -> None:
+    clock = ManualClock()
+    guard = Guard(clock)
+    spend(guard, BURST)
+    clock.advance(1e6)
+    spend(guard, BURST)
+    with pytest.raises(ConnectionFault):
+        guard.charge()
+
+
+def test_answered_calls_pay_for_as_many() -> None:
+    guard = Guard(ManualClock())
+    for _ in range(3 * BURST):
+        guard.earn()
+        guard.charge()
+    for _ in range(BURST):
+        guard.earn()
+    spend(guard, BURST)

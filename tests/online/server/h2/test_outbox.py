@@ -1,0 +1,57 @@
+"""What is sent, and in how many writes."""
+
+import pytest
+
+from h2_servers import FLOOD, FLOOD_BYTES, HOLD, PATIENCE_S, GrpcServer
+from http_servers import LOOPS
+from penstock.online.server.h2 import frames as h2
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_what_is_answered_in_one_turn_is_sent_at_once(loop: str) -> None:
+    with GrpcServer(loop) as server:
+        peer = server.connect()
+        ids = range(1, 21, 2)
+        peer.send(*(peer.request(each, path=HOLD) for each in ids))
+        for _ in ids:
+            assert server.entered.acquire(timeout=PATIENCE_S)
+        peer.send(h2.ping(bytes(8)))
+        next(peer.frames(h2.PING))
+        server.call(lambda: [(call.send(b"done"), call.finish()) for call in server.held])
+        first = peer.socket.recv(1 << 16)
+        assert first.count(b"done") == len(ids)
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_client_that_reads_nothing_is_neither_read_from_nor_piled_up_for(loop: str) -> None:
+    """Its windows are as wide as can be; what bounds the server is the socket."""
+    with GrpcServer(loop, max_unsent_bytes=2 << 20, idle_timeout_s=30) as server:
+        peer = server.connect(initial_window_size=h2.MAX_WINDOW)
+        peer.send(h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW))
+        requests = [peer.request(each, str((1 << 20) // FLOOD_BYTES).encode(), FLOOD) for each in range(1, 101, 2)]
+        peer.send(*requests)
+        server.until(lambda: len(server.connections) == 1 and next(iter(server.connections._open))._outbox.paused)
+        connection = next(iter(server.connections._open))
+        assert not server.call(connection._transport.is_reading)
+        assert server.call(connection._transport.get_write_buffer_size) < 4 << 20
+        for _ in range(3):
+            server.pass_time(31)
+        assert server.call(lambda: len(server.connections)) == 0
+
+
+def test_turns_are_taken_within_the_windows_of_all() -> None:
+    """The connection's window ends while several streams wait; each goes on when it is widened."""
+    with GrpcServer() as server:
+        peer = server.connect(initial_window_size=1 << 24)
+        peer.send(*(peer.request(each, b"3", FLOOD) for each in (1, 3, 5)))
+        received = dict.fromkeys((1, 3, 5), b"")
+        sizes, window = 3 * 3 * (FLOOD_BYTES + 5), h2.DEFAULT_WINDOW
+        while sum(map(len, received.values())) < sizes:
+            frame = next(peer.frames(h2.DATA))
+            received[frame.stream_id] += frame.payload
+            window -= len(frame.payload)
+            assert window >= 0
+            if window == 0:
+                window = 50_000
+                peer.send(h2.window_update(0, window))
+        assert {data.count(bytes(FLOOD_BYTES - 4)) for data in received.values()} == {3}

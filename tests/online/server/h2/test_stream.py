@@ -1,0 +1,179 @@
+"""Calls over HTTP/2: what is a message, what ends a call, and what holds a stream back."""
+
+import gzip
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from h2_servers import CHAT, ECHO, HOLD, PATIENCE_S, STALL, GrpcServer, Peer, data_frame, message
+from penstock.online.server.h2 import frames as h2
+from penstock.online.server.h2.frames import ErrorCode
+from penstock.online.server.h2.session import STREAM_WINDOW
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GrpcServer]:
+    with GrpcServer(max_request_bytes=100_000) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: GrpcServer) -> GrpcServer:
+    shared.held.clear()
+    for count in (shared.entered, shared.cancelled):
+        while count.acquire(blocking=False):
+            pass
+    return shared
+
+
+@pytest.fixture
+def peer(server: GrpcServer) -> Peer:
+    return server.connect()
+
+
+def test_a_stream_answers_message_by_message(peer: Peer) -> None:
+    peer.send(peer.headers(1, CHAT))
+    for text in (b"one", b"", b"x" * 50_000):
+        peer.send(data_frame(1, message(text)))
+        received = b""
+        while len(received) < len(text) + 5:
+            received += next(peer.frames(h2.DATA)).payload
+        assert received == message(text)
+    peer.send(data_frame(1, message(b"two") + message(b"three"), h2.END_STREAM))
+    answer = peer.answer(1)
+    assert (answer.messages, answer.status) == ([b"two", b"three"], 0)
+
+
+def test_a_paused_stream_keeps_what_its_window_allows_and_goes_on(peer: Peer, server: GrpcServer) -> None:
+    peer.send(peer.headers(1, CHAT), data_frame(1, message(b"pause") + message(b"later") + message(b"")))
+    assert server.entered.acquire(timeout=PATIENCE_S)
+    peer.send(data_frame(1, message(b"last"), h2.END_STREAM), peer.request(3))
+    assert peer.answer(3).messages == [b"hello"]
+    server.call(server.held[0].resume)
+    assert peer.answer(1).messages == [b"later", b"", b"last"]
+
+
+def test_a_paused_stream_is_given_no_window(peer: Peer, server: GrpcServer) -> None:
+    peer.send(peer.headers(1, CHAT), data_frame(1, message(b"pause")))
+    assert server.entered.acquire(timeout=PATIENCE_S)
+    filler = message(bytes(90_000))
+    for _ in range(STREAM_WINDOW // len(filler)):
+        peer.send(data_frame(1, filler))
+    peer.send(peer.request(3))
+    seen = []
+    while not seen or seen[-1].stream_id != 3:
+        seen.append(peer.frame())
+    assert [each for each in seen if each.stream_id == 1] == []
+    server.call(server.held[0].resume)
+    updates = peer.frames(h2.WINDOW_UPDATE)
+    assert next(each.stream_id for each in updates if each.stream_id) == 1
+
+
+def test_pausing_within_pausing(peer: Peer, server: GrpcServer) -> None:
+    peer.send(peer.headers(1, CHAT), data_frame(1, message(b"pause") * 3 + message(b"end"), h2.END_STREAM))
+    for _ in range(3):
+        assert server.entered.acquire(timeout=PATIENCE_S)
+        server.call(server.held[-1].resume)
+    assert peer.answer(1).messages == [b"end"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "status", "error"),
+    [
+        (ECHO, b"", 12, "none that is complete"),
+        (ECHO, message(b"abc")[:-1], 12, "none that is complete"),
+        (ECHO, message(b"a") + message(b"b"), 12, "was sent more"),
+        (ECHO, message(b"a") + b"\0", 12, "none that is complete"),
+        (ECHO, message(b"abc", 1), 13, "no encoding was agreed on"),
+        (CHAT, message(b"abc")[:-1], 13, "ends within a message"),
+        (CHAT, message(b"abc", 1), 13, "no encoding was agreed on"),
+        (CHAT, message(b"fail"), 5, "no such thing"),
+        (CHAT, message(b"break"), 13, "internal error"),
+        (CHAT, struct.pack(">BI", 0, 100_001), 8, "more than the 100000"),
+    ],
+)
+@pytest.mark.parametrize("is_split", [False, True])
+def test_requests_that_are_none(peer: Peer, path: str, sent: bytes, status: int, error: str, is_split: bool) -> None:
+    peer.send(peer.headers(1, path))
+    if is_split:
+        peer.send(data_frame(1, sent), data_frame(1, b"", h2.END_STREAM))
+    else:
+        peer.send(data_frame(1, sent, h2.END_STREAM))
+    answer = peer.answer(1)
+    assert answer.status == status
+    assert error in answer.message
+    assert peer.ask(3).status == 0
+
+
+def test_compressed_messages(peer: Peer) -> None:
+    packed = message(gzip.compress(b"abc" * 100), 1)
+    peer.send(peer.headers(1, grpc_encoding="gzip"), data_frame(1, packed, h2.END_STREAM))
+    assert peer.answer(1).messages == [b"abc" * 100]
+    peer.send(peer.headers(3, CHAT, grpc_encoding="gzip"))
+    peer.send(data_frame(3, packed + message(b"plain"), h2.END_STREAM))
+    assert peer.answer(3).messages == [b"abc" * 100, b"plain"]
+    bomb = message(gzip.compress(bytes(100_001)), 1)
+    peer.send(peer.headers(5, grpc_encoding="gzip"), data_frame(5, bomb, h2.END_STREAM))
+    assert peer.answer(5).status == 8
+    answer = peer.ask(7, grpc_encoding="br")
+    assert (answer.status, answer.headers["grpc-accept-encoding"]) == (12, "identity,deflate,gzip")
+
+
+@pytest.mark.parametrize("timeout", ["0n", "1n", "300u", "20m", "00000000H"])
+def test_deadlines(peer: Peer, server: GrpcServer, timeout: str) -> None:
+    for stream_id, path in ((1, HOLD), (3, STALL)):
+        answer = peer.ask(stream_id, path=path, grpc_timeout=timeout)
+        assert (answer.status, answer.message) == (4, "the deadline of the call passed")
+        assert server.cancelled.acquire(timeout=PATIENCE_S)
+    assert peer.ask(5, grpc_timeout="99999999H").status == 0
+    assert peer.ask(7, grpc_timeout="soon").status == 3
+
+
+def test_a_deadline_is_told_to_the_method(peer: Peer, server: GrpcServer) -> None:
+    peer.send(peer.request(1, path=HOLD, grpc_timeout="90S"), peer.request(3, path=HOLD))
+    for _ in range(2):
+        assert server.entered.acquire(timeout=PATIENCE_S)
+    first, second = server.held
+    assert first.deadline is not None
+    assert first.deadline.remaining(server.clock) == 90
+    assert second.deadline is None
+    peer.send(h2.rst_stream(1, ErrorCode.CANCEL), h2.rst_stream(3, ErrorCode.CANCEL))
+    for _ in range(2):
+        assert server.cancelled.acquire(timeout=PATIENCE_S)
+
+
+def test_calls_are_cancelled_once_by_whatever_ends_them(server: GrpcServer) -> None:
+    for end in ("reset", "close", "garbage"):
+        peer = server.connect()
+        peer.send(peer.request(1, path=HOLD), peer.headers(3, STALL), data_frame(3, message(b"x")))
+        for _ in range(2):
+            assert server.entered.acquire(timeout=PATIENCE_S)
+        if end == "reset":
+            peer.send(h2.rst_stream(1, ErrorCode.CANCEL), h2.rst_stream(3, ErrorCode.CANCEL))
+        elif end == "close":
+            peer.socket.shutdown(socket.SHUT_WR)
+        else:
+            peer.send(h2.window_update(0, 0))
+        for _ in range(2):
+            assert server.cancelled.acquire(timeout=PATIENCE_S)
+        # What the method does now is of no use and does no harm.
+        server.call(lambda: [(call.send(b"late"), call.resume(), call.finish()) for call in server.held])
+        server.held.clear()
+    assert not server.cancelled.acquire(blocking=False)
+    assert server.connect().ask(1).status == 0
+
+
+def test_after_its_end_a_call_says_nothing(peer: Peer, server: GrpcServer) -> None:
+    peer.send(peer.request(1, path=HOLD))
+    assert server.entered.acquire(timeout=PATIENCE_S)
+    call = server.held[0]
+    server.call(lambda: (call.send(b"1"), call.finish(), call.send(b"2"), call.finish()))
+    assert peer.answer(1).messages == [b"1"]
+    assert peer.ask(3).messages == [b"hello"]
+
+
+def test_metadata(peer: Peer, server: GrpcServer) -> None:
+    peer.ask(1, x_text="abc", x_bin="AAE", grpc_timeout="1S")
+    assert server.metadata == {"x-text": "abc", "x-bin": b"\0\1"}

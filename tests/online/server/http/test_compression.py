@@ -1,0 +1,95 @@
+import gzip
+import zlib
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.http.compression import TooLarge, compress, decompress, knows, preferred
+
+ENCODINGS = [b"gzip", b"deflate"]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4), st.sampled_from(ENCODINGS))
+def test_what_was_compressed_comes_out_again(parts: list[bytes], encoding: bytes) -> None:
+    assert decompress(compress(parts, encoding), encoding, 10_000) == b"".join(parts)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_000])
+def test_what_others_compress(size: int) -> None:
+    body = bytes(size)
+    assert decompress(gzip.compress(body, mtime=0), b"gzip", size) == body
+    assert decompress(zlib.compress(body), b"deflate", size) == body
+
+
+def test_incompressible_bodies_of_many_slices() -> None:
+    body = b"".join(zlib.crc32(bytes([n & 255, n >> 8])).to_bytes(4, "big") for n in range(60_000))
+    assert decompress(zlib.compress(body, 0), b"deflate", len(body)) == body
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_bomb_is_refused_before_it_is_big(encoding: bytes) -> None:
+    bomb = compress([bytes(200_000_000)], encoding)
+    assert len(bomb) < 2_000_000
+    with pytest.raises(TooLarge, match="larger than 1000 bytes"):
+        decompress(bomb, encoding, 1000)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "cut off"),
+        (b"nonsense", "is not gzip"),
+        (gzip.compress(b"abc", mtime=0)[:-1], "cut off"),
+        (gzip.compress(b"abc", mtime=0) + b"x", "1 bytes are left over"),
+        (gzip.compress(b"abc", mtime=0) * 2, "left over"),
+        (gzip.compress(b"abc", mtime=0)[:-5] + b"12345", "is not gzip"),
+    ],
+)
+def test_bodies_that_are_wrong(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        decompress(body, b"gzip", 1000)
+
+
+@given(st.binary(max_size=200), st.sampled_from(ENCODINGS))
+def test_any_bytes_are_read_or_refused(body: bytes, encoding: bytes) -> None:
+    with suppress(InvalidArgument, TooLarge):
+        decompress(body, encoding, 1000)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (b"", b""),
+        (b"gzip", b"gzip"),
+        (b"deflate", b"deflate"),
+        (b"GZIP, Deflate", b"gzip"),
+        (b"gzip;q=0.5, deflate;q=0.8", b"deflate"),
+        (b"gzip;q=0", b""),
+        (b"gzip;q=0.000, *", b"deflate"),
+        (b"*", b"gzip"),
+        (b"*;q=0", b""),
+        (b"br", b""),
+        (b"identity", b""),
+        (b"identity, gzip;q=0.5", b""),
+        (b"gzip; q=0.5", b"gzip"),
+        (b"gzip;q=nan", b""),
+        (b"gzip;q=2", b""),
+        (b"gzip;level=9", b""),
+        (b",;,=;", b""),
+    ],
+)
+def test_the_encoding_that_a_client_likes_best(accept: bytes, expected: bytes) -> None:
+    assert preferred(accept) == expected
+
+
+@given(st.binary(max_size=50))
+def test_any_wish_is_understood(accept: bytes) -> None:
+    assert preferred(accept) in (b"", *ENCODINGS)
+
+
+def test_encodings_known() -> None:
+    assert knows(b"gzip")
+    assert not knows(b"br")

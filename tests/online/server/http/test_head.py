@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.http.head import MAX_KNOWN_BYTES, Head, Heads, is_plain
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        (b"Inference-Header-Content-Length", b"12", "json_length", 12),
+        (b"content-encoding", b"GZip", "encoding", b"gzip"),
+        (b"Content-Encoding", b"identity", "encoding", b""),
+        (b"Accept-Encoding", b"br, gzip;q=0.5", "accepted", b"gzip"),
+        (b"Authorization", b"Bearer abc", "credential", b"abc"),
+        (b"Authorization", b"Basic abc", "credential", None),
+        (b"X-API-Key", b"abc", "credential", b"abc"),
+        (b"traceparent", b"00-a-b-01", "traceparent", "00-a-b-01"),
+        (b"tracestate", b"a=b", "tracestate", "a=b"),
+        (b"Host", b"x", "credential", None),
+    ],
+)
+def test_headers_that_matter(name: bytes, value: bytes, field: str, expected: object) -> None:
+    head = Head()
+    head.read(name, value)
+    assert getattr(head, field) == expected
+
+
+@pytest.mark.parametrize("value", [b"", b"-1", b"1e3", b"9" * 30, b" 1"])
+def test_a_length_that_is_no_number(value: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="not a number of bytes"):
+        Head().read(b"Inference-Header-Content-Length", value)
+
+
+def test_only_heads_whose_end_all_agree_on_are_remembered() -> None:
+    heads = Heads()
+    for text in (
+        b"\r\nGET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\nA: b\r\n\r\n",
+        b"GET / HTTP/1.1\n\nbody\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: %b\r\n\r\n" % (b"x" * MAX_KNOWN_BYTES),
+    ):
+        heads.learn(text, Head())
+    assert not heads
+    heads.learn(b"GET / HTTP/1.1\r\n\r\n", Head())
+    assert len(heads) == 1
+
+
+def test_the_memory_of_heads_is_bounded() -> None:
+    heads = Heads()
+    for number in range(5000):
+        heads.learn(b"GET /%d HTTP/1.1\r\n\r\n" % number, Head())
+    assert len(heads) <= 1024
+
+
+@given(st.binary())
+def test_plain_text_has_no_other_line_ends(text: bytes) -> None:
+    if is_plain(text):
+        assert b"\n" not in text.replace(b"\r\n", b"")

@@ -1,0 +1,69 @@
+"""The published description is valid, complete, and true of a running server."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from http_servers import LOOPS, GatedServer, get, infer
+from penstock.online.server.http.api import RESOURCES
+from penstock.online.server.http.openapi import document
+
+
+def no_bug(context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
+    """501 and 503 are honest answers, 500 is none of ours."""
+    assert response.status_code != 500, response.text
+
+
+CHECKS = [
+    no_bug,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    unsupported_method,
+]
+SCHEMA = schemathesis.openapi.from_dict(json.loads(document()))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GatedServer]:
+    with GatedServer(sorted(LOOPS)[0]) as server:
+        yield server
+
+
+def test_it_describes_exactly_what_is_served() -> None:
+    described = {
+        path: {method.upper() for method in operations if method != "parameters"}
+        for path, operations in json.loads(document())["paths"].items()
+    }
+    served = {
+        path: {method.decode() for method in resource.handlers} for resource in RESOURCES for path in resource.paths
+    }
+    assert described == served
+
+
+def test_every_reference_leads_somewhere() -> None:
+    schemas = json.loads(document())["components"]["schemas"]
+    assert set(re.findall(rb'"#/components/schemas/(\w+)"', document())) == {name.encode() for name in schemas}
+
+
+def test_it_is_published(server: GatedServer) -> None:
+    assert server.connect().ask(get("/openapi.json")).body == document()
+
+
+@SCHEMA.parametrize()
+@hypothesis.settings(max_examples=6, suppress_health_check=list(hypothesis.HealthCheck), deadline=None)
+def test_what_it_says_is_true(case: schemathesis.Case, server: GatedServer) -> None:
+    case.call_and_validate(base_url="http://{}:{}".format(*server.address), checks=CHECKS)
+    assert server.connect().ask(infer(21)).data == [42, 0]

@@ -1,0 +1,49 @@
+import json
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.answer_form import BINARY, TEXT
+from penstock.online.server.http.plan import Place, Plan, is_plain, read, understand
+
+X = {"name": "x", "datatype": "FP32", "shape": [2]}
+
+
+def plan(*inputs: dict[str, Any], **more: Any) -> Plan:
+    return understand(read(json.dumps({"inputs": inputs, **more}).encode()))
+
+
+def test_what_is_plain() -> None:
+    assert is_plain(read(json.dumps({"id": "7", "inputs": [X | {"data": [1, 2]}]}).encode()))
+    for more in ({"parameters": {"a": 1}}, {"outputs": [{"name": "y"}]}):
+        assert not is_plain(read(json.dumps({"inputs": [X | {"data": [1, 2]}], **more}).encode()))
+    assert not is_plain(read(json.dumps({"inputs": [X | {"parameters": {"binary_data_size": 8}}]}).encode()))
+
+
+def test_raw_inputs_lie_one_behind_the_other() -> None:
+    raw = {"parameters": {"binary_data_size": 8}}
+    found = plan(X | raw, X | {"name": "y", "data": [1, 2]}, X | {"name": "z"} | raw)
+    assert [(one.name, one.start, one.end) for one in found.raw] == [("x", 0, 8), ("z", 8, 16)]
+    assert found.size == 16
+    assert list(found.arrays) == ["y"]
+
+
+def test_places_in_shared_memory() -> None:
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 16}
+    found = plan(X | {"parameters": place}, outputs=[{"name": "y", "parameters": place}])
+    assert found.shared[0][3] == found.placed["y"] == Place("r", 16, 8)
+
+
+def test_the_form_of_the_answer() -> None:
+    data = X | {"data": [1, 2]}
+    assert plan(data).form is TEXT
+    assert plan(data, parameters={"binary_data_output": True}).form is BINARY
+    assert plan(data, parameters={"binary_data_output": True, "kept": 1}).parameters == {"kept": 1}
+
+
+def test_many_inputs_take_no_longer_than_their_bytes() -> None:
+    inputs = [X | {"name": str(number), "parameters": {"binary_data_size": 8}} for number in range(20_000)]
+    assert len(plan(*inputs).raw) == 20_000
+    with pytest.raises(InvalidArgument, match="input '5' already exists"):
+        plan(*inputs, inputs[5])

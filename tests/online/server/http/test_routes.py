@@ -1,0 +1,69 @@
+import pytest
+
+from penstock.online.server.http.exchange import Exchange
+from penstock.online.server.http.routes import Needs, Resource, Route, Routes
+
+
+def one(exchange: Exchange, route: Route) -> None:
+    """Handles nothing."""
+
+
+def other(exchange: Exchange, route: Route) -> None:
+    """Handles nothing."""
+
+
+GET, POST = {b"GET": one}, {b"POST": other}
+RESOURCES = [
+    Resource("/v2", GET, needs=Needs.NOTHING),
+    Resource("/v2/models/stats", POST),
+    Resource("/v2/models/{model}", GET, versioned=True),
+    Resource("/v2/models/{model}/infer", POST, versioned=True),
+    Resource("/v2/region/{name}/status", GET, needs=Needs.ADMIN),
+]
+
+
+@pytest.mark.parametrize(
+    ("url", "route"),
+    [
+        (b"/v2", Route(GET, Needs.NOTHING)),
+        (b"/v2?verbose=1", Route(GET, Needs.NOTHING)),
+        (b"/v2/models/m", Route(GET, Needs.KEY, "m")),
+        (b"/v2/models/m/versions/2", Route(GET, Needs.KEY, "m", "2")),
+        (b"/v2/models/stats", Route(POST)),
+        (b"/v2/models/stats/infer", Route(POST, Needs.KEY, "stats")),
+        (b"/v2/models/a%20b%2Fc/infer", Route(POST, Needs.KEY, "a b/c")),
+        (b"/v2/models/m/versions/10/infer", Route(POST, Needs.KEY, "m", "10")),
+        (b"http://host:8000/v2/models/m/infer", Route(POST, Needs.KEY, "m")),
+        (b"/v2/region/r.1/status", Route(GET, Needs.ADMIN, name="r.1")),
+    ],
+)
+def test_what_a_url_means(url: bytes, route: Route) -> None:
+    assert Routes(RESOURCES)[url] == route
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        b"",
+        b"*",
+        b"/",
+        b"/v2/",
+        b"/v1/models/m",
+        b"/v2/models/m/",
+        b"/v2/models//infer",
+        b"/v2/models/m/infer/",
+        b"/v2/models/m/versions/x",
+        b"/v2/models/m/versions/-1/infer",
+        b"/v2/models/%ff/infer",
+        b"http://",
+    ],
+)
+def test_anything_else_leads_nowhere(url: bytes) -> None:
+    assert not Routes(RESOURCES)[url].handlers
+
+
+def test_the_memory_of_urls_is_bounded() -> None:
+    routes = Routes(RESOURCES)
+    for number in range(5000):
+        assert routes[b"/v2/models/%d" % number].model == str(number)
+    assert len(routes) <= 1024
