@@ -39,6 +39,18 @@ def test_a_client_that_reads_nothing_is_neither_read_from_nor_piled_up_for(loop:
         assert server.call(lambda: len(server.connections)) == 0
 
 
+def test_an_answer_that_waits_for_its_window_is_not_taken_for_an_old_one() -> None:
+    """However long the server had been up when it was asked."""
+    with GrpcServer(idle_timeout_s=30) as server:
+        server.clock.advance(1000)
+        peer = server.connect(initial_window_size=10)
+        peer.send(peer.request(1, b"1", FLOOD))
+        assert len(next(peer.frames(h2.DATA)).payload) == 10
+        server.pass_time(1)
+        peer.send(h2.window_update(1, 1 << 20))
+        assert peer.answer(1).status == 0
+
+
 def test_turns_are_taken_within_the_windows_of_all() -> None:
     """The connection's window ends while several streams wait; each goes on when it is widened."""
     with GrpcServer() as server:

@@ -62,6 +62,8 @@ class Stream(msgspec.Struct, eq=False):
     half_closed: bool = False
     """Whether the client has sent all that it will."""
     received: int = 0
+    charged: int = 0
+    """Bytes of the server's budget that it holds; its carrier takes them and gives them back."""
     delivered: int = 0
     reader: MessageReader | None = None
     receiver: Receiver | None = None
@@ -83,7 +85,7 @@ class Stream(msgspec.Struct, eq=False):
     is_ready: bool = False
     """Whether the connection knows that there is something to send."""
     sent_bytes: int = 0
-    seen: tuple[int, int, bool] = (0, 0, False)
+    seen: tuple[int, int, bool] | None = None
     since: float = 0.0
 
     # The service's side
