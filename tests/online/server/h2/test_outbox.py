@@ -47,7 +47,7 @@ def test_an_answer_that_waits_for_its_window_is_not_taken_for_an_old_one() -> No
         peer.send(peer.request(1, b"1", FLOOD))
         assert len(next(peer.frames(h2.DATA)).payload) == 10
         server.pass_time(1)
-        peer.send(h2.window_update(1, 1 << 20))
+        peer.send(h2.window_update(0, 1 << 20), h2.window_update(1, 1 << 20))
         assert peer.answer(1).status == 0
 
 
