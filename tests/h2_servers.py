@@ -17,6 +17,7 @@ import hpack
 from http_servers import LOOPS, PATIENCE_S
 from penstock.clock import ManualClock
 from penstock.errors import NotFound
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.grpc.call import Call, Method, Receiver
@@ -165,7 +166,8 @@ class GrpcServer:
         self._stop = asyncio.Event()
         self.connections = Connections(self._config.max_connections)
         self.listener = Listener(self.connections, self._config, self.clock)
-        shared = Shared(self.methods(), self._config, self.connections, self.clock)
+        self.budget = ByteBudget(self._config.max_inflight_bytes)
+        shared = Shared(self.methods(), self._config, self.connections, self.clock, self.budget)
         self.address = await self.listener.listen(
             Endpoint(host="127.0.0.1", tls=self._tls, http2=lambda: Connection(shared))
         )

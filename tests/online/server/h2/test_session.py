@@ -1,6 +1,7 @@
 """HTTP/2 frame by frame: what RFC 9113 asks of a server, and the bounds on what a client may cost it."""
 
 import itertools
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -445,3 +446,26 @@ def test_a_message_over_the_limit_is_refused_by_its_prefix(peer: Peer) -> None:
     answer = peer.answer(1)
     assert (answer.status, answer.message) == (8, "a message of 6000001 bytes, more than the 6000000 that are taken")
     assert peer.reset(1) == ErrorCode.NO_ERROR
+
+
+def test_the_bytes_of_all_requests_together_are_bounded() -> None:
+    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=2000) as server:
+        peers = [server.connect() for _ in range(3)]
+        for peer in peers[:2]:
+            peer.send(peer.headers(1), data_frame(1, message(bytes(900))[:-1]))
+        server.until(lambda: server.budget.used == 2 * 904)
+        refused = peers[2].ask(1, bytes(300))
+        assert (refused.status, refused.message) == (14, str(server.budget.refusal()))
+        assert int(refused.headers["grpc-retry-pushback-ms"]) > 0
+        assert peers[2].ask(3, bytes(100)).status == 0
+        peers[0].send(data_frame(1, b"\0", h2.END_STREAM))
+        assert peers[0].answer(1).messages == [bytes(900)]
+        assert peers[2].ask(5, bytes(300)).status == 0
+        peers[1].send(h2.rst_stream(1, ErrorCode.CANCEL))
+        chat = peers[2]
+        chat.send(chat.headers(7, CHAT), *(data_frame(7, message(bytes(900))) for _ in range(9)))
+        chat.send(data_frame(7, b"", h2.END_STREAM), chat.request(9, b"x", HOLD))
+        assert len(chat.answer(7).messages) == 9
+        server.until(lambda: server.budget.used == 6)
+        chat.socket.shutdown(socket.SHUT_WR)
+        server.until(lambda: server.budget.used == 0)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from penstock.clock import Clock
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import LAST_REQUEST_S, Connections, ServerConnection
 from penstock.online.server.grpc.call import Method
@@ -31,12 +32,18 @@ class Shared:
     """What all HTTP/2 connections of one server have in common."""
 
     def __init__(
-        self, methods: Mapping[bytes, Method], config: ServerConfig, connections: Connections, clock: Clock
+        self,
+        methods: Mapping[bytes, Method],
+        config: ServerConfig,
+        connections: Connections,
+        clock: Clock,
+        budget: ByteBudget | None = None,
     ) -> None:
         self.methods = methods
         self.config = config
         self.connections = connections
         self.clock = clock
+        self.budget = budget or ByteBudget(0)
         self.max_control_frame = max(h2.MIN_FRAME_SIZE, config.max_header_bytes + _PADDING_BYTES)
         self.greeting = h2.settings(
             {
@@ -69,7 +76,7 @@ class Connection(ServerConnection):
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         guard = Guard(shared.clock)
-        self._session = Session(shared.methods, shared.config, shared.clock, guard, self._hang_up_later)
+        self._session = Session(shared.methods, shared.config, shared.clock, guard, shared.budget, self._hang_up_later)
         self._reader = FrameReader(self._session, guard, MAX_FRAME, shared.max_control_frame)
         self._outbox = self._session.outbox
         self._transport: asyncio.Transport | None = None

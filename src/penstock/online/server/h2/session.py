@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.clock import Clock
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import Method
 from penstock.online.server.h2 import frames as h2
@@ -32,6 +33,7 @@ class Session:
 
     __slots__ = (
         "_allowance",
+        "_budget",
         "_clock",
         "_ended_early",
         "_guard",
@@ -54,6 +56,7 @@ class Session:
         config: ServerConfig,
         clock: Clock,
         guard: Guard,
+        budget: ByteBudget,
         on_empty: Callable[[], None],
     ) -> None:
         self.max_message_bytes = config.max_request_bytes
@@ -61,6 +64,7 @@ class Session:
         self._max_streams = config.max_streams
         self._clock = clock
         self._guard = guard
+        self._budget = budget
         self._on_empty = on_empty
         self._headers = HeaderReader(methods, config.max_header_bytes)
         self.outbox = Outbox(self._sent)
@@ -102,8 +106,10 @@ class Session:
                 length == content - PREFIX.size
                 and length <= self.max_message_bytes
                 and (said is None or said == content)
+                and self._budget.take(content)
             ):
                 # What nearly always holds, and the same as receiving it: the only message, whole.
+                stream.charged = content
                 stream.half_closed = True
                 start += PREFIX.size
                 stream.call(flag, data[start:stop] if length <= _COPIED_BYTES else memoryview(data)[start:stop])
@@ -188,7 +194,7 @@ class Session:
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         if self.streams.pop(stream.id, None) is not None:
-            stream.lose()
+            self._lose(stream)
             self._end_early(stream.id, code)
             self._look_whether_empty()
 
@@ -201,11 +207,16 @@ class Session:
         """The connection is gone."""
         streams, self.streams = self.streams, {}
         for stream in streams.values():
-            stream.lose()
+            self._lose(stream)
+
+    def _lose(self, stream: Stream) -> None:
+        stream.lose()
+        self._budget.give(stream.charged)
 
     def _sent(self, stream: Stream) -> None:
         """The last frame of ``stream`` is on its way."""
         del self.streams[stream.id]
+        self._budget.give(stream.charged)
         self._guard.earn()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)
@@ -226,8 +237,18 @@ class Session:
     # Single kinds of frames
 
     def _receive(self, stream: Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
-        if start < stop:
-            stream.receive(data[start:stop] if stop - start <= _COPIED_BYTES else memoryview(data)[start:stop])
+        size = stop - start
+        if size:
+            if not stream.finished:
+                if self._budget.take(size):
+                    stream.charged += size
+                else:
+                    stream.abandon(self._budget.refusal())
+            stream.receive(data[start:stop] if size <= _COPIED_BYTES else memoryview(data)[start:stop])
+            if stream.receiver is not None and stream.reader is not None and stream.reader.is_between:
+                # All of it is the receiver's now, which takes only so many messages at once.
+                self._budget.give(stream.charged)
+                stream.charged = 0
         if ended:
             stream.half_close()
         else:
@@ -259,8 +280,8 @@ class Session:
         if stream is None:
             self._on_closed_stream(stream_id)
             return
+        self._lose(stream)
         self._guard.charge()
-        stream.lose()
         self._look_whether_empty()
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
