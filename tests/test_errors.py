@@ -5,7 +5,7 @@ import re
 import pytest
 
 from penstock import errors
-from penstock.errors import Code, EngineUnavailable, InvalidArgument, InvalidModel, PenstockError
+from penstock.errors import Code, EngineUnavailable, InvalidArgument, InvalidModel, PenstockError, Unavailable, revive
 
 _LINE = re.compile(r"^ {4}(?P<branch>[│├└─ ]*)(?P<name>\w+) +(?P<code>[A-Z_]+) {2,}\S")
 
@@ -58,3 +58,15 @@ def test_a_missing_engine_names_the_install_line() -> None:
 def test_one_except_clause_catches_a_branch() -> None:
     with pytest.raises(InvalidArgument):
         raise InvalidModel("corrupt")
+
+
+@pytest.mark.parametrize("cls", _classes().values())
+def test_an_error_of_another_process_is_of_its_class_or_the_one_above(cls: type[PenstockError]) -> None:
+    revived = revive(cls.__name__, "the cause", "the fix")
+    assert str(revived) == "the cause (the fix)"
+    assert type(revived) is (Unavailable if cls is EngineUnavailable else cls)
+
+
+@pytest.mark.parametrize("kind", ["", "InstanceDied", "Code", "annotations", "ClassVar"])
+def test_an_error_that_is_not_known_here_is_one_of_ours(kind: str) -> None:
+    assert type(revive(kind, "the cause", "")) is PenstockError

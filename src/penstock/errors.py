@@ -137,3 +137,13 @@ class ContractUnmet(PenstockError):
 
 class IntegrityError(PenstockError):
     code = Code.DATA_LOSS
+
+
+def revive(kind: str, message: str, hint: str) -> PenstockError:
+    """An error that another process told of by the name of its class; as the class above where that takes other arguments."""
+    found = globals().get(kind)
+    cls: Any = found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError
+    while cls.__init__ is not PenstockError.__init__:
+        cls = cls.__base__
+    revived: PenstockError = cls(message, hint)
+    return revived

@@ -74,3 +74,30 @@ async def test_a_message_beyond_the_limit_is_not_read(tmp_path: Path, caplog: py
     assert "could not be answered" in caplog.text
     writer.close()
     await end.close()
+
+
+@pytest.mark.parametrize("said", [b"\xc1", b"\x01", b"\x91\xa1x", b"\x92\x01\x90", b"\x92\xa1x\x01", b"\x91" * 5000])
+@in_loop
+async def test_nonsense_is_not_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture, said: bytes) -> None:
+    end = Peers(tmp_path, 0)
+    await end.serve(echo)
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "0.sock")
+    writer.write(struct.pack("<I", len(said)) + said)
+    assert await reader.read() == b""
+    assert "could not be answered" in caplog.text
+    writer.close()
+    await end.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\x01\0\0\0\xc1", b"\x03\0\0\0\x92\x01\xc0", b"\xff\xff\xff\xff", b"\x05\0\0\0\x92"]
+)
+@in_loop
+async def test_a_sibling_that_answers_nonsense_is_left_out(tmp_path: Path, said: bytes) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    server = await asyncio.start_unix_server(handle, tmp_path / "1.sock")
+    assert await Peers(tmp_path, 0).ask("add") == []
+    server.close()

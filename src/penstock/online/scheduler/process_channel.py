@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock import errors
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, revive
 from penstock.online.scheduler.tensor_arena import Slot
 from penstock.tensor import Signature
 
@@ -57,12 +56,8 @@ class Failed(msgspec.Struct, tag=True):
         return cls(type(error).__name__, error.message, error.hint)
 
     def error(self) -> PenstockError:
-        """The error anew; one that takes other arguments as the class above it."""
-        kind = getattr(errors, self.kind, PenstockError)
-        while kind.__init__ is not PenstockError.__init__:
-            kind = kind.__base__
-        revived: PenstockError = kind(self.message, self.hint)
-        return revived
+        """The error anew."""
+        return revive(self.kind, self.message, self.hint)
 
 
 Message = Load | Loaded | Run | Ran | Failed

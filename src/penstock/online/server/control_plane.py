@@ -22,6 +22,11 @@ from penstock.telemetry.tracing import Tracer
 
 Settings = Mapping[str, Any]
 
+_TOLD = frozenset(
+    f"{verb}_{kind}" for verb in ("register", "unregister") for kind in ("shared_memory", "cuda_shared_memory")
+) | {"trace_settings", "log_settings"}
+"""What each process does that one of them was told."""
+
 
 class Siblings(Protocol):
     """The other processes of this server."""
@@ -65,6 +70,8 @@ class ControlPlane:
             return self._metrics.report()
         if what == "state":
             return {"regions": self._shared_memory.status(), "trace": self._tracer.changes(), "log": self._log.get()}
+        if what not in _TOLD:
+            raise InvalidArgument(f"no process is asked for '{what[:40]}'")
         local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone(), self._metrics)
         return await getattr(local, what)(*arguments)
 

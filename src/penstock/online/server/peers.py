@@ -10,13 +10,13 @@ import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock import errors
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, revive
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +24,24 @@ _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 << 20
 _PATIENCE_S = 5.0
 
+_BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgspec.MsgspecError, RecursionError)
+"""What a sibling that dies, hangs or talks nonsense may raise."""
+
+_Form = TypeVar("_Form")
+
 Answerer = Callable[[str, list[Any]], Awaitable[Any]]
 """Does what a sibling asks for; the result must be plain data, or structs of msgspec."""
+
+
+class _Question(NamedTuple):
+    what: str
+    arguments: list[Any]
+
+
+class _Outcome(NamedTuple):
+    error: tuple[str, str, str] | None
+    """Kind, message, hint."""
+    result: Any
 
 
 class Peers:
@@ -39,28 +55,17 @@ class Peers:
     async def serve(self, answer: Answerer) -> None:
         """Answer siblings from now on."""
         self._path.unlink(missing_ok=True)
-
-        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                what, arguments = await _receive(reader)
-                writer.write(_frame(await _outcome(answer, what, arguments)))
-                await writer.drain()
-            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-                _log.warning("a sibling process could not be answered: %s", error)
-            finally:
-                writer.close()
-
-        self._server = await asyncio.start_unix_server(handle, self._path)
+        self._server = await asyncio.start_unix_server(partial(_handle, answer), self._path)
 
     async def ask(self, what: str, *arguments: Any) -> list[Any]:
         """What every sibling answers; those that are just starting or ending are left out. Raises what one of them raises."""
         others = [path for path in self._folder.glob("*.sock") if path != self._path]
         outcomes = await asyncio.gather(*(_ask(path, what, arguments) for path in others))
-        for error, _ in (outcome for outcome in outcomes if outcome is not None):
-            if error is not None:
-                kind, message, hint = error
-                raise getattr(errors, kind, PenstockError)(message, hint)
-        return [outcome[1] for outcome in outcomes if outcome is not None]
+        answered = [outcome for outcome in outcomes if outcome is not None]
+        for outcome in answered:
+            if outcome.error is not None:
+                raise revive(*outcome.error)
+        return [outcome.result for outcome in answered]
 
     async def close(self) -> None:
         """Answer no more."""
@@ -69,30 +74,42 @@ class Peers:
             self._path.unlink(missing_ok=True)
 
 
-async def _ask(path: Path, what: str, arguments: tuple[Any, ...]) -> tuple[Any, Any] | None:
+async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer what a sibling asks on one connection."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            what, arguments = await _receive(reader, _Question)
+        writer.write(_frame(await _outcome(answer, what, arguments)))
+        await writer.drain()
+    except _BROKEN as error:
+        _log.warning("a sibling process could not be answered: %s", error or type(error).__name__)
+    finally:
+        writer.close()
+
+
+async def _ask(path: Path, what: str, arguments: tuple[Any, ...]) -> _Outcome | None:
     try:
         async with asyncio.timeout(_PATIENCE_S):
             reader, writer = await asyncio.open_unix_connection(path)
             try:
                 writer.write(_frame((what, arguments)))
-                error, result = await _receive(reader)
-                return error, result
+                return await _receive(reader, _Outcome)
             finally:
                 writer.close()
-    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+    except _BROKEN as error:
         if not isinstance(error, ConnectionRefusedError | FileNotFoundError):
             _log.warning("a sibling process did not answer: %s", error or type(error).__name__)
         return None
 
 
-async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> tuple[Any, Any]:
+async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcome:
     try:
-        return None, await answer(what, arguments)
+        return _Outcome(None, await answer(what, arguments))
     except PenstockError as error:
-        return (type(error).__name__, error.message, error.hint), None
+        return _Outcome((type(error).__name__, error.message, error.hint), None)
     except Exception:  # noqa: BLE001 - a bug of ours must not leave the sibling waiting
         _log.exception("a sibling's question failed")
-        return ("PenstockError", "internal error", ""), None
+        return _Outcome(("PenstockError", "internal error", ""), None)
 
 
 def _frame(message: object) -> bytes:
@@ -100,9 +117,9 @@ def _frame(message: object) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-async def _receive(reader: asyncio.StreamReader) -> tuple[Any, Any]:
+async def _receive(reader: asyncio.StreamReader, kind: type[_Form]) -> _Form:
+    """Raises one of ``_BROKEN``."""
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size > _MAX_BYTES:
         raise ValueError(f"a message of {size} bytes")
-    first, second = msgspec.msgpack.decode(await reader.readexactly(size))
-    return first, second
+    return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)

@@ -25,8 +25,7 @@ from typing import Any
 
 import msgspec
 
-from penstock import errors
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import PenstockError, Unavailable, revive
 from penstock.online.restart import CALM_S, restart_delay_s
 
 _log = logging.getLogger(__name__)
@@ -190,8 +189,7 @@ class Supervisor:
 
     def _hear(self, process: _Process, message: Message) -> None:
         if message.error is not None:
-            kind, text, hint = message.error
-            error = getattr(errors, kind)(text, hint)
+            error = revive(*message.error)
             if not self._announced:
                 self._failure = self._failure or error
             _log.error("process %d: %s", process.index, error)
