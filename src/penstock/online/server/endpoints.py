@@ -60,7 +60,7 @@ class Endpoints:
         self._grpcio: Any = None
         http = Shared(dataplane, control, config, connections, access, budget)
         metrics = Shared(dataplane, control, config, connections, access, budget, METRICS)
-        h2 = h2_connection.Shared(self._service.methods, config, connections, clock)
+        h2 = h2_connection.Shared(self._service.methods, config, connections, clock, budget)
         is_own = config.grpc_implementation == "h2"
         self._http: Factory | None = (lambda: http_connection.Connection(http)) if config.allow_http else None
         self._grpc: Factory | None = (lambda: h2_connection.Connection(h2)) if config.allow_grpc and is_own else None
