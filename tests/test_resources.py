@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -228,3 +230,15 @@ def test_plans(instances: int, threads: int, cores: list[int], quota: float | No
 
 def test_core_ids_are_those_of_the_affinity() -> None:
     assert set(core_ids()) == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "given"), [(64, 512, 100, 100), (64, 80, 100, 80), (200, 512, 100, 200)]
+)
+def test_open_files_are_allowed_as_far_as_the_system_lets(soft: int, hard: int, wanted: int, given: int) -> None:
+    script = (
+        "import resource as r; from penstock.resources import allow_open_files;"
+        f"r.setrlimit(r.RLIMIT_NOFILE, ({soft}, {hard})); print(allow_open_files({wanted}), *r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [str(given), str(given), str(hard)]

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import re
+import resource
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -149,6 +150,15 @@ def usable_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
             if text.isdigit():
                 limits.append(int(text))
     return min(limits, default=0)
+
+
+def allow_open_files(count: int) -> int:
+    """Let this process, and those that it starts, have ``count`` files and sockets open, as far as it may; how many it can have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        soft = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return count if soft == resource.RLIM_INFINITY else soft
 
 
 def _cgroup_folders(controller: str, proc: Path, sys: Path) -> list[Path]:

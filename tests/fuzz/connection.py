@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -16,11 +17,13 @@ from tests.fuzz.planes import Planes
 _PATIENCE_S = 25.0
 _MAX_SWEEPS = 40
 _HIGH_WATER = 64 << 10
+_GONE = -2
 _MAX_UNREAD = 2 << 20
 
 
 class Transport(asyncio.Transport):
-    """As the event loop's own; ``written`` is all that was sent. Its client reads ``rate`` bytes a step, 0: nothing ever."""
+    """As the event loop's own; ``written`` is all that was sent. Its client reads ``rate`` bytes a step, 0: nothing ever,
+    less: all at once."""
 
     def __init__(self, loop: FastLoop, connection: ServerConnection, rate: int) -> None:
         super().__init__()
@@ -78,6 +81,8 @@ class Transport(asyncio.Transport):
 
     def write_eof(self) -> None:
         self._has_ended = True
+        if self._rate == _GONE:
+            raise OSError(errno.ENOTCONN, "the client has left")
 
     def close(self) -> None:
         if not self._is_closing:
@@ -155,7 +160,7 @@ class Lab:
         random = Random(zlib.crc32(data))
         for number, scheduler in enumerate(self.planes.schedulers):
             scheduler.count = random.randrange(3) + number
-        rate = random.choice((-1, -1, -1, -1, 100, 5000, 100_000, 0))
+        rate = random.choice((-1, -1, -1, _GONE, 100, 5000, 100_000, 0))
         return self._see_through(self._talk(make, list(pieces(data, random)), rate, random.random() < 0.3))
 
     def ask(self, make: Callable[[], ServerConnection], data: bytes) -> bytes:

@@ -17,6 +17,8 @@ class FastLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now_s = 1000.0
         super().__init__(_Selector(self))
+        # The system's is too small for numbers as large as this clock comes to: what is due now would never be.
+        self._clock_resolution = _TICK_S
         self.failures: list[dict[str, Any]] = []
         """What callbacks and tasks raised that nobody caught."""
         self.set_exception_handler(lambda _, context: self.failures.append(context))

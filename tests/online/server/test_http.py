@@ -405,3 +405,17 @@ def test_an_answer_that_cannot_be_encoded_is_told(caplog: pytest.LogCaptureFixtu
         server.model._forward = double
         assert client.ask(infer(1)).data == [2, 0]
     assert "request failed" in caplog.text
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_client_that_is_gone_when_it_is_refused_is_no_error(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    with GatedServer(loop) as server:
+        client = server.connect()
+
+        def leave() -> None:
+            client.send(b"nonsense\r\n\r\n")
+            client.close()
+
+        server.call(leave)  # while the server does, and so sees, nothing else
+        assert server.connect().ask(infer()).status == 200
+    assert not caplog.records

@@ -42,12 +42,14 @@ from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.endpoints import Addresses, Endpoints
+from penstock.online.server.loop_errors import LoopErrors
 from penstock.online.server.metrics_page import LoopLag, MetricsPage
 from penstock.online.server.peers import Peers
 from penstock.online.server.processes import Place, Supervisor
 from penstock.online.server.recording import Recording
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
+from penstock.resources import allow_open_files
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
 
@@ -56,6 +58,8 @@ VERSION = "1"
 
 _SWITCH_INTERVAL_S = 0.0005
 _UNLOAD_S = 1.0
+_OTHER_FILES = 256
+"""How many files and sockets are left for what is not a connection: models, logs, the cache, clients being refused."""
 
 Settings = Mapping[str, Mapping[str, Any]]
 """By model name the fields of its configuration that a user has set."""
@@ -161,7 +165,8 @@ class Application:
         shared_memory = self._shared_memory = SharedMemory(config.client_shm)
         tracer = self._recording.tracer
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
-        connections = Connections(config.max_connections)
+        files = allow_open_files(config.max_connections + _OTHER_FILES)
+        connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
         budget = ByteBudget(config.max_inflight_bytes)
         self._metrics = MetricsPage(
             self._repository.statistics,
@@ -180,6 +185,7 @@ class Application:
     ) -> None:
         """Serve until told to stop; see ``serve``. ``preloaded`` are those of ``sources`` that are in memory already."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self._recording.start()

@@ -62,7 +62,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_header_bytes: _Count = 64 << 10
     """Most bytes of a request's headers, each header counted with 32 bytes on top; more are refused with 431."""
     max_connections: _Count = 10_000
-    """Most connections at once; more are answered 503 and closed."""
+    """Most connections at once, and no more than the process may have files open less 256; more are answered 503 and closed."""
     max_pipelined: _Count = 64
     """Most requests of one connection that are worked on at once; more wait unread."""
     max_unsent_bytes: _Count = 8 << 20

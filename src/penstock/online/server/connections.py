@@ -37,6 +37,18 @@ class ServerConnection(asyncio.Protocol, ABC):
         """Close at once, whatever is in flight."""
 
 
+def end_sending(transport: asyncio.Transport) -> bool:
+    """Tell the client that nothing more will come; False if there is no way to tell it but to close."""
+    if not transport.can_write_eof():
+        return False
+    try:
+        transport.write_eof()
+    except OSError:
+        # The client is gone, which asyncio, unlike uvloop, finds out here.
+        transport.abort()
+    return True
+
+
 class Connections:
     """Belongs to the event loop. Each connection adds itself when it is made, and discards itself when it is lost."""
 

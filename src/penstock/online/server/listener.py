@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 4096
 _HANDSHAKE_S = 10.0
 _ACCEPT_TURNS = 4
+_ACCEPTS_A_TURN = 16
 _OWNER_ONLY = 0o600
 
 
@@ -75,11 +76,12 @@ class Listener:
             self._factory(endpoint),
             host or None,
             endpoint.port,
-            backlog=_BACKLOG,
+            backlog=_ACCEPTS_A_TURN,
             ssl=endpoint.tls,
             ssl_handshake_timeout=_HANDSHAKE_S if endpoint.tls else None,
             reuse_port=endpoint.reuse_port or None,
         )
+        _lengthen_queues(server)
         self._servers.append((server, endpoint))
         host, port = server.sockets[0].getsockname()[:2]
         return host, port
@@ -122,13 +124,14 @@ class Listener:
             server = await asyncio.get_running_loop().create_unix_server(
                 self._factory(endpoint),
                 sock=bound,
-                backlog=_BACKLOG,
+                backlog=_ACCEPTS_A_TURN,
                 ssl=endpoint.tls,
                 ssl_handshake_timeout=_HANDSHAKE_S if endpoint.tls else None,
             )
         except BaseException:
             bound.close()
             raise
+        _lengthen_queues(server)
         self._servers.append((server, endpoint))
         status = os.stat(path)
         self._paths[path] = status.st_dev, status.st_ino
@@ -199,6 +202,17 @@ class Listener:
     def _sweep_and_again(self) -> None:
         self.sweep()
         self._sweep_later()
+
+
+def _lengthen_queues(server: asyncio.Server) -> None:
+    """Let many clients wait until they are accepted.
+
+    Not by asyncio's ``backlog``: asyncio also tries as many times in one turn to accept, even if there is no descriptor left
+    for any, and reports each.
+    """
+    for listening in server.sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as queue:
+            queue.listen(_BACKLOG)
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -313,3 +313,17 @@ def test_memory_of_a_connection_without_calls(server: GrpcServer) -> None:
     assert connection._session.streams == {}
     assert len(connection._session._ended_early) <= 1024
     assert connection._outbox._frames == []
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_client_that_is_gone_when_it_is_refused_is_no_error(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    with GrpcServer(loop) as server:
+        with server.connect() as gone:
+
+            def leave() -> None:
+                gone.send(h2.frame(h2.PUSH_PROMISE, 0, 1))
+                gone.__exit__()
+
+            server.call(leave)  # while the server does, and so sees, nothing else
+        assert server.connect().ask(1).status == 0
+    assert not caplog.records

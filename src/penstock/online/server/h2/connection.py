@@ -14,7 +14,7 @@ from typing import cast
 from penstock.clock import Clock
 from penstock.online.server.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import LAST_REQUEST_S, Connections, ServerConnection
+from penstock.online.server.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
 from penstock.online.server.grpc.call import Method
 from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
@@ -203,6 +203,5 @@ class Connection(ServerConnection):
             return
         self._outbox.flush()
         self._outbox.close()
-        if transport.can_write_eof():
-            transport.write_eof()
+        end_sending(transport)
         asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-from penstock.online.server.connections import LAST_REQUEST_S, ServerConnection
+from penstock.online.server.connections import LAST_REQUEST_S, ServerConnection, end_sending
 from penstock.online.server.http.answer import (
     CLOSE,
     CONTINUE,
@@ -267,10 +267,8 @@ class Line(ServerConnection):
         if not (self._discarding or self.shared.connections.draining):
             transport.close()
             return
-        can_half_close = transport.can_write_eof()
-        if can_half_close:
-            transport.write_eof()
-        if not (self._discarding and can_half_close):
+        is_told = end_sending(transport)
+        if not (self._discarding and is_told):
             # As with what is refused: the client may have asked for more before it saw that this was the last answer.
             asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)
 
