@@ -14,8 +14,9 @@ import orjson
 from benchmarks.servers import Server
 from penstock.perf.grpc_client import framed
 from penstock.perf.http_client import Address, Answer, Session
+from penstock.perf.oip_client import infer_message
 from penstock.protocol import messages
-from penstock.tensor import Array, DataType, from_wire, to_wire
+from penstock.tensor import Array, DataType, from_wire
 
 
 def post(address: Address, path: str, body: bytes, kind: str = "application/json") -> bytes:
@@ -26,11 +27,7 @@ def post(address: Address, path: str, body: bytes, kind: str = "application/json
 
 def grpc_request(model: str, inputs: Mapping[str, Array]) -> bytes:
     """A framed ``ModelInferRequest`` with raw tensors."""
-    message = messages.ModelInferRequest(model_name=model)
-    for name, array in inputs.items():
-        message.inputs.add(name=name, datatype=DataType.from_numpy(array.dtype).value, shape=array.shape)
-        message.raw_input_contents.append(bytes(to_wire(array)))
-    return framed(message.SerializeToString())
+    return framed(infer_message(model, inputs))
 
 
 def grpc_answer(body: bytes) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import models
 from penstock.cli.bench import bench
 from penstock.errors import InvalidArgument, InvalidData, NotFound, Unavailable
+from processes import ServerProcess
 from servers import answer, double, serving_in_thread
 
 SHORT = ["--model", "double", "--duration", "0.2", "--warmup", "0"]
@@ -140,3 +143,23 @@ def raise_from(result: Result) -> None:
     """Errors reach the one place that prints them."""
     assert result.exception is not None
     raise result.exception
+
+
+def test_load_over_grpc(tmp_path: Path) -> None:
+    model = tmp_path / "linear.onnx"
+    model.write_bytes(models.linear().data)
+    with ServerProcess(model) as server:
+        http, grpc = (re.search(rf"{name}=(\S+)", server.line)[1] for name in ("http", "grpc"))  # type: ignore[index]
+        arguments = ("--model", "linear", "--duration", "0.2", "--warmup", "0", "--concurrency", "4", "--json")
+        result = invoke(f"http://{http}", "--grpc", grpc, *arguments)
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout.splitlines()[-1])
+    assert facts["protocol"] == "grpc"
+    assert facts["rows"][0]["errors"] == 0 < facts["rows"][0]["requests"]
+
+
+def test_grpc_is_a_closed_loop_of_raw_tensors() -> None:
+    for flags in (("--rate", "10"), ("--binary",)):
+        result = invoke("http://127.0.0.1:1", "--grpc", "127.0.0.1:1", *SHORT, *flags)
+        assert isinstance(result.exception, InvalidArgument)
+        assert result.exception.message == "--grpc goes with neither --rate nor --binary"

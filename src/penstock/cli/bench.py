@@ -18,10 +18,11 @@ from rich.table import Table
 from penstock.cli.quantities import parse_counts
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.offline.dataset import load_dataset
-from penstock.perf.http_client import Address
+from penstock.perf.grpc_client import GrpcConnector, framed
+from penstock.perf.http_client import Address, connect
 from penstock.perf.load import closed_loop, open_loop, run
-from penstock.perf.loops import Window
-from penstock.perf.oip_client import fetch_signature, infer_request, random_inputs
+from penstock.perf.loops import Target, Window
+from penstock.perf.oip_client import fetch_signature, infer_message, infer_request, random_inputs
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
 from penstock.tensor import Array, Signature
 
@@ -55,6 +56,10 @@ def bench(
     binary: Annotated[
         bool, typer.Option("--binary", help="Send and receive tensors as raw bytes, not as JSON.")
     ] = False,
+    grpc: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Send the requests over gRPC to this address; closed loop only."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
     """Measure throughput and latency of a model behind any Open Inference Protocol server.
@@ -74,21 +79,30 @@ def bench(
 
       penstock bench http://127.0.0.1:8000 --model digits --concurrency 64 --binary --inputs evaluate.npz
 
+      penstock bench http://127.0.0.1:8000 --model digits --grpc 127.0.0.1:8001
+
       penstock bench http://127.0.0.1:8000 --model digits --rate 100,500,1000 --duration 20 --json
     """
     window = _window(duration, warmup, timeout)
     rates = _parse_rates(rate) if rate else ()
+    if grpc and (rates or binary):
+        raise InvalidArgument("--grpc goes with neither --rate nor --binary", "over gRPC tensors are always raw bytes")
     concurrencies = parse_counts(concurrency) if concurrency else () if rate else _CONCURRENCIES
     address = Address.parse(url)
     signature = run(fetch_signature(address, model, timeout))
     tensors = _from_file(inputs, signature, batch) if inputs else random_inputs(signature, batch, _RANDOM_REQUESTS)
-    requests = [infer_request(address, model, one, binary=binary) for one in tensors]
-    rows = list(_measure(address, requests, window, concurrencies, rates))
+    if grpc:
+        address = Address.parse(f"http://{grpc}")
+        requests = [framed(infer_message(model, one)) for one in tensors]
+    else:
+        requests = [infer_request(address, model, one, binary=binary) for one in tensors]
+    target = Target(address, requests, GrpcConnector() if grpc else connect)
+    rows = list(_measure(target, window, concurrencies, rates))
     if json:
         facts = {
             "url": address.url,
             "model": model,
-            "protocol": "http/binary" if binary else "http/json",
+            "protocol": "grpc" if grpc else "http/binary" if binary else "http/json",
             "batch": batch,
         }
         print(msgspec.json.encode({**facts, "rows": rows}).decode())
@@ -101,9 +115,8 @@ def bench(
         raise typer.Exit(1)
 
 
-def _measure(
-    address: Address, requests: Sequence[bytes], window: Window, concurrencies: Sequence[int], rates: Sequence[float]
-) -> Iterator[Row]:
+def _measure(target: Target, window: Window, concurrencies: Sequence[int], rates: Sequence[float]) -> Iterator[Row]:
+    address, requests = target.address, target.requests
     loads = [_connections(concurrency) for concurrency in concurrencies] + [f"{rate:g}/s" for rate in rates]
     seconds = (window.duration_s or 0.0) + window.warmup_s
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -113,7 +126,7 @@ def _measure(
         for number, load in enumerate(loads):
             progress.update(task, description=f"{number + 1} of {len(loads)}: {load}, {seconds:g} s", refresh=True)
             if number < len(concurrencies):
-                yield run(closed_loop(address, requests, concurrencies[number], window))
+                yield run(closed_loop(address, requests, concurrencies[number], window, connect=target.connect))
             else:
                 yield run(open_loop(address, requests, rates[number - len(concurrencies)], window))
 

@@ -15,6 +15,7 @@ import orjson
 
 from penstock.errors import InvalidArgument, InvalidData, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.perf.http_client import Address, Answer, Session
+from penstock.protocol import messages
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes, from_wire, to_wire
 
 _NO_JSON_FORM = (DataType.FP16, DataType.BF16)
@@ -79,6 +80,16 @@ async def infer_all(
     except* PenstockError as group:
         raise group.exceptions[0] from None
     return outputs
+
+
+def infer_message(model: str, inputs: Mapping[str, Array]) -> bytes:
+    """A serialized ``ModelInferRequest`` for ``inputs``, as raw tensors."""
+    message = messages.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        message.inputs.add(name=name, datatype=DataType.from_numpy(array.dtype).value, shape=array.shape)
+        message.raw_input_contents.append(bytes(to_wire(array)))
+    data: bytes = message.SerializeToString()
+    return data
 
 
 def infer_request(
