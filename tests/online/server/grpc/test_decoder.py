@@ -216,7 +216,17 @@ def test_what_is_wrong_is_told(message: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x0a", b"\x0a\x05m", b"\xff", b"\x0a\x01\xff", b"\x1a\x01\xff", b"\x02\x00", b"\x2a\x01\x0a"]
+    "data",
+    [
+        b"\x0a",
+        b"\x0a\x05m",
+        b"\xff",
+        b"\x0a\x01\xff",
+        b"\x1a\x01\xff",
+        b"\x1a\x01\xff\x1a\x01a",
+        b"\x02\x00",
+        b"\x2a\x01\x0a",
+    ],
 )
 def test_malformed_messages_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgument, match="not a ModelInferRequest"):

@@ -42,7 +42,17 @@ def test_messages_of_every_client_are_taken_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x0a", b"\x0a\x05m", b"\xff", b"\x0b\x0c", b"\x08\x01", b"\x1a\xff\xff\xff\xff\xff\x01", AN_EMPTY_GROUP]
+    "data",
+    [
+        b"\x0a",
+        b"\x0a\x05m",
+        b"\xff",
+        b"\x0b\x0c",
+        b"\x08\x01",
+        b"\x1a\xff\xff\xff\xff\xff\x01",
+        b"\x1a\x01a" * 2,
+        AN_EMPTY_GROUP,
+    ],
 )
 def test_what_is_cut_off_or_unusual_is_left_to_the_protobuf_class(data: bytes) -> None:
     assert split(data) is None

@@ -319,6 +319,7 @@ def test_memory_of_a_connection_without_calls(server: GrpcServer) -> None:
 def test_a_client_that_is_gone_when_it_is_refused_is_no_error(loop: str, caplog: pytest.LogCaptureFixture) -> None:
     with GrpcServer(loop) as server:
         with server.connect() as gone:
+            assert gone.ask(1).status == 0  # nothing is left unread, which would reset the connection
 
             def leave() -> None:
                 gone.send(h2.frame(h2.PUSH_PROMISE, 0, 1))

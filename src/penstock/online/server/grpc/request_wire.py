@@ -18,6 +18,7 @@ _MAX_FIELDS = 4096
 _WITH_LENGTH = 2
 _ID, _RAW = 3 << 3 | _WITH_LENGTH, 7 << 3 | _WITH_LENGTH
 _LAST_FIELD = 7
+_NONE = (0, 0)
 
 
 class Parts(NamedTuple):
@@ -37,7 +38,7 @@ def split(data: Buffer) -> Parts | None:
     position, size, begin, fields = 0, len(data), 0, 0
     rest: list[Buffer] = []
     spans: list[tuple[int, int]] = []
-    identity = (0, 0)
+    identity = _NONE
     try:
         while position < size:
             fields += 1
@@ -56,6 +57,8 @@ def split(data: Buffer) -> Parts | None:
             if tag == _RAW:
                 spans.append((start, end))
             elif tag == _ID:
+                if identity != _NONE:
+                    return None  # of several the last one holds, but all have to be text
                 identity = (start, end)
             else:
                 position = end
