@@ -52,13 +52,12 @@ def split(data: Buffer) -> Parts | None:
             if length & 0x80:
                 length, start = _varint(data, position + 1)
             end = start + length
-            if end > size:
+            # Of several ids the last one holds, but all have to be text.
+            if end > size or (tag == _ID and identity != _NONE):
                 return None
             if tag == _RAW:
                 spans.append((start, end))
             elif tag == _ID:
-                if identity != _NONE:
-                    return None  # of several the last one holds, but all have to be text
                 identity = (start, end)
             else:
                 position = end
