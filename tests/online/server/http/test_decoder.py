@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,25 @@ def test_forms_that_are_refused(body: Any, message: str) -> None:
 def test_regions_must_be_known(body: Any) -> None:
     with pytest.raises(NotFound, match="'r'"):
         decode(body)
+
+
+def test_what_is_in_shared_memory_is_read_anew_for_each_request() -> None:
+    path = Path("/dev/shm/penstock-test-decoder")
+    path.write_bytes(bytes(8))
+    memory = SharedMemory(enabled=True)
+    memory.register("r", path.name, 0, 8)
+    decode_shared = RequestDecoder(memory, lambda name, version: [])
+    text = json.dumps(in_region(shared_memory_region="r", shared_memory_byte_size=8)).encode()
+    for values in ([1.0, 2.0], [3.0, 4.0]):
+        path.write_bytes(np.array(values, np.float32).tobytes())
+        request, form = decode_shared("m", "", text, None)
+        assert request.inputs["x"].tolist() == values
+        assert form.lease is not None
+        form.release()
+    memory.close()
+    path.unlink()
+    with pytest.raises(NotFound):
+        decode_shared("m", "", text, None)
 
 
 def test_classification_is_passed_on_and_zero_is_none() -> None:

@@ -189,13 +189,28 @@ def test_a_file_cut_off_is_an_error_and_stays_as_it_is(key: str, size: int) -> N
     retire(region)
 
 
-def test_writing_changes_just_those_bytes(key: str) -> None:
-    region = SystemRegion("r", key, 5, BYTES - 5)
+@pytest.mark.parametrize("mode", [0o600, 0o666])
+@pytest.mark.parametrize("count", [1, 5 * PAGE])
+def test_writing_changes_just_those_bytes(key: str, count: int, mode: int) -> None:
+    Path("/dev/shm", key).chmod(mode)
+    region = SystemRegion("r", key, PAGE + 5, BYTES - PAGE - 5)
     before = Path("/dev/shm", key).read_bytes()
-    region.write(PAGE, b"hello")
+    region.write(PAGE, b"hello" * count)
     after = Path("/dev/shm", key).read_bytes()
-    assert after == before[: PAGE + 5] + b"hello" + before[PAGE + 10 :]
+    assert after == before[: 2 * PAGE + 5] + b"hello" * count + before[2 * PAGE + 5 + 5 * count :]
     retire(region)
+
+
+def test_pages_never_written_are_written() -> None:
+    path = Path("/dev/shm/penstock-test-hole")
+    with path.open("wb") as file:
+        file.truncate(BYTES)
+    path.chmod(0o600)
+    region = SystemRegion("r", path.name, 0, BYTES)
+    region.write(PAGE, b"x" * 8 * PAGE)
+    assert path.read_bytes() == bytes(PAGE) + b"x" * 8 * PAGE + bytes(7 * PAGE)
+    retire(region)
+    path.unlink()
 
 
 def test_closing_gives_mapping_and_descriptors_back(key: str) -> None:
