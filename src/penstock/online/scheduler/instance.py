@@ -43,15 +43,21 @@ class Instance:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        # Asked once: looking through a protocol's members takes longer than all else that is done here for a batch.
         model = self._model
-        while (batch := self._batcher.take()) is not None:
-            if isinstance(model, StreamingModel):
+        if isinstance(model, StreamingModel):
+            while (batch := self._batcher.take()) is not None:
                 self._stream(model, batch)
-            elif not self._forward(model, batch, retries=len(batch.requests) > 1):
-                for pending in batch.requests:
-                    if pending.done is not None:
-                        alone = Batch([pending], pending.rows, Reason.ALONE, time.monotonic_ns())
-                        self._forward(model, alone, retries=False)
+        else:
+            while (batch := self._batcher.take()) is not None:
+                self._compute(model, batch)
+
+    def _compute(self, model: LoadedModel, batch: Batch) -> None:
+        if not self._forward(model, batch, retries=len(batch.requests) > 1):
+            for pending in batch.requests:
+                if pending.done is not None:
+                    alone = Batch([pending], pending.rows, Reason.ALONE, time.monotonic_ns())
+                    self._forward(model, alone, retries=False)
 
     def _forward(self, model: LoadedModel, batch: Batch, retries: bool) -> bool:
         """Run ``batch`` and give it back; with ``retries``, one that failed is kept and False returned, unless the instance died."""
