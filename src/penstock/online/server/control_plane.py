@@ -69,7 +69,8 @@ class ControlPlane:
         if what == "report":
             return self._metrics.report()
         if what == "state":
-            return {"regions": self._shared_memory.status(), "trace": self._tracer.changes(), "log": self._log.get()}
+            regions = self._shared_memory.status() if self._shared_memory.enabled else []
+            return {"regions": regions, "trace": self._tracer.changes(), "log": self._log.get()}
         if what not in _TOLD:
             raise InvalidArgument(f"no process is asked for '{what[:40]}'")
         local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone(), self._metrics)

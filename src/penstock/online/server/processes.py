@@ -207,7 +207,8 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         del self._processes[process.index]
         if self._stops:
-            self._exit = self._exit or abs(code)
+            if code != -signal.SIGTERM or process.is_ready:  # else it was told before it could take notice
+                self._exit = self._exit or abs(code)
         elif not self._announced:
             # It will not get ready if started again.
             self._failure = self._failure or Unavailable(f"a server process ended with code {code} before it was ready")
