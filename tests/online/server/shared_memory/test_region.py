@@ -190,7 +190,7 @@ def test_a_file_cut_off_is_an_error_and_stays_as_it_is(key: str, size: int) -> N
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o666])
-@pytest.mark.parametrize("count", [1, 5 * PAGE])
+@pytest.mark.parametrize("count", [1, 2 * PAGE])
 def test_writing_changes_just_those_bytes(key: str, count: int, mode: int) -> None:
     Path("/dev/shm", key).chmod(mode)
     region = SystemRegion("r", key, PAGE + 5, BYTES - PAGE - 5)
