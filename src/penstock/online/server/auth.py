@@ -3,7 +3,7 @@
 [clients.alice]
 key_sha256 = "…"                # of the key; or a list of them, while a key is being replaced
 models = ["resnet*", "digits"]  # patterns of model names; left out: all
-admin = false                   # may load and unload models, and change settings
+admin = false                   # may load and unload models, change settings, and register shared memory
 requests_per_second = 100       # with up to ``burst`` at once; left out: any number
 max_concurrent = 16             # requests unanswered at one time; left out: any number
 highest_priority = 2            # most urgent level to ask for; 1, the default, is the most urgent that there is

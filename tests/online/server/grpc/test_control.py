@@ -120,6 +120,12 @@ def test_control_needs_the_right_to_it(tmp_path: Path) -> None:
         '[clients.root]\nkey = "root-root-root-root"\nadmin = true\n[clients.bob]\nkey = "bob-bob-bob-bob-bob"\n'
     )
     bob, root = {"x-api-key": "bob-bob-bob-bob-bob"}, {"x-api-key": "root-root-root-root"}
-    for method in ("RepositoryModelLoad", "LogSettings", "TraceSetting"):
+    for method in (
+        "RepositoryModelLoad",
+        "LogSettings",
+        "TraceSetting",
+        "CudaSharedMemoryUnregister",
+        "CudaSharedMemoryStatus",
+    ):
         for metadata, code in (({}, Code.UNAUTHENTICATED), (bob, Code.PERMISSION_DENIED), (root, None)):
             assert getattr(ask(method, keys, metadata)[1], "code", None) is code

@@ -389,9 +389,27 @@ def test_the_key_is_asked_for_each_time(tmp_path: Path) -> None:
         assert client.ask(get("/v2/models/n", root)).status == 200
         assert client.ask(get("/v2/logging", alice)).status == 403
         assert client.ask(get("/v2/logging", root)).status == 200
+        for kind in ("system", "cuda"):
+            assert client.ask(get(f"/v2/{kind}sharedmemory/status", alice)).status == 403
+            assert client.ask(get(f"/v2/{kind}sharedmemory/status", root)).status == 200
         assert client.ask(get("/v2")).status == 401
         assert client.ask(get("/v2/health/live")).status == 200
         assert client.ask(get("/openapi.json")).status == 200
+
+
+def test_clients_see_only_the_models_that_they_may_use(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        '[clients.alice]\nkey = "alice-0123456789"\nmodels = ["m"]\n[clients.root]\nkey = "root-0123456789ab"\n'
+    )
+    alice, root = ("X-API-Key: alice-0123456789\r\n", "X-API-Key: root-0123456789ab\r\n")
+    with GatedServer(also={"n": identity(DataType.FP32)}, access=Access(keys, SystemClock())) as server:
+        client = server.connect()
+        for key, names in ((alice, ["m"]), (root, ["m", "n"])):
+            index = client.ask(post(b"{}", key, "/v2/repository/index"))
+            assert sorted(row["name"] for row in json.loads(index.body)) == names
+            statistics = client.ask(get("/v2/models/stats", key))
+            assert sorted(one["name"] for one in json.loads(statistics.body)["model_stats"]) == names
 
 
 # Giving up, and having enough

@@ -62,18 +62,19 @@ class GrpcControl:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
-            "SystemSharedMemoryStatus": self._system_status,
-            "SystemSharedMemoryRegister": self._system_register,
-            "SystemSharedMemoryUnregister": self._system_unregister,
-            "CudaSharedMemoryStatus": self._cuda_status,
-            "CudaSharedMemoryRegister": self._cuda_register,
-            "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
         admins = {
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
+            # Whoever registers regions has the server read and write what its own user may.
+            "SystemSharedMemoryStatus": self._system_status,
+            "SystemSharedMemoryRegister": self._system_register,
+            "SystemSharedMemoryUnregister": self._system_unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
         return {
             **{name: self._unary(name, answer, lambda call: "") for name, answer in anybody.items()},

@@ -110,7 +110,8 @@ def _openapi(exchange: Exchange, route: Route) -> None:
 
 
 async def _statistics(exchange: Exchange, route: Route) -> dict[str, Any]:
-    return {"model_stats": await exchange.line.shared.control.statistics(route.model, route.version)}
+    statistics = await exchange.line.shared.control.statistics(route.model, route.version)
+    return {"model_stats": _of_client(exchange, statistics)}
 
 
 async def _trace_settings(exchange: Exchange, route: Route) -> Mapping[str, Any]:
@@ -130,7 +131,13 @@ async def _update_log_settings(exchange: Exchange, route: Route) -> Mapping[str,
 
 
 async def _index(exchange: Exchange, route: Route) -> list[dict[str, Any]]:
-    return await exchange.line.shared.control.repository_index(_read(exchange, _Index).ready)
+    return _of_client(exchange, await exchange.line.shared.control.repository_index(_read(exchange, _Index).ready))
+
+
+def _of_client(exchange: Exchange, models: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of ``models`` that the client may use."""
+    access = exchange.line.shared.access
+    return models if access is None else [one for one in models if access.may(exchange.client, one["name"])]
 
 
 async def _load(exchange: Exchange, route: Route) -> None:
@@ -207,11 +214,11 @@ def _region_resources(kind: str, status: _Content, register: _Content, unregiste
     forget: Mapping[bytes, Handler] = {b"POST": _later(unregister)}
     base = f"/v2/{kind}sharedmemory"
     return [
-        Resource(f"{base}/status", status_of),
-        Resource(f"{base}/region/{{name}}/status", status_of),
-        Resource(f"{base}/region/{{name}}/register", {b"POST": _later(register)}),
-        Resource(f"{base}/unregister", forget),
-        Resource(f"{base}/region/{{name}}/unregister", forget),
+        Resource(f"{base}/status", status_of, needs=Needs.ADMIN),
+        Resource(f"{base}/region/{{name}}/status", status_of, needs=Needs.ADMIN),
+        Resource(f"{base}/region/{{name}}/register", {b"POST": _later(register)}, needs=Needs.ADMIN),
+        Resource(f"{base}/unregister", forget, needs=Needs.ADMIN),
+        Resource(f"{base}/region/{{name}}/unregister", forget, needs=Needs.ADMIN),
     ]
 
 
