@@ -80,8 +80,38 @@ async def test_a_request_is_answered_by_the_greatest_version() -> None:
 @in_loop
 async def test_an_unknown_model_is_answered_at_once() -> None:
     bench = Bench(make_handle(FakeModel()))
+    bench.plane.ready = True
     assert bench.plane.infer(InferRequest("n", {}), bench.outcomes.append) is None
-    assert bench.failed.message == "Request for unknown model: 'n' is not found"
+    assert (bench.failed.code, bench.failed.message) == (
+        Code.NOT_FOUND,
+        "Request for unknown model: 'n' is not found",
+    )
+
+
+@in_loop
+async def test_a_model_that_is_not_here_yet_can_be_asked_again() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    assert bench.plane.infer(InferRequest("n", {}), bench.outcomes.append) is None
+    assert (bench.failed.code, bench.failed.hint) == (Code.UNAVAILABLE, "try again later")
+
+
+@in_loop
+async def test_a_bug_in_the_scheduler_is_answered_and_the_client_let_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[clients.team]\nkey = "team-team-team-team"\nmax_concurrent = 1\n')
+    bench = Bench(make_handle(FakeModel()), Admission(Access(keys, ManualClock()), ManualClock()))
+
+    def broken(*arguments: object) -> None:
+        raise TypeError("a bug")
+
+    bench.handle.scheduler.submit = broken  # type: ignore[method-assign, assignment]
+    for _ in range(2):
+        assert bench.ask(client="team") is None
+        assert (bench.failed.code, bench.failed.message) == (Code.INTERNAL, "internal error")
+        bench.outcomes.clear()
+    assert "a bug" in caplog.text
 
 
 @in_loop
@@ -186,3 +216,15 @@ async def test_a_client_is_held_to_its_rights_also_those_asked_for_by_parameter(
     assert bench.failed.code is Code.PERMISSION_DENIED
     assert bench.handle.statistics.failures[Failure.REJECTED] == 1
     assert bench.ask(client="team", parameters={"priority": 2}) is not None
+
+
+@in_loop
+async def test_nobody_learns_of_models_without_the_right_to_them(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[clients.team]\nkey = "team-team-team-team"\nmodels = ["other"]\n')
+    bench = Bench(make_handle(FakeModel()), Admission(Access(keys, ManualClock()), ManualClock()))
+    bench.plane.ready = True
+    for name in ("m", "absent", "other"):
+        bench.plane.infer(InferRequest(name, dict(ONES), client="team"), bench.outcomes.append)
+    codes = [outcome.code for outcome in bench.outcomes if isinstance(outcome, PenstockError)]
+    assert codes == [Code.PERMISSION_DENIED, Code.PERMISSION_DENIED, Code.NOT_FOUND]

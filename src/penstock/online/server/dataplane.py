@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock import __version__
 from penstock.clock import Clock
-from penstock.errors import Code, InvalidArgument, PenstockError, Unsupported
+from penstock.errors import Code, InvalidArgument, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.admission import Admission
@@ -74,8 +74,8 @@ class DataPlane:
             done = self._record(request, done)
         try:
             handle = self._repository.find(request.model_name, request.model_version)
-        except PenstockError as error:
-            done(error)
+        except NotFound as error:
+            done(self._unknown(request, error))
             return None
         request.model_version = handle.version
         try:
@@ -102,7 +102,10 @@ class DataPlane:
             return handle.scheduler.submit(request, rows, key, done)
         except PenstockError as error:
             done(error)
-            return None
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("request failed")
+            self._fail(handle, PenstockError("internal error"), done)
+        return None
 
     def is_decoupled(self, name: str, version: str = "") -> bool:
         """Whether the model gives any number of answers to a request. Raises NotFound."""
@@ -142,6 +145,17 @@ class DataPlane:
     def labels(self, name: str, version: str = "") -> Labels:
         """What the classes of the model's outputs are called, by output. Raises NotFound."""
         return self._repository.find(name, version).labels
+
+    def _unknown(self, request: InferRequest, error: NotFound) -> PenstockError:
+        """What is said of a model that is not here: to clients without the right to it the same as if it were."""
+        if self._admission is not None:
+            try:
+                self._admission.check(request)
+            except PenstockError as refusal:
+                return refusal
+        if not self.ready:
+            return Unavailable(f"{error.message}; the server is starting or ending", "try again later")
+        return error
 
     def _record(self, request: InferRequest, done: Done) -> Done:
         trace = self.tracer.begin(request, request.traceparent, request.tracestate)
