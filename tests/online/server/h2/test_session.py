@@ -1,5 +1,6 @@
 """HTTP/2 frame by frame: what RFC 9113 asks of a server, and the bounds on what a client may cost it."""
 
+import gzip
 import itertools
 import socket
 import struct
@@ -468,4 +469,23 @@ def test_the_bytes_of_all_requests_together_are_bounded() -> None:
         assert len(chat.answer(7).messages) == 9
         server.until(lambda: server.budget.used == 6)
         chat.socket.shutdown(socket.SHUT_WR)
+        server.until(lambda: server.budget.used == 0)
+
+
+def test_a_compressed_request_counts_with_what_it_decompresses_to() -> None:
+    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=2000) as server:
+        packed = gzip.compress(bytes(900))
+        whole = struct.pack(">BI", 1, len(packed)) + packed
+        peers = [server.connect() for _ in range(3)]
+        for peer in peers[:2]:
+            peer.send(
+                peer.headers(1, HOLD, grpc_encoding="gzip"),
+                data_frame(1, whole[:9]),
+                data_frame(1, whole[9:], h2.END_STREAM),
+            )
+        server.until(lambda: server.budget.used == 2 * (900 + len(whole)))
+        peers[2].send(peers[2].headers(1, grpc_encoding="gzip"), data_frame(1, whole, h2.END_STREAM))
+        assert peers[2].answer(1).status == 14
+        for peer in peers[:2]:
+            peer.send(h2.rst_stream(1, ErrorCode.CANCEL))
         server.until(lambda: server.budget.used == 0)

@@ -186,8 +186,13 @@ class Session:
 
     # The streams' side
 
+    def charge(self, stream: Stream, size: int) -> None:
+        """See ``Carrier``; as the next two."""
+        if not self._budget.take(size):
+            raise self._budget.refusal()
+        stream.charged += size
+
     def grant(self, stream: Stream) -> None:
-        """See ``Carrier``; as the next one."""
         if stream.allowance < STREAM_WINDOW // 2 and not (stream.half_closed or stream.paused or stream.finished):
             self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
             stream.allowance = STREAM_WINDOW

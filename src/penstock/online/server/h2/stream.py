@@ -36,6 +36,9 @@ class Carrier(Protocol):
     def ready(self) -> Callable[[Stream], None]:
         """To be called with a stream that has something to send."""
 
+    def charge(self, stream: Stream, size: int) -> None:
+        """``stream`` holds ``size`` bytes more than it received, until it ends. Raises Unavailable."""
+
     def grant(self, stream: Stream) -> None:
         """The client may send more on ``stream``."""
 
@@ -184,6 +187,7 @@ class Stream(msgspec.Struct, eq=False):
         try:
             if flag:
                 message = content_of(flag, message, self.head.encoding, self.carrier.max_message_bytes)
+                self.carrier.charge(self, len(message))
             method.unary(self, message)
         except PenstockError as error:
             self.abandon(error)
