@@ -12,7 +12,8 @@ import pytest
 import tritonclient.utils as triton
 import tritonclient.utils.shared_memory as shm
 
-from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported
+from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unsupported
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.tensor import DataType
@@ -121,6 +122,31 @@ def test_an_output_that_does_not_fit_is_refused_and_nothing_written(region: Any,
         lease.place("r", 0, 12).write(np.ones(4, np.float32))
     lease.release()
     assert bytes(shm.get_contents_as_numpy(region, np.uint8, [16])) == bytes(16)
+
+
+def test_what_is_copied_counts_until_the_request_ends() -> None:
+    """A region can claim far more than there is memory: what was never written takes none."""
+    key, size = f"penstock-test-{uuid.uuid4().hex}", 1 << 40
+    path = Path("/dev/shm", key)
+    budget = ByteBudget(1 << 20)
+    memory = SharedMemory(enabled=True, budget=budget)
+    try:
+        with path.open("xb") as file:
+            file.truncate(size)
+        memory.register("sparse", key, 0, size)
+        lease, other = memory.lease(), memory.lease()
+        assert lease.array("sparse", 0, 1 << 20, DataType.UINT8, (1 << 20,)).sum() == 0
+        for taker, count in ((lease, 1), (other, 1 << 20), (other, size)):
+            with pytest.raises(Unavailable):
+                taker.array("sparse", 0, count, DataType.UINT8, (count,))
+        for _ in range(2):
+            lease.release()
+        assert budget.used == 0
+        assert len(other.array("sparse", 0, 1 << 20, DataType.UINT8, (1 << 20,))) == 1 << 20
+        other.release()
+    finally:
+        memory.close()
+        path.unlink()
 
 
 def test_names(region: Any, memory: SharedMemory) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from penstock.errors import InvalidArgument, PenstockError, Unsupported
-from penstock.online.server.shared_memory.region import Region
+from penstock.online.server.shared_memory.region import Region, Reserve, unbounded
 from penstock.tensor import Buffer
 
 _LIBRARY = "libcuda.so.1"
@@ -59,7 +59,8 @@ class CudaRegion(Region):
     def describe(self) -> dict[str, str | int]:
         return {"name": self.name, "device_id": self._device_id, "byte_size": self.byte_size}
 
-    def read(self, offset: int, byte_size: int) -> Buffer:
+    def read(self, offset: int, byte_size: int, reserve: Reserve = unbounded) -> Buffer:
+        reserve(byte_size)
         return memoryview(self._driver.read(self._address + offset, byte_size, self._device_id)).toreadonly()
 
     def write(self, offset: int, data: Buffer) -> None:

@@ -3,7 +3,8 @@
 **A region that shrinks must not end the server.** Touching a mapped page that its file has lost, or that a full ``/dev/shm``
 cannot supply, raises SIGBUS, which ends a process. So
 
-- outputs are written with ``pwrite``, which returns an error instead;
+- outputs are written with ``pwrite``, which returns an error instead, but for large ones into regions in which large inputs
+  are viewed in place;
 - small inputs are read with ``pread``, which costs no more than making sure that a view of them would hold;
 - larger inputs are viewed in place only if nobody can shrink the file who could not end the server anyway: it belongs to
   the server's user or to root, and no one else may write to it (clients create regions so). Before each use ``fstat`` tells
@@ -22,6 +23,7 @@ import mmap
 import os
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 from penstock.errors import InvalidArgument, NotFound, ResourceExhausted
@@ -34,6 +36,13 @@ _MAX_OFFSET = 2**63 - 1
 # Up to here `pread` costs no more than `fstat`.
 _SMALL_BYTES = 16 << 10
 _BLOCK_BYTES = 512
+
+Reserve = Callable[[int], object]
+"""Told how many bytes are about to be copied; raises if those are too many."""
+
+
+def unbounded(byte_size: int) -> None:
+    """Reserve as much as one likes."""
 
 
 class Region(ABC):
@@ -53,8 +62,11 @@ class Region(ABC):
         """What the protocol's status says about it."""
 
     @abstractmethod
-    def read(self, offset: int, byte_size: int) -> Buffer:
-        """The bytes there, already checked to lie within: a read-only view, or a copy where a view would not be safe."""
+    def read(self, offset: int, byte_size: int, reserve: Reserve = unbounded) -> Buffer:
+        """The bytes there, already checked to lie within: a read-only view, or a copy where a view would not be safe.
+
+        ``reserve`` is called before they are copied; what it raises is raised.
+        """
 
     @abstractmethod
     def write(self, offset: int, data: Buffer) -> None:
@@ -125,10 +137,11 @@ class SystemRegion(Region):
     def describe(self) -> dict[str, str | int]:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
-    def read(self, offset: int, byte_size: int) -> Buffer:
+    def read(self, offset: int, byte_size: int, reserve: Reserve = unbounded) -> Buffer:
         if byte_size > _SMALL_BYTES and self._view is not None and self._is_whole():
             start = self._skipped + offset
             return self._view[start : start + byte_size].toreadonly()
+        reserve(byte_size)
         data = os.pread(self._file, byte_size, self.offset + offset)
         while len(data) < byte_size:  # one call reads 2 GiB at most
             more = os.pread(self._file, byte_size - len(data), self.offset + offset + len(data))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.shared_memory.cuda import CudaRegion
 from penstock.online.server.shared_memory.region import Region, SystemRegion
 from penstock.tensor import Array, DataType, from_wire, to_wire
@@ -21,8 +22,10 @@ _MAX_NAME = 1024
 class SharedMemory:
     """The registry, of system and of CUDA regions, which have their names in common. Belongs to the event loop."""
 
-    def __init__(self, enabled: bool) -> None:
+    def __init__(self, enabled: bool, budget: ByteBudget | None = None) -> None:
+        """``budget`` bounds what is copied out of regions for requests in hand; None: nothing does."""
         self.enabled = enabled
+        self.budget = budget or ByteBudget(0)
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -147,20 +150,23 @@ class Placement:
 class Lease:
     """The regions that one request uses; ``release`` when its answer has been written."""
 
-    __slots__ = ("_memory", "_regions")
+    __slots__ = ("_held", "_memory", "_regions")
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
+        self._held = 0  # bytes of the budget
         self._regions: list[Region] = []
 
     def array(self, region: str, offset: int, byte_size: int, datatype: DataType, shape: Sequence[int]) -> Array:
-        """The tensor there, read-only; a view of the region where that is safe, see ``shared_region``; BYTES are decoded.
+        """The tensor there, read-only; a view of the region where that is safe, see ``region.py``; BYTES are decoded.
 
-        Raises NotFound, InvalidArgument.
+        Raises NotFound, InvalidArgument, and Unavailable if a copy is needed that the budget has no room for.
         """
         found = self._use(region)
         found.check(offset, byte_size)
-        return from_wire(found.read(offset, byte_size), datatype, shape)
+        if datatype is DataType.BYTES:
+            self._reserve(byte_size)  # for the elements
+        return from_wire(found.read(offset, byte_size, self._reserve), datatype, shape)
 
     def place(self, region: str, offset: int, byte_size: int) -> Placement:
         """Where an output goes. Raises NotFound, InvalidArgument."""
@@ -173,6 +179,14 @@ class Lease:
         regions, self._regions = self._regions, []
         for region in regions:
             region.release()
+        self._memory.budget.give(self._held)
+        self._held = 0
+
+    def _reserve(self, byte_size: int) -> None:
+        budget = self._memory.budget
+        if not budget.take(byte_size):
+            raise budget.refusal()
+        self._held += byte_size
 
     def _use(self, name: str) -> Region:
         region = self._memory.find(name)
