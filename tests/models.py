@@ -120,3 +120,41 @@ def increment(datatype: DataType) -> Artifact:
 def unknown_operator() -> Artifact:
     """Well-formed, but of an operator that no engine has."""
     return artifact([("Frobnicate", ["x"], ["y"])], [("x", _FP32, ["N", 2])], [("y", _FP32, ["N", 2])])
+
+
+def gather() -> Artifact:
+    """``y = table[x]`` of 4 rows, x (N,) INT64: fails at run time for any other row."""
+    return artifact(
+        [("Gather", ["table", "x"], ["y"])],
+        [("x", TensorProto.INT64, ["N"])],
+        [("y", _FP32, ["N"])],
+        {"table": np.arange(4, dtype=np.float32)},
+    )
+
+
+def count_to(fixed: int = 0) -> Artifact:
+    """``y = x``, x (1,) INT64, found by counting up to it, or to ``fixed``: takes as long as one likes, on one core."""
+    scalar = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("Add", ["sum", "one"], ["next"]),
+        ],
+        "body",
+        [scalar("i", TensorProto.INT64, []), scalar("go", TensorProto.BOOL, []), scalar("sum", TensorProto.INT64, [1])],
+        [scalar("go_on", TensorProto.BOOL, []), scalar("next", TensorProto.INT64, [1])],
+        [numpy_helper.from_array(np.array([1]), "one")],
+    )
+    times = "fixed" if fixed else "times"
+    graph = helper.make_graph(
+        [
+            helper.make_node("Squeeze", ["x"], ["times"]),
+            helper.make_node("Loop", [times, "", "zero"], ["y"], body=body),
+        ],
+        "test",
+        [scalar("x", TensorProto.INT64, [1])],
+        [scalar("y", TensorProto.INT64, [1])],
+        [numpy_helper.from_array(np.array([0]), "zero"), numpy_helper.from_array(np.array(fixed), "fixed")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Artifact.from_bytes(model.SerializeToString(), Format.ONNX)

@@ -15,8 +15,11 @@ PATIENCE_S = 30
 class ServerProcess:
     """Started with ``targets`` on a free port; ended by SIGTERM at the latest when left."""
 
-    def __init__(self, *targets: str | Path, arguments: tuple[str, ...] = (), **settings: object) -> None:
-        """``settings`` become environment variables of the section ``server``."""
+    def __init__(
+        self, *targets: str | Path, arguments: tuple[str, ...] = (), wait: bool = True, **settings: object
+    ) -> None:
+        """``settings`` become environment variables of the section ``server``; ``wait``: until it is ready."""
+        self._waits = wait
         self._command = [sys.executable, "-m", "penstock", "serve", *map(str, targets), "--http-port", "0", *arguments]
         self._environment = os.environ | {f"PENSTOCK_SERVER_{k.upper()}": str(v) for k, v in settings.items()}
 
@@ -25,7 +28,7 @@ class ServerProcess:
             self._command, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
-        self.line = self.process.stdout.readline().strip()
+        self.line = self.process.stdout.readline().strip() if self._waits else ""
         return self
 
     def __exit__(self, *exc: object) -> None:

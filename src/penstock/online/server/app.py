@@ -8,8 +8,10 @@ With several processes a supervisor does this in each of them.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -162,12 +164,12 @@ class Application:
         self._cache = open_cache(config, clock)
         access = Access(Path(config.keys_file) if config.keys_file else None, clock)
         admission = Admission(access, clock) if access.enabled else None
-        shared_memory = self._shared_memory = SharedMemory(config.client_shm)
+        budget = ByteBudget(config.max_inflight_bytes)
+        shared_memory = self._shared_memory = SharedMemory(config.client_shm, budget)
         tracer = self._recording.tracer
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
-        budget = ByteBudget(config.max_inflight_bytes)
         self._metrics = MetricsPage(
             self._repository.statistics,
             connections.by_protocol,
@@ -191,14 +193,14 @@ class Application:
         self._recording.start()
         lag = self._metrics.lag = LoopLag(loop)
         lag.start()
-        addresses = await self._endpoints.listen()
-        if self._place is not None and self._peers is not None:
-            loop.add_reader(self._place.lifeline, self._on_orphaned)
-            await self._peers.serve(self._control.answer)
-            await self._control.catch_up()
-        work = asyncio.ensure_future(self._load(sources, preloaded))
         stop = asyncio.ensure_future(self._stopping.wait())
         try:
+            addresses = await self._endpoints.listen()
+            if self._place is not None and self._peers is not None:
+                loop.add_reader(self._place.lifeline, self._on_orphaned)
+                await self._peers.serve(self._control.answer)
+                await self._control.catch_up()
+            work = asyncio.ensure_future(self._load(sources, preloaded))
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
@@ -268,7 +270,7 @@ class Application:
         if self._stopping.is_set():
             # Asked twice: whoever asks does not want to wait for requests in flight.
             self._endpoints.cut_off()
-            raise SystemExit(1)
+            _end_at_once()
         self._stop()
 
     def _on_orphaned(self) -> None:
@@ -292,6 +294,7 @@ class Application:
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
                 await self._repository.unload_all()
         except TimeoutError:
+            atexit.register(_end_at_once)
             raise DeadlineExceeded(
                 f"a model was still at work after {timeout_s:g} s and was left behind",
                 "if it does not hang, give it longer with 'drain_timeout_s'",
@@ -308,6 +311,13 @@ def _own_wishes(wishes: Wishes, given: Message) -> Wishes:
     return msgspec.structs.replace(
         wishes, max_batch=given.max_batch_size or wishes.max_batch, instances=instances or wishes.instances
     )
+
+
+def _end_at_once() -> None:
+    """End the process with code 1, without taking the interpreter down: a model at work on another thread turns that into an abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _calm_collector() -> None:
