@@ -91,6 +91,14 @@ def test_a_request_from_its_beginning_to_its_answer() -> None:
     assert before <= trace.started_ns <= trace.ended_ns <= time.monotonic_ns()
 
 
+def test_what_a_client_calls_things_is_kept_in_short() -> None:
+    recorder = Recorder(access_log=True)
+    request = InferRequest("m" * 10_000, {}, id="a" * 10_000)
+    trace = recorder.tracer.begin(request)
+    assert trace is not None
+    assert (len(trace.model_name), len(trace.request_id)) == (256, 256)
+
+
 def test_a_request_that_failed() -> None:
     recorder = Recorder(access_log=True)
     received: list[Outcome] = []

@@ -25,6 +25,9 @@ from penstock.tensor import Array
 OK = "OK"
 """The status of a request that was answered."""
 
+_MAX_TEXT = 256
+"""Characters of what a client calls its request and its model: of both it may send as much as of anything else."""
+
 
 class Trace(msgspec.Struct, eq=False):
     """One request. Times are ``time.monotonic_ns``; 0 is a stage that it never came to."""
@@ -126,9 +129,9 @@ class Tracer:
             mode=self._settings.of(request.model_name).trace_mode if is_sampled else "",
             parent=parent,
             context=context,
-            model_name=request.model_name,
+            model_name=request.model_name[:_MAX_TEXT],
             model_version=request.model_version,
-            request_id=request.id,
+            request_id=request.id[:_MAX_TEXT],
             client=request.client,
             bytes_in=_size(request.inputs),
             started_ns=time.monotonic_ns(),

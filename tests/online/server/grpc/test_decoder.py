@@ -242,6 +242,16 @@ def test_a_message_of_countless_parts_is_refused() -> None:
         decoder()(AN_EMPTY_GROUP + b"\x2a\x00" * (1 << 20))
 
 
+def test_parameters_are_bounded_in_number() -> None:
+    message = messages.ModelInferRequest(model_name="m")
+    for number in range(1025):
+        message.parameters[str(number)].int64_param = number
+    with pytest.raises(InvalidArgument, match="1025 parameters are more than the 1024"):
+        decode(message)
+    del message.parameters["7"]
+    assert len(decode(message).parameters) == 1024
+
+
 def test_the_id_of_a_refused_request_is_found() -> None:
     assert request_id(changed(datatype="odd").SerializeToString() + b"\x1a\x017") == "7"
 

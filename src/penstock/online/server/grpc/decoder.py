@@ -31,6 +31,9 @@ _MAX_PLAN_BYTES = 2048
 _MAX_UNUSUAL_BYTES = 1 << 20
 """Most bytes that the protobuf class is given uncounted."""
 
+_MAX_PARAMETERS = 1024
+"""Of a request or a tensor. Each takes many times its bytes in memory for as long as the request is in hand."""
+
 _VERSION = re.compile(r"[0-9]{1,18}")
 
 _CONTENTS = {
@@ -304,7 +307,9 @@ def _whole_number(what: str, parameters: Parameters, name: str, default: int | N
 
 
 def _values(parameters: Any) -> Parameters:
-    """Parameters as Python's own values."""
+    """Parameters as Python's own values. Raises InvalidArgument, also if there are more than anybody needs."""
+    if len(parameters) > _MAX_PARAMETERS:
+        raise InvalidArgument(f"{len(parameters)} parameters are more than the {_MAX_PARAMETERS} that are taken")
     found = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
