@@ -8,7 +8,7 @@ import logging
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from penstock.online.server.connections import ServerConnection
 from tests.fuzz.fast_loop import FastLoop
@@ -32,13 +32,35 @@ class Transport(asyncio.Transport):
         self.was_cut = False
         self.is_paused = False
         self._loop = loop
-        self._connection = connection
+        self._protocol: asyncio.BaseProtocol = connection
         self._rate = rate
         self._unread = 0
         self._high_water = _HIGH_WATER
         self._is_full = False
         self._is_closing = False
         self._has_ended = False
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def receive(self, data: bytes) -> None:
+        """Give ``data`` to whoever has the connection by then."""
+        while data and not self._is_closing:
+            protocol = self._protocol
+            if isinstance(protocol, asyncio.BufferedProtocol):
+                place = memoryview(protocol.get_buffer(len(data)))
+                count = min(len(place), len(data))
+                assert count, "there is no place for what was received"
+                place[:count] = data[:count]
+                protocol.buffer_updated(count)
+                data = data[count:]
+            else:
+                cast(asyncio.Protocol, protocol).data_received(data)
+                return
+
+    def end(self) -> bool | None:
+        """The client has sent all that it will; whether the connection stays open."""
+        return cast(asyncio.Protocol, self._protocol).eof_received()
 
     def write(self, data: Any) -> None:
         assert not self._has_ended, "something is written after the end"
@@ -53,7 +75,7 @@ class Transport(asyncio.Transport):
         assert self._unread <= _MAX_UNREAD, f"{self._unread} bytes are held for a client that does not read"
         if self._unread > self._high_water and not self._is_full:
             self._is_full = True
-            self._connection.pause_writing()
+            self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
@@ -103,12 +125,12 @@ class Transport(asyncio.Transport):
             self._lose()
         if self._is_full and self._unread < self._high_water // 4 and not self.is_closed:
             self._is_full = False
-            self._connection.resume_writing()
+            self._protocol.resume_writing()
 
     def _lose(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self._connection.connection_lost(None)
+            self._protocol.connection_lost(None)
 
 
 class Watch(logging.Handler):
@@ -188,10 +210,10 @@ class Lab:
                 sweeps = await self._sweep(connection, sweeps)
             if transport.is_closing():
                 break
-            connection.data_received(piece)
+            transport.receive(piece)
             if len(piece) % 3 == 0:
                 await asyncio.sleep(0)
-        if ends and not transport.is_closing() and not connection.eof_received():
+        if ends and not transport.is_closing() and not transport.end():
             transport.close()
         while not transport.is_closed:
             sweeps = await self._sweep(connection, sweeps)

@@ -53,6 +53,15 @@ def connect(server: GatedServer, context: ssl.SSLContext) -> Client:
     return Client(server.address, context)
 
 
+def test_a_large_body_in_pieces(server: GatedServer, files: Files) -> None:
+    request = infer(5, f"X-Padding: {'x' * 1000}\r\n", id="é" * 200_000)
+    with connect(server, files.trusting()) as client:
+        for _ in range(2):
+            for start in range(0, len(request), 150_000):
+                client.send(request[start : start + 150_000])
+            assert client.read().data == [10, 0]
+
+
 def test_requests_and_answers(server: GatedServer, files: Files) -> None:
     with connect(server, files.trusting()) as client:
         assert [client.ask(infer(value)).data for value in (1, 2)] == [[2, 0], [4, 0]]

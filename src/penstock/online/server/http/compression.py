@@ -26,7 +26,7 @@ def knows(encoding: bytes) -> bool:
     return encoding in _WINDOW
 
 
-def decompress(body: bytes | bytearray, encoding: bytes, limit: int) -> bytearray:
+def decompress(body: Buffer, encoding: bytes, limit: int) -> bytearray:
     """The whole of ``body``, which has one member.
 
     Stops as soon as there are more than ``limit`` bytes, and raises TooLarge; InvalidArgument if ``body`` is corrupt, cut off

@@ -12,10 +12,12 @@ import httptools
 
 from penstock.errors import InvalidArgument, Unavailable
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
+from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.encoder import encode_error
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.head import MAX_KNOWN_BYTES, Head
 from penstock.online.server.http.line import Line
+from penstock.online.server.http.plan import Body
 from penstock.online.server.http.shared import Shared
 
 _HEADER_OVERHEAD = 32
@@ -24,6 +26,8 @@ _CONTENT_LENGTH = b"content-length"
 _EXPECT = b"expect"
 _MAX_DIGITS = 20
 _END = b"\r\n\r\n"
+_DIRECT_BYTES = 64 << 10
+"""If more than this is missing of a body, it does not go through the parser."""
 
 
 class _Refused(Exception):
@@ -42,6 +46,8 @@ class Connection(Line):
         "_expects",
         "_head",
         "_header_bytes",
+        "_is_aside",
+        "_length",
         "_messages",
         "_overhead_bytes",
         "_parser",
@@ -62,8 +68,11 @@ class Connection(Line):
         self._since = 0.0
         self._text = b""  # where the bytes just received begin a request, its head
         self._url = b""
-        self._body: bytes | bytearray = b""
+        self._body: Body = b""
         self._reserved_bytes = 0
+        self._head = Head()
+        self._header_bytes = 0
+        self._is_aside = False  # a receiver has the transport
         self._begin_message()
 
     # The transport's side
@@ -93,6 +102,43 @@ class Connection(Line):
         self._text = b""
         if not self._progressed and not self._ending:
             self._check_overhead(len(data))
+        if self._length - self._body_bytes > _DIRECT_BYTES and self._body_bytes and not self._ending:
+            self._receive_directly()
+
+    def _receive_directly(self) -> None:
+        """Leave the transport to a receiver until the rest of the body is there."""
+        receiver = BodyReceiver(self, self._length, self._head.json_length or 0)
+        if self._transport is not None and receiver.begin(self._body):
+            self._body = b""
+            self._is_aside = True
+            self._transport.set_protocol(receiver)
+
+    def _return(self) -> None:
+        if self._is_aside:
+            self._is_aside = False
+            if self._transport is not None:
+                self._transport.set_protocol(self)
+
+    # The receiver's side
+
+    def has_room(self, size: int) -> bool:
+        """See ``Owner``."""
+        try:
+            self._reserve(size)
+        except _Refused:
+            return False
+        return True
+
+    def body_received(self, body: memoryview) -> None:
+        """See ``Owner``."""
+        self._return()
+        self._body, self._body_bytes = body, len(body)
+        try:
+            self.on_message_complete()
+        except _Refused:
+            return
+        # The other one still waits for the body.
+        self._parser = httptools.HttpRequestParser(self)
 
     def _take_known(self, data: bytes) -> bytes:
         """Take the requests in ``data``, which begins with one, as long as their heads are known; what is left."""
@@ -135,7 +181,8 @@ class Connection(Line):
             return  # a trailer, which may not stand for a header
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
             # The parser has checked that it is a number.
-            self._check_body(int(value[:_MAX_DIGITS]))
+            self._length = int(value[:_MAX_DIGITS])
+            self._check_body(self._length)
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
             # An exchange of its own, so that it keeps its place behind the answers of earlier requests.
@@ -157,13 +204,13 @@ class Connection(Line):
             self._body_bytes = len(data)
         else:
             # Grown in place, so that a body in many small pieces takes no more memory than its size.
-            if isinstance(self._body, bytes):
+            if not isinstance(self._body, bytearray):
                 self._body = bytearray(self._body)
             self._body += data
             self._body_bytes += len(data)
         if self._body_bytes > self.shared.free_bytes:
             self._check_body(self._body_bytes)
-            self._reserve()
+            self._reserve(self._body_bytes)
 
     def on_message_complete(self) -> None:
         if self._ending:
@@ -205,6 +252,7 @@ class Connection(Line):
         self._url = b""
         self._body = b""
         self._body_bytes = 0
+        self._length = 0
         self._header_bytes = 0
         self._overhead_bytes = 0
         self._head = Head()
@@ -220,6 +268,7 @@ class Connection(Line):
         might take the answer with it.
         """
         self._discarding = self._ending = True
+        self._return()
         self._drop_body()
         body = encode_error(message)
         exchange = Exchange(self, Head(), keep_alive=False)
@@ -236,10 +285,10 @@ class Connection(Line):
             self._refuse(413, f"the body is larger than {limit} bytes")
             raise _Refused
 
-    def _reserve(self) -> None:
-        """Have as much of the server's budget as has come in: what is only announced may never come."""
+    def _reserve(self, size: int) -> None:
+        """Have ``size`` bytes of the server's budget for the body; not what is only announced, and may never come."""
         try:
-            self._reserved_bytes += self.shared.reserve(self._body_bytes, self._reserved_bytes)
+            self._reserved_bytes += self.shared.reserve(size, self._reserved_bytes)
         except Unavailable as error:
             self._refuse(503, str(error), b"Retry-After: 1\r\n")
             raise _Refused from None

@@ -20,7 +20,7 @@ from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.json_tensor import from_json, to_json
 from penstock.online.server.http.routes import Route
 from penstock.request import InferRequest, InferResponse, Outcome
-from penstock.tensor import Array, TensorSpec
+from penstock.tensor import Array, Buffer, TensorSpec
 
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -36,7 +36,7 @@ def generate_stream(exchange: Exchange, route: Route) -> None:
     _start(exchange, route, _Events(exchange))
 
 
-def read_request(model: str, version: str, body: bytes | bytearray, inputs: Sequence[TensorSpec]) -> InferRequest:
+def read_request(model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]) -> InferRequest:
     """Members named as inputs become these, ``id`` the request's id, all others parameters; so do those of ``parameters``.
 
     A value with fewer dimensions than its input gets leading ones of size 1. Raises InvalidArgument.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Literal
@@ -12,9 +13,9 @@ import msgspec
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import ALL, BINARY, NONE, TEXT, AnswerForm
 from penstock.online.server.http.json_tensor import from_json
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array, Buffer, DataType
 
-Body = bytes | bytearray
+Body = Buffer
 Parameters = dict[str, bool | int | float | str]
 
 _MAX_RANK = 32
@@ -92,6 +93,7 @@ class Plan(msgspec.Struct):
 
 
 _DATATYPES = {datatype.value: datatype for datatype in DataType}
+_FLOATS = re.compile(b'"FP').search
 _parameters = attrgetter("parameters")
 _decode_request = msgspec.json.Decoder(WireRequest).decode
 _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
@@ -134,7 +136,7 @@ def understand(wire: WireRequest) -> Plan:
 
 
 def _decode(text: Body) -> WireRequest:
-    if b'"FP' in text:
+    if (_FLOATS(text) is not None) if isinstance(text, memoryview) else b'"FP' in text:
         try:
             return _decode_floats(text)
         except msgspec.ValidationError:
