@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import models
-import real
 from h2_servers import Peer, data_frame, message
 from http_servers import LOOPS, Answer, Client, get, post
 from penstock.artifact import Artifact
@@ -32,7 +31,7 @@ RESET = struct.pack("ii", 1, 0)
 ROWS = 1 << 20
 TEN_MINUTES = 4 * 10**8
 """That the model ``count`` counts to, or longer."""
-A_SECOND = 600_000
+SECONDS = 1_500_000
 
 
 def store(folder: Path, **artifacts: Artifact) -> list[Path]:
@@ -231,7 +230,12 @@ def test_a_grpc_client_that_never_reads_is_bounded_and_cut_off(server: ServerPro
         assert resident_bytes(server) - before < 64 << 20
 
 
-def test_the_largest_body_and_one_byte_more(server: ServerProcess) -> None:
+def test_the_largest_body_and_one_byte_more(tmp_path: Path) -> None:
+    with start(*store(tmp_path, pair=models.identity(DataType.FP32)), max_request_rows=1 << 23) as server:
+        send_the_largest_body(server)
+
+
+def send_the_largest_body(server: ServerProcess) -> None:
     rows = (64 << 20) // 8 - 100
     raw = np.arange(2 * rows, dtype=np.float32).tobytes()
     outputs = {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
@@ -364,29 +368,28 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_all_that_was_accepted_is_answered_before_the_end(tmp_path: Path, loop: str) -> None:
     """HTTP, gRPC and gRPC streams; of which the client leaves the last one open."""
-    settings = {"event_loop": loop, "shutdown_grace_s": 0, "instances": 2}
     with (
-        start(*store(tmp_path, count=models.count_to()), **settings) as server,
+        start(*store(tmp_path, count=models.count_to()), event_loop=loop, shutdown_grace_s=0) as server,
         grpc.insecure_channel("{}:{}".format(*address(server, "grpc"))) as channel,
     ):
         grpc.channel_ready_future(channel).result(PATIENCE_S)
         clients = [Client(address(server)) for _ in range(3)]
-        for client in clients:
-            client.send(count_to(A_SECOND) + count_to(2))
-        unary = [channel.unary_unary(INFER).future(grpc_count_to(number)) for number in (A_SECOND, 3)]
+        for number, client in enumerate(clients):
+            client.send((count_to(1) if number else count_to(SECONDS)) + count_to(2))
+        unary = [channel.unary_unary(INFER).future(grpc_count_to(number)) for number in (3, 4)]
         asked: SimpleQueue[bytes | None] = SimpleQueue()
         stream = channel.stream_stream(STREAM)(iter(asked.get, None))
         for number in (5, 6):
             asked.put(grpc_count_to(number))
-        # Two instances run one request each, and so nobody has an answer yet.
-        while (waiting := pending(server)) < 10:
-            assert not unary[1].done(), waiting
+        # All wait for the first one.
+        while pending(server) < 10:
+            assert not unary[0].done()
         server.signal(signal.SIGTERM)
-        for client in clients:
+        for number, client in enumerate(clients):
             with client:
-                assert [client.read().data for _ in range(2)] == [[A_SECOND], [2]]
+                assert [client.read().data for _ in range(2)] == [[1 if number else SECONDS], [2]]
                 assert client.is_closed
-        assert [value(call.result(PATIENCE_S)) for call in unary] == [A_SECOND, 3]
+        assert [value(call.result(PATIENCE_S)) for call in unary] == [3, 4]
         assert [value(next(stream)) for _ in range(2)] == [5, 6]
         with pytest.raises(grpc.RpcError) as end:
             next(stream)
@@ -431,15 +434,28 @@ def test_a_second_signal_ends_it_in_the_middle_of_a_request(tmp_path: Path) -> N
         assert client.is_closed
 
 
+class LocalClient(Client):
+    """Of a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        try:
+            self.socket.connect(str(path))
+        except OSError:
+            self.socket.close()
+            raise
+        self._reader = self.socket.makefile("rb")
+
+
 def test_it_is_alive_but_not_ready_before_models_are_warm(tmp_path: Path) -> None:
-    port = real.free_port()
-    target = store(tmp_path, count=models.count_to(fixed=A_SECOND))[0]
+    path = tmp_path / "socket"  # nobody else can have it, as with a port
+    target = store(tmp_path, count=models.count_to(fixed=SECONDS // 8))[0]
     seen: list[int] = []
-    with ServerProcess(target, arguments=("--http-port", str(port)), wait=False) as server:
+    with ServerProcess(target, wait=False, unix_socket=path) as server:
         while 200 not in seen:
             assert server.process.poll() is None
             try:
-                with Client(("127.0.0.1", port)) as client:
+                with LocalClient(path) as client:
                     assert client.ask(get("/v2/health/live")).status == 200
                     seen.append(client.ask(get("/v2/health/ready")).status)
                     assert (client.ask(get("/v2/models/count/ready")).status == 200) >= (seen[-1] == 200)
