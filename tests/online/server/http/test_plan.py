@@ -47,3 +47,16 @@ def test_many_inputs_take_no_longer_than_their_bytes() -> None:
     assert len(plan(*inputs).raw) == 20_000
     with pytest.raises(InvalidArgument, match="input '5' already exists"):
         plan(*inputs, inputs[5])
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"inputs": [{"name": str(n), "shape": [0], "datatype": "INT8", "data": []} for n in range(4097)]}, "inputs"),
+        ({"inputs": [], "outputs": [{"name": str(n)} for n in range(4097)]}, "outputs"),
+        ({"inputs": [], "parameters": {str(n): n for n in range(1025)}}, "parameters"),
+    ],
+)
+def test_what_there_is_of_each_kind_is_bounded(body: dict[str, object], place: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"of length <= \d+ - at `\$\.{place}`"):
+        read(json.dumps(body).encode())

@@ -16,9 +16,13 @@ from penstock.online.server.http.json_tensor import from_json
 from penstock.tensor import Array, Buffer, DataType
 
 Body = Buffer
-Parameters = dict[str, bool | int | float | str]
 
 _MAX_RANK = 32
+_MAX_TENSORS = 4096
+_MAX_PARAMETERS = 1024
+"""Each takes many times its bytes in memory, and time to look at; the same as over gRPC."""
+
+Parameters = Annotated[dict[str, bool | int | float | str], msgspec.Meta(max_length=_MAX_PARAMETERS)]
 
 
 class WireInput(msgspec.Struct, gc=False):
@@ -39,10 +43,10 @@ class _Output(msgspec.Struct, gc=False):
 class WireRequest(msgspec.Struct, gc=False):
     """A request as it is written."""
 
-    inputs: list[WireInput]
+    inputs: Annotated[list[WireInput], msgspec.Meta(max_length=_MAX_TENSORS)]
     id: str = ""
     parameters: Parameters = {}
-    outputs: list[_Output] = []
+    outputs: Annotated[list[_Output], msgspec.Meta(max_length=_MAX_TENSORS)] = []
 
 
 class _FloatInput(WireInput, gc=False):
@@ -53,7 +57,7 @@ class _FloatInput(WireInput, gc=False):
 class _FloatRequest(WireRequest, gc=False):
     """The most frequent request, read in one pass: flat floats only."""
 
-    inputs: list[_FloatInput]  # type: ignore[assignment]
+    inputs: Annotated[list[_FloatInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
 class RawInput(msgspec.Struct, frozen=True):
