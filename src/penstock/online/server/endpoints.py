@@ -105,12 +105,12 @@ class Endpoints:
 
     def announce_ready(self) -> None:
         """Tell those who watch that the server has become ready."""
-        self._service.announce_end()
+        self._service.announce_health()
 
     def announce_end(self) -> None:
         """Tell clients that the server is about to end."""
         self._listener.announce_end()
-        self._service.announce_end()
+        self._service.announce_health()
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
         """After ``grace_s`` take nothing new; return when all has been answered, or after ``timeout_s`` more."""

@@ -56,7 +56,7 @@ class Transport:
         return await self._listener.listen(self._endpoint)
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        self._service.announce_end()
+        self._service.announce_health()
         draining = asyncio.ensure_future(self._listener.drain(grace_s, timeout_s))
         await asyncio.sleep(grace_s)
         self._service.drain()

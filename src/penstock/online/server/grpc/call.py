@@ -1,7 +1,7 @@
 """What a gRPC transport and the services on it are to each other: a call, who receives its messages, and the table of methods.
 
-Callback style, all on the event loop, and free of any library: ``grpc/grpcio.py`` and ``h2_*.py`` both run the table that
-``grpc_service.methods`` makes. Messages are serialized protobuf without gRPC's five bytes of framing.
+Callback style, all on the event loop, and free of any library: ``grpc/grpcio.py`` and ``h2/`` both run the table that
+``GrpcService.methods`` is. Messages are serialized protobuf without gRPC's five bytes of framing.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class GrpcioServer:
 
     def announce_end(self) -> None:
         """Tell those who watch that readiness has changed."""
-        self._service.announce_end()
+        self._service.announce_health()
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
         """After ``grace_s`` take no more calls, and end streams once they are answered; after ``timeout_s`` cut off the rest."""

@@ -37,7 +37,7 @@ class GrpcService:
         self.methods = self._table(GrpcControl(dataplane, control, access))
         """By path."""
 
-    def announce_end(self) -> None:
+    def announce_health(self) -> None:
         """Tell those who watch the health that it has changed."""
         self._health.look()
 

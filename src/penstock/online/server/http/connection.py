@@ -26,6 +26,7 @@ _CONTENT_LENGTH = b"content-length"
 _EXPECT = b"expect"
 _MAX_DIGITS = 20
 _END = b"\r\n\r\n"
+_RETRY = b"Retry-After: 1\r\n"
 _DIRECT_BYTES = 64 << 10
 """If more than this is missing of a body, it does not go through the parser."""
 
@@ -80,7 +81,7 @@ class Connection(Line):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if not self.shared.connections.add(self):
-            self._refuse(503, "too many connections")
+            self._refuse(503, "too many connections", _RETRY)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_body()
@@ -290,7 +291,7 @@ class Connection(Line):
         try:
             self._reserved_bytes += self.shared.reserve(size, self._reserved_bytes)
         except Unavailable as error:
-            self._refuse(503, str(error), b"Retry-After: 1\r\n")
+            self._refuse(503, str(error), _RETRY)
             raise _Refused from None
 
     def _check_overhead(self, size: int) -> None:
