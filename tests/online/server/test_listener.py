@@ -216,7 +216,7 @@ def context() -> tuple[ssl.SSLContext, Callable[[list[str]], ssl.SSLContext]]:
 
 @pytest.mark.parametrize(
     ("offered", "agreed"),
-    [(["h2", "http/1.1"], "h2"), (["h2"], "h2"), (["http/1.1"], "http/1.1"), ([], None), (["other"], None)],
+    [(["h2", "http/1.1"], "http/1.1"), (["h2"], "h2"), (["http/1.1"], "http/1.1"), ([], None), (["other"], None)],
 )
 def test_tls_agrees_on_the_protocol(server: Server, offered: list[str], agreed: str | None) -> None:
     ours, client_context = context()

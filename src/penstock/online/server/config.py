@@ -19,7 +19,7 @@ DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 class ServerConfig(msgspec.Struct, frozen=True):
     """Section ``server``: flags of ``penstock serve``, ``PENSTOCK_SERVER_*``, or table ``[server]`` of the file."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, msgspec.Meta(min_length=1)] = "127.0.0.1"
     """Address to listen on; ``0.0.0.0`` is reachable from elsewhere."""
     http_port: _Port = 8000
     """Port for HTTP, where gRPC is understood too; 0 picks a free one."""
@@ -38,7 +38,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     processes: _Count = 1
     """How many processes share the ports, for more than one core's worth of requests."""
     tls_certificate: str = ""
-    """File with the server's certificate, and those that lead to its authority, in PEM; given, TLS is spoken on every port."""
+    """File with the server's certificate, and those that lead to its authority, in PEM; given, TLS is spoken for HTTP and gRPC,
+    but neither for metrics nor on the Unix socket."""
     tls_key: str = ""
     """File with the key of ``tls_certificate``, in PEM and without a password; empty: it is in the same file."""
     tls_client_ca: str = ""

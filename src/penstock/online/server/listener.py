@@ -65,7 +65,8 @@ class Listener:
     async def listen(self, endpoint: Endpoint) -> tuple[str, int]:
         """Listen on ``endpoint`` as well; returns host and port bound, or the path and 0. Raises OSError."""
         if endpoint.tls is not None:
-            spoken = (("h2", endpoint.http2), ("http/1.1", endpoint.http))
+            # Ours goes first: who offers both, as curl and browsers do, wants HTTP; who speaks gRPC offers h2 alone.
+            spoken = (("http/1.1", endpoint.http), ("h2", endpoint.http2))
             endpoint.tls.set_alpn_protocols([name for name, factory in spoken if factory is not None])
         if self._sweeper is None:
             self._sweep_later()

@@ -8,8 +8,6 @@ from pathlib import Path
 from penstock.errors import InvalidConfig
 from penstock.online.server.config import ServerConfig
 
-_PROTOCOLS = ["h2", "http/1.1"]
-
 
 def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     """What ``tls_certificate``, ``tls_key`` and ``tls_client_ca`` say; None without a certificate.
@@ -32,7 +30,6 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
     # A client could make the server pay for one handshake after the other on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.set_alpn_protocols(_PROTOCOLS)
     try:
         # Without this OpenSSL would ask on the terminal for the password of a key that has one.
         context.load_cert_chain(certificate, key, password=_refuse_password)

@@ -1,0 +1,27 @@
+"""What may not be asked of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.config import resolve
+from penstock.errors import InvalidConfig
+from penstock.online.server.config import ServerConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        # The system takes an empty host for all addresses, which nobody means who leaves a variable empty.
+        ({"host": ""}, "'host' from the file is wrong"),
+        ({"allow_http": False, "allow_grpc": False}, "either HTTP or gRPC has to be allowed"),
+        ({"max_inflight_bytes": 1}, "'max_inflight_bytes' must be at least 'max_request_bytes'"),
+        ({"processes": 2, "isolation": "process"}, "models cannot have processes of their own"),
+        ({"processes": 2, "unix_socket": "s"}, "cannot listen on one 'unix_socket'"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        resolve(ServerConfig, "server", settings)
