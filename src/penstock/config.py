@@ -11,7 +11,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -72,8 +72,10 @@ def read_file(path: Path, sections: Iterable[str]) -> dict[str, dict[str, Any]]:
         raise InvalidConfig(f"cannot read configuration file '{path}': {error.strerror}") from None
     known = list(sections)
     for name, table in tables.items():
-        if name not in known or not isinstance(table, dict):
+        if name not in known:
             raise InvalidConfig(f"unknown section '{name}' in '{path}'", did_you_mean(name, known))
+        if not isinstance(table, dict):
+            raise InvalidConfig(f"'{name}' in '{path}' must be a table", f"write its settings below [{name}]")
     return tables
 
 
@@ -90,4 +92,9 @@ def _convert(into: type[msgspec.Struct], key: str, value: Any, origin: str) -> A
         # The environment holds text only; "8000" and "true" are read as what the field is.
         return msgspec.convert(value, field.type, strict=origin != "environment")
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"setting '{key}' from the {origin} is wrong: {error}") from None
+        raise InvalidConfig(f"setting '{key}' from the {origin} is wrong: {error}", _choices(field.type)) from None
+
+
+def _choices(kind: Any) -> str:
+    """A hint: the values of a literal type; empty for others."""
+    return f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""

@@ -15,7 +15,7 @@ from penstock.testing import DOUBLER
 TEXT = Signature((TensorSpec("t", DataType.BYTES, (3, 4)),), (TensorSpec("n", DataType.BF16, (3,)),))
 
 
-def whole(settings: dict[str, Any], rows: int | None = 8) -> Any:
+def whole(settings: Any, rows: int | None = 8) -> Any:
     return complete(parse("m", settings), "m", "onnxruntime_onnx", DOUBLER, rows, 2)
 
 
@@ -107,10 +107,17 @@ def test_a_model_that_cannot_be_batched_runs_each_request_alone() -> None:
         ({"dynamic_batching": {"preferred_batch_size": "many"}}, "is wrong"),
         ({"dynamic_batching": {"preferred_batch_size": [9]}}, "model 'm': .*preferred size must be <= max batch size"),
         ({"dynamic_batching": {"priority_levels": 2}}, "model 'm': default priority level"),
+        (3, r"settings of model 'm' are not a table.*below \[models.m\]"),
+        ({"max_batch_size": -1}, "model 'm': 'max_batch_size' must be at least 1"),
+        ({"max_batch_size": 0}, "must be at least 1.*with 1 every request runs alone"),
+        ({"instance_group": [{"count": -1}]}, "model 'm': the 'count' of an 'instance_group' must be at least 1"),
+        ({"instance_group": [{"kind": "KIND_GPU"}]}, "model 'm': instances run on the CPU only"),
+        ({"dynamic_batching": {"default_queue_policy": {"timeout_action": 7}}}, "no 'timeout_action' 7.*REJECT or"),
+        ({"dynamic_batching": {"priority_levels": 2**63, "default_priority_level": 1}}, "levels must be at most 1000"),
         ({"output": [{"name": "z", "label_filename": "l"}]}, "no output 'z'.*did you mean|no output 'z'"),
     ],
 )
-def test_what_is_wrong_is_named(settings: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_named(settings: Any, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         batching(whole(settings), 10)
 

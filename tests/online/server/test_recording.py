@@ -79,5 +79,10 @@ def test_the_servers_own_messages_go_where_they_shall(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["access_log", "trace_file", "log_file"])
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, setting: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"{setting}: "):
+    with pytest.raises(InvalidConfig, match=f"{setting}.*(No such file|no folder)"):
         Recording(ServerConfig(**{setting: str(tmp_path / "missing" / "file")})).start()
+
+
+def test_a_trace_endpoint_that_is_no_url() -> None:
+    with pytest.raises(InvalidConfig, match="'trace_endpoint' is not a URL.*collector.*e.g. http://"):
+        Recording(ServerConfig(trace_endpoint="collector:4318"))

@@ -31,20 +31,30 @@ SETTABLE = (
 
 _MERGED = ("dynamic_batching", "response_cache")
 _ACTIONS = (TimeoutAction.REJECT, TimeoutAction.DELAY)
-_KIND_CPU = 2
+_KIND_GPU, _KIND_CPU = 1, 2
 _LONG = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
 
 def parse(name: str, settings: Mapping[str, Any]) -> Message:
     """The message that holds just ``settings``, the fields by their names in the schema. Raises InvalidConfig."""
+    if not isinstance(settings, Mapping):
+        raise InvalidConfig(f"the settings of model '{name}' are not a table", f"write them below [models.{name}]")
     for field in settings:
         if field not in SETTABLE:
             raise InvalidConfig(f"model '{name}': '{field}' cannot be set", did_you_mean(field, SETTABLE))
     try:
-        return json_format.ParseDict(dict(settings), ModelConfig())
+        given = json_format.ParseDict(dict(settings), ModelConfig())
     except json_format.ParseError as error:
         reason = str(error).partition("\n")[0]
         raise InvalidConfig(f"the configuration of model '{name}' is wrong: {reason}") from None
+    if given.max_batch_size < 1 and "max_batch_size" in settings:
+        raise InvalidConfig(f"model '{name}': 'max_batch_size' must be at least 1", "with 1 every request runs alone")
+    for group in given.instance_group:
+        if group.count < 0:
+            raise InvalidConfig(f"model '{name}': the 'count' of an 'instance_group' must be at least 1")
+        if group.kind == _KIND_GPU:
+            raise InvalidConfig(f"model '{name}': instances run on the CPU only", "leave out 'kind'")
+    return given
 
 
 def complete(
@@ -129,6 +139,8 @@ def _describe(spec: TensorSpec, rows: int | None) -> dict[str, Any]:
 
 
 def _policy(policy: Message) -> QueuePolicy:
+    if not 0 <= policy.timeout_action < len(_ACTIONS):
+        raise InvalidConfig(f"there is no 'timeout_action' {policy.timeout_action}", "REJECT or DELAY")
     return QueuePolicy(
         timeout_action=_ACTIONS[policy.timeout_action],
         default_timeout_microseconds=policy.default_timeout_microseconds,

@@ -9,6 +9,8 @@ import msgspec
 
 from penstock.errors import InvalidConfig
 
+_MAX_LEVELS = 1000
+
 
 class TimeoutAction(enum.Enum):
     """What happens to a request that has waited as long as it may."""
@@ -74,6 +76,8 @@ class BatchingConfig(msgspec.Struct, frozen=True):
         if any(size > self.max_batch for size in self.preferred_batch_size):
             raise InvalidConfig("dynamic batching preferred size must be <= max batch size")
         levels = self.priority_levels
+        if levels > _MAX_LEVELS:  # each is a queue
+            raise InvalidConfig(f"priority levels must be at most {_MAX_LEVELS}")
         if levels and not 1 <= self.default_priority_level <= levels:
             raise InvalidConfig(f"default priority level must be in range [1, {levels}]")
         if not all(1 <= level <= levels for level in self.priority_queue_policy):

@@ -16,6 +16,8 @@ from penstock.telemetry.trace_file import TraceFile
 from penstock.telemetry.trace_settings import TraceSetting, TraceSettings
 from penstock.telemetry.tracing import Trace, Tracer
 
+_WRITABLE = "name a file in a folder that may be written to"
+
 
 class Recording:
     """Everything that records requests one by one, of one process.
@@ -70,7 +72,9 @@ class Recording:
         try:
             self.log.start()
         except OSError as error:
-            raise InvalidConfig(f"log_file: {error.strerror}") from None
+            raise InvalidConfig(
+                f"cannot write to '{self.log.get()['log_file']}', given as 'log_file': {error.strerror}", _WRITABLE
+            ) from None
         for writer in self._writers:
             writer.start()
 
@@ -85,10 +89,14 @@ def _access_log(target: str) -> AccessLog:
     try:
         return AccessLog(target)
     except OSError as error:
-        raise InvalidConfig(f"access_log: {error.strerror}", "name a file in a folder that may be written to") from None
+        raise InvalidConfig(f"cannot write to '{target}', given as 'access_log': {error.strerror}", _WRITABLE) from None
 
 
 def _open_telemetry(endpoint: str) -> Any:
+    if not endpoint.startswith(("http://", "https://")):
+        raise InvalidConfig(
+            f"'trace_endpoint' is not a URL of HTTP: '{endpoint}'", "e.g. http://127.0.0.1:4318/v1/traces"
+        )
     try:
         module = importlib.import_module("penstock.telemetry.opentelemetry")
     except ImportError as error:
