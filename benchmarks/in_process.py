@@ -33,6 +33,7 @@ from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.perf.grpc_client import INFER, GrpcConnection, Lane
 from penstock.perf.http_client import Address, Head
 from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.telemetry.batch_log import BatchLog
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.trace_settings import TraceSettings
@@ -63,14 +64,16 @@ NULL_INPUTS: Mapping[str, Array] = MappingProxyType({"input": np.zeros((1, 8), n
 class InProcess:
     """One model ``m``, served. Needs a running event loop; ``close`` ends its thread."""
 
-    def __init__(self, model: LoadedModel, statistics: ModelStatistics | None = None) -> None:
+    def __init__(self, model: LoadedModel, log: type[BatchLog] = BatchLog) -> None:
         clock, config = SystemClock(), ServerConfig()
-        self.statistics = ModelStatistics(name="m", version="1") if statistics is None else statistics
+        statistics = ModelStatistics(name="m", version="1")
         described = complete(parse("m", {}), "m", "in_process", model.signature, MAX_BATCH, 1)
         tracer = Tracer(TraceSettings())
         batcher = DynamicBatcher(
-            batching(described, config.max_queue), asyncio.get_running_loop(), self.statistics, tracer=tracer
+            batching(described, config.max_queue), asyncio.get_running_loop(), statistics, tracer=tracer
         )
+        batcher._log = log(statistics)  # noqa: SLF001 - to measure what it costs
+        self._batcher = batcher
         check = InputCheck("m", model.signature, config.max_request_rows)
         handle = Handle("1", described, check, batcher, [model], [Instance("m-0", model, batcher)])
         handle.start()
@@ -84,6 +87,10 @@ class InProcess:
         self._http = Shared(self.dataplane, control, config, connections)
         service = GrpcService(self.dataplane, control, Access(None, clock), config.max_pipelined)
         self._h2 = h2_connection.Shared(service.methods, config, connections, clock)
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        return self._batcher.statistics
 
     async def close(self) -> None:
         await self._repository.unload_all()

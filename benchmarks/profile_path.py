@@ -48,7 +48,7 @@ from penstock.perf.grpc_client import GrpcConnection
 from penstock.perf.http_client import Address
 from penstock.perf.oip_client import infer_request
 from penstock.request import InferResponse
-from penstock.telemetry.statistics import ModelStatistics
+from penstock.telemetry.batch_log import BatchLog
 from penstock.tensor import Array, Buffer
 
 Burst = Callable[[int, int], Awaitable[None]]
@@ -138,7 +138,7 @@ def probes(model: LoadedModel) -> list[Probe]:
         ("split", instance, "split"),
         ("hand-over", Instance, "_forward"),
         ("complete", DynamicBatcher, "_complete"),
-        ("statistics", ModelStatistics, "executed"),
+        ("statistics", BatchLog, "executed"),
         ("encode", AnswerEncoder, "__call__"),
         ("encode", GrpcAnswerEncoder, "__call__"),
         ("answer", Inference, "encode"),

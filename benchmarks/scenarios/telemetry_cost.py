@@ -23,20 +23,17 @@ from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.perf.http_client import Address
 from penstock.perf.oip_client import infer_request
-from penstock.telemetry.statistics import ModelStatistics
+from penstock.telemetry.batch_log import BatchLog
 
 _CONNECTIONS = 64
 
 
-class NoStatistics(ModelStatistics):
-    """Counts who is pending, which the scheduler needs, and nothing else."""
+class NoLog(BatchLog):
+    """Tells the statistics nothing."""
 
     __slots__ = ()
 
     def executed(self, *_: Any) -> None:
-        """Forget it."""
-
-    def failed(self, *_: Any) -> None:
         """Forget it."""
 
 
@@ -59,7 +56,7 @@ def run(quick: bool) -> list[Row]:
 
 async def measure(engine: LoadedModel, whole: Sequence[bytes], rounds: int, requests: int) -> tuple[Interval, str]:
     """Per cent more CPU time with telemetry than without, and a note with both times."""
-    servers = {"with": InProcess(engine), "without": InProcess(engine, NoStatistics(name="m", version="1"))}
+    servers = {"with": InProcess(engine), "without": InProcess(engine, NoLog)}
     seconds: dict[str, list[float]] = {name: [] for name in servers}
     for number in range(rounds + 2):
         for name in servers if number % 2 else reversed(servers):

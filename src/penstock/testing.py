@@ -29,9 +29,16 @@ def double(inputs: Mapping[str, Array]) -> dict[str, Array]:
 class FakeModel:
     """A loaded model that runs ``forward``; ``calls`` holds the inputs of every call, in order."""
 
-    def __init__(self, signature: Signature = DOUBLER, forward: Forward = double, reentrant: bool = False) -> None:
+    def __init__(
+        self,
+        signature: Signature = DOUBLER,
+        forward: Forward = double,
+        reentrant: bool = False,
+        predictable: bool = False,
+    ) -> None:
         self.signature = signature
         self.reentrant = reentrant
+        self.predictable = predictable
         self.calls: list[dict[str, Array]] = []
         self.loaded = True
         self._forward = forward

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import in_process
 from benchmarks.in_process import NULL_INPUTS, InProcess, NullModel
 from benchmarks.requests import grpc_request
-from benchmarks.scenarios.telemetry_cost import NoStatistics
+from benchmarks.scenarios.telemetry_cost import NoLog
 from penstock.perf.http_client import Address
 from penstock.perf.oip_client import infer_request
 
@@ -64,7 +64,7 @@ def test_a_refusal_is_no_answer() -> None:
 
 def test_a_server_without_statistics_answers_as_well() -> None:
     async def main() -> tuple[int, int]:
-        server = InProcess(NullModel(), NoStatistics(name="m", version="1"))
+        server = InProcess(NullModel(), NoLog)
         await server.http(50, 5, [infer_request(ADDRESS, "m", NULL_INPUTS, binary=True)])
         pending = server.statistics.pending
         await server.close()

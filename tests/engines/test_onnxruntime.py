@@ -75,3 +75,9 @@ def test_text_input_must_be_utf8() -> None:
         model.forward({"x": np.array([[b"\xff", b""]], np.object_)})
     with pytest.raises(InvalidArgument, match="must be bytes or text, not int"):
         model.forward({"x": np.array([[1, b""]], np.object_)})
+
+
+@pytest.mark.parametrize(("datatype", "expected"), [(DataType.FP32, True), (DataType.BYTES, False)])
+def test_how_long_it_takes_depends_on_shapes_but_for_texts(datatype: DataType, expected: bool) -> None:
+    model = OnnxRuntimeEngine().load(models.identity(datatype), {})
+    assert getattr(model, "predictable", False) is expected

@@ -41,7 +41,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class LoadedModel(Protocol):
-    """A model in memory, ready to run."""
+    """A model in memory, ready to run.
+
+    It may have an attribute ``predictable``: true says that ``forward`` waits for nothing but the processor, that any thread may
+    call it, and that how long it takes depends on the inputs' shapes. The server may then run short batches on its event loop.
+    """
 
     @property
     def signature(self) -> Signature: ...

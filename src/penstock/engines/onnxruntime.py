@@ -101,7 +101,9 @@ class OnnxRuntimeEngine:
             session = ort.InferenceSession(artifact.data, session_options, providers=list(typed.providers))
         except Exception as error:
             raise _refusal(artifact, error) from error
-        return OnnxRuntimeModel(session)
+        model = OnnxRuntimeModel(session)
+        model.predictable &= typed.providers == ("CPUExecutionProvider",)
+        return model
 
 
 class OnnxRuntimeModel:
@@ -121,6 +123,7 @@ class OnnxRuntimeModel:
         if any(spec.datatype is DataType.BF16 for spec in specs):
             self._run = self._run_values
         self._text_inputs = [spec.name for spec in self.signature.inputs if spec.datatype is DataType.BYTES]
+        self.predictable = not self._text_inputs  # texts differ in length
         self._text_outputs = [spec.name for spec in self.signature.outputs if spec.datatype is DataType.BYTES]
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

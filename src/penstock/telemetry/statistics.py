@@ -190,7 +190,7 @@ class ModelStatistics:
         count = len(arrived_ns)
         taken_ns, merged_ns, ran_ns, split_ns = times.taken_ns, times.merged_ns, times.ran_ns, times.split_ns
         input_ns, infer_ns, output_ns = merged_ns - taken_ns, ran_ns - merged_ns, split_ns - ran_ns
-        self.last_inference_ns = time.time_ns()
+        self.last_inference_ns = time.time_ns() - max(0, time.monotonic_ns() - done_ns)
         self.compute_input_ns += count * input_ns
         self.compute_infer_ns += count * infer_ns
         self.compute_output_ns += count * output_ns

@@ -12,6 +12,7 @@ from penstock.clock import SystemClock
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable
 from penstock.online.scheduler.batch import merge, split
 from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy, TimeoutAction
+from penstock.online.scheduler.brief_runs import BRIEF_NS, NEEDED
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.instance import Instance
@@ -165,17 +166,28 @@ def waiting(bench: Bench) -> bool:
     return isinstance(formed, Batch)
 
 
+POLICY = QueuePolicy(TimeoutAction.DELAY, 500)
+
+
 @pytest.mark.parametrize("instances", [1, 3])
-def test_with_real_threads_every_request_ends_once_and_with_its_own_answer(instances: int) -> None:
-    model = FakeModel(reentrant=True)
+@pytest.mark.parametrize(
+    "config",
+    [
+        BatchingConfig(
+            True, 16, 10_000, (4, 8), 100, priority_levels=2, default_priority_level=1, default_queue_policy=POLICY
+        ),
+        BatchingConfig(True, 16, 10_000),
+    ],
+    ids=["all", "natural"],
+)
+def test_with_real_threads_every_request_ends_once_and_with_its_own_answer(
+    instances: int, config: BatchingConfig
+) -> None:
+    model = FakeModel(reentrant=True, predictable=True)
     chance = random.Random(instances)
-    policy = QueuePolicy(TimeoutAction.DELAY, 500)
 
     async def main() -> list[Outcome]:
         loop = asyncio.get_running_loop()
-        config = BatchingConfig(
-            True, 16, 10_000, (4, 8), 100, priority_levels=2, default_priority_level=1, default_queue_policy=policy
-        )
         batcher = DynamicBatcher(config, loop)
         crew = [Instance(f"i{n}", model, batcher) for n in range(instances)]
         for instance in crew:
@@ -191,6 +203,8 @@ def test_with_real_threads_every_request_ends_once_and_with_its_own_answer(insta
                 chance.choice(held).cancel()
             if chance.random() < 0.2:
                 await asyncio.sleep(0)
+            if chance.random() < 0.01:
+                await batcher.drain()  # the instances rest
         await batcher.drain()
         batcher.stop()
         for instance in crew:
@@ -494,3 +508,125 @@ def test_a_deadline_in_the_far_future_is_none() -> None:
     bench.finish(bench.take())
     bench.check()
     assert not bench.loop.timers
+
+
+class Resting(Bench):
+    """A bench with instances that rest, whose model may run on the loop; such runs take ``ns`` and are kept in ``here``."""
+
+    def __init__(self, config: BatchingConfig, instances: int = 1, ns: int = 0) -> None:
+        super().__init__(config)
+        self.ns = ns
+        self.here: list[Batch] = []
+        self.rest(instances)
+        for _ in range(instances):
+            self.batcher.may_run_here(self._run)
+
+    def rest(self, instances: int = 1) -> None:
+        self.batcher._idle += instances
+
+    def _run(self, batch: Batch) -> None:
+        self.here.append(batch)
+        self.finish(batch)
+
+    def finish(self, batch: Batch, error: PenstockError | None = None) -> None:
+        outputs = double(merge([pending.request.inputs for pending in batch.requests]))
+        rows = [pending.rows for pending in batch.requests]
+        self.batcher.finish(batch, error or split(outputs, rows), BatchTimes(0, 0, self.ns, self.ns))
+
+    def on_thread(self) -> Batch:
+        """An instance that rested gets what it was woken for, computes it and rests again."""
+        batch = self.take()
+        self.batcher._idle -= 1  # it had nothing to do before it rested, which ``take`` looks at first
+        self.finish(batch)
+        self.loop.turn()
+        self.rest()
+        return batch
+
+    def warm_up(self, rows: int = 8) -> None:
+        """The model gets known for being brief with up to so many rows."""
+        for _ in range(NEEDED):
+            self.submit(rows)
+            self.on_thread()
+        assert not self.here
+
+
+NATURAL = BatchingConfig(batchable=True, max_batch=8)
+
+
+def test_a_batch_that_is_known_to_be_brief_runs_on_the_loop_while_all_instances_rest() -> None:
+    bench = Resting(NATURAL, instances=2)
+    bench.warm_up()
+    bench.submit(3)
+    bench.submit(2)
+    bench.loop.turn()
+    (batch,) = bench.here
+    assert (batch.rows, len(batch.requests), batch.reason) == (5, 2, Reason.IDLE)
+    bench.check()
+    assert bench.batcher.statistics.success.count == NEEDED + 2
+
+
+def test_an_instance_that_works_keeps_the_loop_from_running_anything() -> None:
+    bench = Resting(NATURAL, instances=2)
+    bench.warm_up()
+    bench.rest(-1)
+    bench.submit()
+    bench.loop.turn()
+    assert not bench.here
+
+
+@pytest.mark.parametrize(
+    "submit",
+    [
+        lambda bench: bench.submit(9),
+        lambda bench: bench.submit(1, width=3),
+        lambda bench: (bench.submit(5), bench.submit(5)),
+        lambda bench: (bench.submit(1), bench.submit(1, width=3)),
+        lambda bench: (bench.submit(1).cancel(), bench.submit(1)),
+    ],
+    ids=["more rows", "other shape", "two batches", "two shapes", "cancelled"],
+)
+def test_what_is_more_than_one_batch_known_to_be_brief_goes_to_the_instance(submit: Any) -> None:
+    bench = Resting(NATURAL)
+    bench.warm_up()
+    submit(bench)
+    bench.loop.turn()
+    assert not bench.here
+    while bench.batcher.statistics.pending:
+        bench.on_thread()
+    bench.check()
+
+
+def test_a_model_that_has_become_slow_goes_back_to_its_instance() -> None:
+    bench = Resting(NATURAL)
+    bench.warm_up()
+    bench.ns = BRIEF_NS + 1
+    bench.submit()
+    bench.loop.turn()
+    assert len(bench.here) == 1
+    bench.submit()
+    bench.on_thread()
+    assert len(bench.here) == 1
+    bench.check()
+
+
+def test_a_request_whose_deadline_is_out_of_reach_does_not_run_on_the_loop_either() -> None:
+    bench = Resting(NATURAL)
+    bench.warm_up()
+    bench.submit(deadline_s=1)
+    bench.loop.turn()
+    assert len(bench.here) == 1
+    with pytest.raises(DeadlineExceeded):
+        bench.submit(deadline_s=0)
+    bench.check()
+
+
+def test_what_arrives_for_an_instance_that_rests_is_taken_when_it_gets_it() -> None:
+    bench = Bench(NATURAL)
+    bench.batcher._idle = 1
+    bench.submit(3)
+    bench.loop.turn()
+    bench.loop.advance(0.005)
+    batch = bench.take()
+    assert batch.taken_ns == bench.loop.now_ns()
+    bench.finish(batch)
+    bench.check()

@@ -15,7 +15,7 @@ from penstock.online.scheduler.instance import Instance, InstanceDied
 from penstock.online.scheduler.queue import Pending
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics, Reason
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import FakeModel, FakeStreamingModel, double
 
 
@@ -96,14 +96,13 @@ class Streams:
 
     def __init__(self, model: FakeStreamingModel, rows: list[int], cancel_at: int = 0) -> None:
         self.outcomes: list[list[Outcome]] = [[] for _ in rows]
-        self.statistics = ModelStatistics()
         self._cancel_at = cancel_at
         self._held: list[Pending] = []
         asyncio.run(self._main(model, rows))
 
     async def _main(self, model: FakeStreamingModel, rows: list[int]) -> None:
         config = BatchingConfig(batchable=True, max_batch=8, decoupled=True)
-        batcher = DynamicBatcher(config, asyncio.get_running_loop(), self.statistics)
+        batcher = DynamicBatcher(config, asyncio.get_running_loop())
         instance = Instance("i", model, batcher)
         for number, count in enumerate(rows):
             request = InferRequest("m", {"x": np.full((count, 2), number, np.float32)}, "1", id=str(number))
@@ -113,6 +112,7 @@ class Streams:
         batcher.stop()
         instance.join(10)
         await asyncio.sleep(0)
+        self.statistics = batcher.statistics
 
     def _got(self, number: int, outcome: Outcome) -> None:
         self.outcomes[number].append(outcome)
@@ -168,10 +168,8 @@ def test_a_stream_that_fails_half_way_ends_with_its_error(caplog: pytest.LogCapt
 
 
 def test_batches_are_recorded_with_their_times_and_reasons() -> None:
-    statistics = ModelStatistics()
-
-    async def main() -> None:
-        batcher = DynamicBatcher(BatchingConfig(True, 2), asyncio.get_running_loop(), statistics)
+    async def main() -> ModelStatistics:
+        batcher = DynamicBatcher(BatchingConfig(True, 2), asyncio.get_running_loop())
         instance = Instance("i", FakeModel(), batcher)
         for _ in range(3):
             request = InferRequest("m", {"x": np.ones((1, 2), np.float32)}, "1")
@@ -180,9 +178,37 @@ def test_batches_are_recorded_with_their_times_and_reasons() -> None:
         await batcher.drain()
         batcher.stop()
         instance.join(10)
+        return batcher.statistics
 
-    asyncio.run(main())
+    statistics = asyncio.run(main())
     assert {reason: count for reason, count in statistics.reasons.items() if count} == {Reason.FULL: 1, Reason.IDLE: 1}
     assert (statistics.success.count, statistics.inference_count, statistics.execution_count) == (3, 3, 2)
     assert statistics.compute_infer_ns > 0
     assert statistics.success.ns >= statistics.queue_ns + statistics.compute_infer_ns
+
+
+SIZED = Signature((TensorSpec("x", DataType.FP32, (1, 2)),), (TensorSpec("y", DataType.FP32, (1, 2)),))
+
+
+@pytest.mark.parametrize(
+    ("model", "batchable", "expected"),
+    [
+        (FakeModel(predictable=True), True, 1),
+        (FakeModel(), True, 0),
+        (FakeModel(predictable=True), False, 0),
+        (FakeModel(SIZED, predictable=True), False, 1),
+    ],
+    ids=["predictable", "not", "any size and never told apart", "one size"],
+)
+def test_only_what_takes_equally_long_for_equal_shapes_may_run_on_the_loop(
+    model: FakeModel, batchable: bool, expected: int
+) -> None:
+    async def main() -> int:
+        batcher = DynamicBatcher(BatchingConfig(batchable), asyncio.get_running_loop())
+        instance = Instance("i", model, batcher)
+        instance.start()
+        batcher.stop()
+        instance.join(10)
+        return batcher._runners
+
+    assert asyncio.run(main()) == expected

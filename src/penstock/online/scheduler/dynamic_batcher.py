@@ -23,10 +23,12 @@ import msgspec
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable
 from penstock.online.scheduler.arrival_order import ArrivalOrder
 from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy
+from penstock.online.scheduler.brief_runs import BriefRuns
 from penstock.online.scheduler.forming import Batch, Rules, Wait, form
 from penstock.online.scheduler.latency_model import LatencyModel
 from penstock.online.scheduler.queue import NEVER, Pending, Queue
 from penstock.request import Done, InferRequest, InferResponse, Outcome
+from penstock.telemetry.batch_log import BatchLog
 from penstock.telemetry.statistics import Answer, BatchTimes, Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
@@ -49,7 +51,8 @@ class DynamicBatcher:
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
-        self.statistics = ModelStatistics() if statistics is None else statistics
+        self._statistics = ModelStatistics() if statistics is None else statistics
+        self._log = BatchLog(self._statistics)
         self.latency = LatencyModel()
         self._now_ns = now_ns
         self._tracer = tracer
@@ -66,6 +69,11 @@ class DynamicBatcher:
         self._submitted = 0
         self._predicts = False
         """Whether there are deadlines; without, nothing is measured for them."""
+        self._brief = BriefRuns()
+        self._run_here: Callable[[Batch], None] | None = None
+        self._is_running_here = False
+        self._runners = 0
+        """Instances whose model may run here."""
         self._drained = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = NEVER
@@ -78,7 +86,20 @@ class DynamicBatcher:
         self._watch_ns = NEVER
         """Until when an idle instance waits at most; one of them has a look then."""
         # One token per idle instance that shall look again. Its get() is one futex wait; a Condition would take three locks.
-        self._tokens: queues.SimpleQueue[None] = queues.SimpleQueue()
+        # Where nothing waits, what has arrived goes that way too, and spares the instance the lock and the queue.
+        self._tokens: queues.SimpleQueue[Batch | None] = queues.SimpleQueue()
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """Of all that has happened so far."""
+        self._log.digest()
+        return self._statistics
+
+    def may_run_here(self, run: Callable[[Batch], None]) -> None:
+        """``run`` computes a batch and gives it back, as one instance's thread does, but may be called on the event loop while that
+        thread rests: it waits for nothing. For each instance once, before the first request."""
+        self._run_here = run
+        self._runners += 1
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Pending:
         """Take over ``request``, already checked; ``done`` is called on the event loop, never before this returns.
@@ -86,7 +107,7 @@ class DynamicBatcher:
         Raises at once Unavailable, if the queue is full or stopped, and DeadlineExceeded, if by what waits and what batches take
         the answer would come too late.
         """
-        statistics = self.statistics
+        statistics = self._statistics
         if statistics.pending >= self._max_queue or self._stopped:
             raise self._turned_away(request)
         self._submitted = number = self._submitted + 1
@@ -116,7 +137,7 @@ class DynamicBatcher:
                 expired, formed = self._decide(now_ns)
                 if isinstance(formed, Batch):
                     self._queue.take(formed.requests, formed.rows)
-                    if self._idle and len(self._queue):
+                    if self._idle and self._queue:
                         self._wake()
                 elif not self._stopped:
                     self._idle += 1
@@ -130,11 +151,17 @@ class DynamicBatcher:
                 return formed
             if stopped:
                 return None
-            self._rest((formed.until_ns - now_ns) / 1e9 if watches else None)
+            batch = self._rest((formed.until_ns - now_ns) / 1e9 if watches else None)
+            if batch is not None:
+                batch.taken_ns = self._now_ns()
+                return batch
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
         """Give back a batch taken, or a part of it, with the outputs of each request or the error that befell all."""
-        self._call(self._complete, batch, outcome, times)
+        if self._is_running_here:
+            self._complete(batch, outcome, times)
+        else:
+            self._call(self._complete, batch, outcome, times)
 
     def answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
@@ -149,7 +176,7 @@ class DynamicBatcher:
 
     async def drain(self) -> None:
         """Return when every request submitted has been answered."""
-        while self.statistics.pending:
+        while self._statistics.pending:
             self._drained.clear()
             await self._drained.wait()
 
@@ -217,22 +244,54 @@ class DynamicBatcher:
 
     def _refused(self, error: PenstockError) -> PenstockError:
         now_ns = self._now_ns()
-        self.statistics.failed(Failure.REJECTED, now_ns, now_ns)
+        self._statistics.failed(Failure.REJECTED, now_ns, now_ns)
         return error
 
     def _flush(self) -> None:
         """Hand over what one turn of the loop brought: one lock and at most one wake-up for all of it."""
-        arrived, self._arrived = self._arrived, []
-        self._seen = (0, 0)
+        arrived = self._arrived
         if not arrived:
             return
+        self._arrived = []
+        self._seen = (0, 0)
+        here = False
         with self._lock:
-            self._queue.extend(arrived)
-            if self._idle and self._is_due():
-                self._wake()
+            batch = self._at_once(arrived) if self._idle and self._is_plain else None
+            if batch is None:
+                self._queue.extend(arrived)
+                if self._idle and self._is_due():
+                    self._wake()
+            else:
+                here = self._idle == self._runners and self._brief.allow(arrived[0].key, batch.rows)
+                if not here:
+                    self._wake(batch)
             next_ns = self._queue.next_ns
-        if next_ns < self._timer_ns:
+        if here and batch is not None:
+            self._compute_here(batch)
+        elif next_ns < self._timer_ns:
             self._set_timer(next_ns)
+
+    def _at_once(self, arrived: list[Pending]) -> Batch | None:
+        """All that ``arrived`` as one batch for an idle instance, if it can be one and nobody is passed over."""
+        if self._queue or not self._rules.natural:
+            return None
+        key = arrived[0].key
+        for pending in arrived:
+            if pending.done is None or pending.key != key:
+                return None
+        batch = form((arrived,), self._now_ns(), self._rules, self.latency if self._predicts else None)
+        if isinstance(batch, Batch) and len(batch.requests) == len(arrived) and not batch.late:
+            return batch
+        return None
+
+    def _compute_here(self, batch: Batch) -> None:
+        """All instances rest, and nothing but this loop wakes one."""
+        assert self._run_here is not None
+        self._is_running_here = True
+        try:
+            self._run_here(batch)
+        finally:
+            self._is_running_here = False
 
     def _is_due(self) -> bool:
         """Whether an idle instance has to look: not while all are held back, and one looks soon enough by itself."""
@@ -253,20 +312,23 @@ class DynamicBatcher:
         predicts = self._predicts and self._queue.next_ns < NEVER
         return form(self._queue.lines(), now_ns, self._rules, self.latency if predicts else None)
 
-    def _wake(self) -> None:
+    def _wake(self, batch: Batch | None = None) -> None:
         self._idle -= 1
-        self._tokens.put(None)
+        self._tokens.put(batch)
 
-    def _rest(self, timeout_s: float | None) -> None:
-        """Wait until there is something to look at, or for so long."""
+    def _rest(self, timeout_s: float | None) -> Batch | None:
+        """Wait for a batch, or until there is something to look at, or for so long."""
+        if timeout_s is None:
+            return self._tokens.get()
         try:
-            self._tokens.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+            return self._tokens.get(timeout=max(0.0, timeout_s))
         except queues.Empty:
             with self._lock:
                 try:
-                    self._tokens.get_nowait()  # woken at the very end
+                    return self._tokens.get_nowait()  # woken at the very end
                 except queues.Empty:
                     self._idle -= 1
+        return None
 
     def _set_timer(self, at_ns: int) -> None:
         """Have ``_on_timer`` called at ``at_ns`` or within two milliseconds after it; loops count in whole ones."""
@@ -309,14 +371,14 @@ class DynamicBatcher:
 
     def _fail(self, pending: Pending, error: PenstockError, failure: Failure) -> None:
         if pending.done is not None:
-            self.statistics.failed(failure, pending.arrived_ns, self._now_ns())
+            self._statistics.failed(failure, pending.arrived_ns, self._now_ns())
             self._end(pending, error)
 
     def _end(self, pending: Pending, outcome: Outcome) -> None:
         """Give the last answer."""
         done, pending.done = pending.done, None
-        self.statistics.pending -= 1
-        if not self.statistics.pending:
+        self._statistics.pending -= 1
+        if not self._statistics.pending:
             self._drained.set()
         if done is not None:
             _tell(done, outcome)
@@ -327,14 +389,17 @@ class DynamicBatcher:
         if isinstance(outcome, PenstockError):
             for pending in batch.requests:
                 self._fail(pending, outcome, Failure.BACKEND)
+            self._brief.failed()
             return
-        now_ns, statistics = self._now_ns(), self.statistics
+        now_ns, statistics, requests = self._now_ns(), self._statistics, batch.requests
         if self._predicts:
             self.latency.observe(batch.rows, now_ns - batch.taken_ns, now_ns)
-        arrived = [pending.arrived_ns for pending in batch.requests if pending.done is not None]
+        if self._runners:
+            self._brief.observe(requests[0].key, batch.rows, times.split_ns - times.taken_ns)
+        arrived = [pending.arrived_ns for pending in requests if pending.done is not None]
         if arrived:
-            statistics.executed(arrived, batch.rows, batch.reason, times, now_ns)
-        for pending, outputs in zip(batch.requests, outcome, strict=True):
+            self._log.executed(arrived, batch.rows, batch.reason, times, now_ns)
+        for pending, outputs in zip(requests, outcome, strict=True):
             done = pending.done
             if done is not None:  # as _end, without its calls: this is the hot path
                 pending.done = None
@@ -356,9 +421,9 @@ class DynamicBatcher:
         if pending.done is None:
             return
         now_ns = self._now_ns()
-        self.statistics.responded(number, Answer.SUCCESS, times.merged_ns, now_ns, times.ran_ns)
+        self._statistics.responded(number, Answer.SUCCESS, times.merged_ns, now_ns, times.ran_ns)
         if not number:
-            self.statistics.responded_first(pending.arrived_ns, now_ns)
+            self._statistics.responded_first(pending.arrived_ns, now_ns)
         answer = _response(pending.request, outputs)
         if isinstance(answer, InferResponse):
             answer.final = False
@@ -372,11 +437,11 @@ class DynamicBatcher:
             self._record(self._tracer, batch, times)
         now_ns = self._now_ns()
         kind = Answer.CANCEL if pending.done is None else Answer.FAIL if error is not None else Answer.EMPTY
-        self.statistics.responded(number, kind, times.ran_ns, now_ns)
+        self._statistics.responded(number, kind, times.ran_ns, now_ns)
         if error is not None:
             self._fail(pending, error, Failure.BACKEND)
         elif pending.done is not None:
-            self.statistics.executed([pending.arrived_ns], batch.rows, batch.reason, times, now_ns)
+            self._log.executed([pending.arrived_ns], batch.rows, batch.reason, times, now_ns)
             request = pending.request
             self._end(pending, InferResponse(request.model_name, request.model_version, {}, request.id))
 

@@ -34,12 +34,15 @@ class Batch(msgspec.Struct):
     """Requests that are to be dropped: their answers would come after their deadlines."""
 
 
-class Wait(msgspec.Struct):
+class Wait(msgspec.Struct, frozen=True):
     """Nothing leaves yet; another request may change that, and so does the moment ``until_ns``."""
 
     until_ns: int = NEVER
     late: Sequence[Pending] = ()
     """As of a batch."""
+
+
+_NOTHING = Wait()
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -70,6 +73,10 @@ def form(
     ``lines`` hold what can be merged, each in the order of leaving; the one whose first request shall leave first is in front, and
     none is empty. With ``latency``, those who would miss their deadlines are told.
     """
+    if rules.natural and latency is None:
+        for line in lines:
+            return _prefix(line, now_ns, rules.max_rows, rules.merges)
+        return _NOTHING
     late: list[Pending] = []
     until_ns = NEVER
     for line in lines:
@@ -99,7 +106,7 @@ def _prefix(line: Collection[Pending], now_ns: int, max_rows: int, merges: bool)
     if len(line) <= max_rows:
         # Mostly all fit: then one pass without decisions.
         requests = list(line)
-        rows = sum([pending.rows for pending in requests])
+        rows = requests[0].rows if len(requests) == 1 else sum([pending.rows for pending in requests])
         if rows <= max_rows:
             return Batch(requests, rows, Reason.IDLE if rows < max_rows else _full(rows, max_rows, merges), now_ns)
     requests, rows = [], 0

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import PenstockError
@@ -36,6 +37,9 @@ class Instance:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
+        model = self._model
+        if not isinstance(model, StreamingModel) and _is_predictable(model, self._batcher.config.batchable):
+            self._batcher.may_run_here(partial(self._compute, model))
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -120,3 +124,11 @@ class Instance:
             return error
         _log.error("instance %s failed", self._thread.name, exc_info=error)
         return PenstockError(f"the model failed: {type(error).__name__}")
+
+
+def _is_predictable(model: LoadedModel, batchable: bool) -> bool:
+    """Whether requests that may be merged take equally long, row by row."""
+    if not getattr(model, "predictable", False):
+        return False
+    # Requests that are never merged are not told apart by their shapes.
+    return batchable or all(size != -1 for spec in model.signature.inputs for size in spec.shape)

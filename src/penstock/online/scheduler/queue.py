@@ -7,7 +7,6 @@ that are not late, and within these the order is that of arrival. Nothing here l
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
@@ -60,8 +59,9 @@ class Pending(msgspec.Struct, eq=False):
             self.owner.cancel(self)
 
 
-Lane = OrderedDict[int, Pending]
-
+Lane = dict[int, Pending]
+"""By number, in order. A plain dict: what left in front of it is passed over when it is read, a nanosecond or less for each, until
+it next grows; an OrderedDict would take three times as long for every request."""
 
 Lanes = list[Lane]
 """The requests that can be merged with one another; a request leaves after those of the lanes before its own."""
@@ -123,10 +123,15 @@ class Queue:
     def __len__(self) -> int:
         return sum(len(lane) for lanes in self._lines.values() for lane in lanes)
 
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
     def lines(self) -> list[Collection[Pending]]:
         """What can be merged, each in the order of leaving; none is empty, and the one that may leave first is in front."""
         lines: list[Collection[Pending]]
-        if self._lane_count == 1:
+        if not self._lines:
+            lines = []
+        elif self._lane_count == 1:
             lines = [lanes[0].values() for lanes in self._lines.values()]
         else:
             lines = [_Line(lanes) for lanes in self._lines.values()]
@@ -136,21 +141,20 @@ class Queue:
 
     def extend(self, arrived: Sequence[Pending]) -> None:
         """Let ``arrived`` join, in order; those that have ended already do not."""
-        if len(self.levels) == 1:
-            self.levels[0].rows += sum([pending.rows for pending in arrived])
-        else:
-            for pending in arrived:
-                self.levels[pending.lane >> 1].rows += pending.rows
+        levels = self.levels
         key: Hashable = _NO_KEY
         lanes: Lanes = []
         for pending in arrived:
+            lane = pending.lane
+            level = levels[lane >> 1]
             if pending.done is None:
-                self._leave(pending)
+                level.left += 1
                 continue
+            level.rows += pending.rows
             if pending.key is not key:
                 key = pending.key
                 lanes = self._lines.get(key) or self._lines.setdefault(key, self._open())
-            lanes[pending.lane][pending.number] = pending
+            lanes[lane][pending.number] = pending
             if pending.expires_ns < NEVER:
                 self._watch(pending)
         if len(self._moments) > _SLACK:
@@ -201,7 +205,7 @@ class Queue:
         return expired
 
     def _open(self) -> Lanes:
-        return [OrderedDict()] if self._lane_count == 1 else [OrderedDict() for _ in range(self._lane_count)]
+        return [{} for _ in range(self._lane_count)]
 
     def _delay(self, pending: Pending) -> None:
         lanes = self._lines[pending.key]
