@@ -454,7 +454,7 @@ def test_the_bytes_of_all_requests_together_are_bounded() -> None:
         peers = [server.connect() for _ in range(3)]
         for peer in peers[:2]:
             peer.send(peer.headers(1), data_frame(1, message(bytes(900))[:-1]))
-        server.until(lambda: server.budget.used == 2 * 904)
+        server.until(lambda: server.budget.used == 2 * 905)
         refused = peers[2].ask(1, bytes(300))
         assert (refused.status, refused.message) == (14, str(server.budget.refusal()))
         assert int(refused.headers["grpc-retry-pushback-ms"]) > 0

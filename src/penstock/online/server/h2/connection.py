@@ -8,8 +8,8 @@ is written at once (``h2/outbox.py``). What a client can cost the server is boun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 from penstock.clock import Clock
 from penstock.online.server.admission import ByteBudget
@@ -20,11 +20,16 @@ from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
 from penstock.online.server.h2.guard import Guard
 from penstock.online.server.h2.reader import FrameReader
+from penstock.online.server.h2.receiver import FrameReceiver
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, Session
+
+T = TypeVar("T")
 
 _WRITE_BUFFER = 1 << 20
 _PROGRESS_BYTES = 1 << 16
 _PADDING_BYTES = 256
+_DIRECT_BYTES = 64 << 10
+"""If more than this is missing of a DATA frame, it is received without a step between."""
 _PROBE = h2.ping(b"penstock")
 
 
@@ -107,16 +112,36 @@ class Connection(ServerConnection):
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
+        self._receive(self._reader.feed, data)
+        if self._reader.missing > _DIRECT_BYTES and self._transport is not None and self.place() is not None:
+            self._transport.set_protocol(FrameReceiver(self))
+
+    def _receive(self, take: Callable[[T], None], what: T) -> None:
         self._reads += 1
         outbox = self._outbox
         outbox.corked = True
         try:
-            self._reader.feed(data)
+            take(what)
         except ConnectionFault as fault:
             self._fail(fault)
         finally:
             outbox.corked = False
         outbox.flush()
+
+    def place(self) -> memoryview | None:
+        """See ``Owner``; as the next two."""
+        place = None if self._discarding else self._session.place(self._reader.stream_id)
+        return None if place is None else place[: self._reader.missing]
+
+    def written(self, count: int) -> None:
+        self._receive(self._reader.skip, count)
+        if not self._reader.missing and self._transport is not None:
+            self._transport.set_protocol(self)
+
+    def take_back(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.set_protocol(self)
+        self.data_received(data)
 
     def pause_writing(self) -> None:
         # A client that reads nothing gets no answers to PING and SETTINGS either: they would pile up.

@@ -6,6 +6,7 @@ import struct
 import zlib
 
 from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
+from penstock.online.server.room import Room
 from penstock.tensor import Buffer
 
 PREFIX = struct.Struct(">BI")
@@ -24,20 +25,35 @@ class MessageReader:
     It holds no more than one unfinished message and what has been fed since somebody last asked for the next one.
     """
 
-    __slots__ = ("_flag", "_limit", "_message", "_missing", "_position", "_received")
+    __slots__ = ("_flag", "_limit", "_message", "_position", "_received")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._received: Buffer = b""
         self._position = 0
-        self._message: bytearray | None = None
-        self._missing = 0
+        self._message: Room | None = None
         self._flag = 0
 
     @property
     def is_between(self) -> bool:
         """Whether all that was fed has been given back."""
         return self._message is None and self._position == len(self._received)
+
+    @property
+    def spare(self) -> int:
+        """Bytes of memory for what has not come yet."""
+        return 0 if self._message is None else self._message.spare
+
+    def place(self) -> memoryview | None:
+        """Where what comes next may be written to, instead of being fed; None if it has to be fed."""
+        if self._message is None or self._position != len(self._received):
+            return None
+        return self._message.next() if self._message.spare else None
+
+    def written(self, count: int) -> None:
+        """``count`` bytes have been written to ``place()``."""
+        assert self._message is not None
+        self._message.advance(count)
 
     def feed(self, data: Buffer) -> None:
         """Take what comes next."""
@@ -64,24 +80,22 @@ class MessageReader:
         self._position = start
         if start + size <= len(self._received):
             return flag, self._take(size)
-        self._flag, self._message, self._missing = flag, bytearray(), size
+        self._flag, self._message = flag, Room(size)
         return self._next_piece(self._message)
 
-    def _next_piece(self, message: bytearray) -> tuple[int, Buffer] | None:
-        """Grown in place, so that a message in many small pieces takes no more memory than its size."""
-        size = min(self._missing, len(self._received) - self._position)
+    def _next_piece(self, message: Room) -> tuple[int, Buffer] | None:
+        size = min(message.size - message.filled, len(self._received) - self._position)
         stop = self._position + size
         with memoryview(self._received) as received:
-            message += received[self._position : stop]
-        self._missing -= size
+            message.add(received[self._position : stop])
         if stop == len(self._received):
             self._received, self._position = b"", 0
         else:
             self._position = stop
-        if self._missing:
+        if message.filled < message.size:
             return None
         self._message = None
-        return self._flag, message
+        return self._flag, bytes(message.content()) if message.size <= _COPIED_BYTES else message.content()
 
     def _take(self, size: int) -> Buffer:
         start, stop = self._position, self._position + size

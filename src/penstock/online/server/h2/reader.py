@@ -25,6 +25,9 @@ class FrameHandler(Protocol):
     def on_more_data(self, stream_id: int, ended: bool, data: bytes, start: int, stop: int) -> None:
         """More of the last DATA frame; it is on ``stream_id``."""
 
+    def on_written(self, stream_id: int, ended: bool, count: int) -> None:
+        """More of the last DATA frame, which is where it belongs already."""
+
     def on_headers(self, stream_id: int, ended: bool, block: bytes) -> None:
         """A whole header block."""
 
@@ -78,6 +81,25 @@ class FrameReader:
     def is_waiting(self) -> bool:
         """Whether something has been received that is of no use before the rest of it comes."""
         return bool(self._rest) or self._unusual
+
+    @property
+    def missing(self) -> int:
+        """Bytes of a DATA frame that have not come yet, if nothing else is between them and the end of the frame."""
+        return 0 if self._padding_left else self._data_left
+
+    @property
+    def stream_id(self) -> int:
+        """The stream of the last DATA frame that did not come in whole."""
+        return self._data_stream
+
+    def skip(self, count: int) -> None:
+        """``count`` of the bytes that are ``missing`` have been written to where the handler wants them. Raises ConnectionFault."""
+        self._data_left -= count
+        try:
+            ended = self._data_ended and not self._data_left
+            self._handler.on_written(self._data_stream, ended, count)
+        except StreamFault as fault:
+            self._handler.on_fault(fault)
 
     def feed(self, data: bytes) -> None:
         """Take what comes next. Raises ConnectionFault."""

@@ -123,6 +123,18 @@ class Session:
         if stream is not None:
             self._receive(stream, ended, data, start, stop)
 
+    def place(self, stream_id: int) -> memoryview | None:
+        """Where more of a DATA frame may be written to, instead of being handed over; None if there is no such place."""
+        stream = self.streams.get(stream_id)
+        return None if stream is None or stream.reader is None else stream.reader.place()
+
+    def on_written(self, stream_id: int, ended: bool, count: int) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.spare -= count
+            stream.written(count)
+            self._after(stream, ended)
+
     def on_headers(self, stream_id: int, ended: bool, block: bytes) -> None:
         if stream_id <= self.last_id:
             self._on_trailers(stream_id, ended, block)
@@ -245,12 +257,23 @@ class Session:
         size = stop - start
         if size:
             if not stream.finished:
-                if self._budget.take(size):
-                    stream.charged += size
-                else:
-                    stream.abandon(self._budget.refusal())
+                known = min(size, stream.spare)
+                stream.spare -= known
+                self._charge(stream, size - known)
             stream.receive(data[start:stop] if size <= _COPIED_BYTES else memoryview(data)[start:stop])
-            if stream.receiver is not None and stream.reader is not None and stream.reader.is_between:
+        self._after(stream, ended)
+
+    def _after(self, stream: Stream, ended: bool) -> None:
+        """Count what ``stream`` holds after it has received something, and let the client go on, if it has more to say."""
+        reader = stream.reader
+        if reader is not None and not stream.finished:
+            more, stream.spare = reader.spare - stream.spare, reader.spare
+            if more > 0:
+                self._charge(stream, more)
+            elif more:
+                stream.charged += more
+                self._budget.give(-more)
+            if stream.receiver is not None and reader.is_between:
                 # All of it is the receiver's now, which takes only so many messages at once.
                 self._budget.give(stream.charged)
                 stream.charged = 0
@@ -258,6 +281,12 @@ class Session:
             stream.half_close()
         else:
             self.grant(stream)
+
+    def _charge(self, stream: Stream, size: int) -> None:
+        if self._budget.take(size):
+            stream.charged += size
+        else:
+            stream.abandon(self._budget.refusal())
 
     def _on_trailers(self, stream_id: int, ended: bool, block: bytes) -> None:
         """Headers on a stream that is no new one."""

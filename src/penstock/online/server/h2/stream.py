@@ -67,6 +67,8 @@ class Stream(msgspec.Struct, eq=False):
     received: int = 0
     charged: int = 0
     """Bytes of the server's budget that it holds; its carrier takes them and gives them back."""
+    spare: int = 0
+    """Of these, bytes of memory for what has not come yet."""
     delivered: int = 0
     reader: MessageReader | None = None
     receiver: Receiver | None = None
@@ -169,6 +171,14 @@ class Stream(msgspec.Struct, eq=False):
         self.reader.feed(data)
         if not self.paused:
             self._deliver()
+
+    def written(self, count: int) -> None:
+        """``count`` bytes of what comes next are where the reader wanted them."""
+        self.received += count
+        if self.reader is not None:
+            self.reader.written(count)
+            if not self.paused:
+                self._deliver()
 
     def half_close(self) -> None:
         """The request is complete. Raises StreamFault if it is not as long as its headers said."""
