@@ -31,6 +31,7 @@ from penstock.online.restart import CALM_S, restart_delay_s
 _log = logging.getLogger(__name__)
 
 _READ = 65536
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -91,7 +92,8 @@ class Supervisor:
         before = self._catch_signals()
         try:
             for index in range(self._count):
-                self._start(index)
+                if not self._stops:
+                    self._start(index)
             while self._processes or (self._due and not self._stops):
                 self._turn()
         finally:
@@ -111,8 +113,7 @@ class Supervisor:
         for end in (self._wake, self._wake_end):
             end.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-        before: dict[int, Any] = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        before: dict[int, Any] = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
         return before
 
@@ -139,26 +140,44 @@ class Supervisor:
             os.kill(process.pid, signal.SIGTERM)
 
     def _start(self, index: int) -> None:
+        try:
+            pid, pipe = self._fork(index)
+        except OSError as error:
+            self._miss(index, f"could not be started ({error.strerror})")
+            return
+        process = self._processes[index] = _Process(index, pid, pipe)
+        self._selector.register(pipe, selectors.EVENT_READ, process)
+
+    def _fork(self, index: int) -> tuple[int, int]:
+        """A new process, and where to read what it says. Raises OSError."""
         read, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
+        # What it is told before it can listen is kept for it, and not taken for the supervisor's.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os.close(read)
+                self._be(index, write, mask)
+        except OSError:
             os.close(read)
-            self._be(index, write)
-        os.close(write)
-        process = self._processes[index] = _Process(index, pid, read)
-        self._selector.register(read, selectors.EVENT_READ, process)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(write)
+        return pid, read
 
-    def _be(self, index: int, pipe: int) -> None:
-        """Be a process of the server, and end."""
+    def _be(self, index: int, pipe: int, mask: set[signal.Signals | int]) -> None:
+        """Be a process of the server, and end; ``mask`` are the signals that it does not listen to."""
         code = 1
         try:
             # A group of its own: Ctrl-C in a terminal is for the supervisor alone, which passes it on.
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(self._lifeline_end)
             for process in self._processes.values():
                 os.close(process.pipe)
@@ -195,7 +214,7 @@ class Supervisor:
             _log.error("process %d: %s", process.index, error)
         elif message.ready is not None:
             process.is_ready = True
-            if not self._announced and all(one.is_ready for one in self._processes.values()):
+            if not (self._announced or self._stops) and all(one.is_ready for one in self._processes.values()):
                 self._announced = True
                 self._on_ready(message.ready)
 
@@ -209,18 +228,21 @@ class Supervisor:
         if self._stops:
             if code != -signal.SIGTERM or process.is_ready:  # else it was told before it could take notice
                 self._exit = self._exit or abs(code)
-        elif not self._announced:
-            # It will not get ready if started again.
-            self._failure = self._failure or Unavailable(f"a server process ended with code {code} before it was ready")
-            self._stop()
         else:
-            now = time.monotonic()
-            deaths = self._deaths.setdefault(process.index, [])
-            deaths[:] = [moment for moment in deaths if now - moment < CALM_S] + [now]
-            delay = restart_delay_s(deaths, now)
-            what = f"signal {-code}" if code < 0 else f"code {code}"
-            _log.warning("process %d ended with %s; it is started again in %g s", process.index, what, delay)
-            self._due[process.index] = now + delay
+            self._miss(process.index, f"ended with signal {-code}" if code < 0 else f"ended with code {code}")
+
+    def _miss(self, index: int, how: str) -> None:
+        """Have a process that is not there started again, unless it has never been ready, for then it will not be either."""
+        if not self._announced:
+            self._failure = self._failure or Unavailable(f"a server process {how} before it was ready")
+            self._stop()
+            return
+        now = time.monotonic()
+        deaths = self._deaths.setdefault(index, [])
+        deaths[:] = [moment for moment in deaths if now - moment < CALM_S] + [now]
+        delay = restart_delay_s(deaths, now)
+        _log.warning("process %d %s; it is started again in %g s", index, how, delay)
+        self._due[index] = now + delay
 
 
 def reserve(host: str, port: int) -> socket.socket:
