@@ -195,7 +195,9 @@ class Application:
         lag.start()
         stop = asyncio.ensure_future(self._stopping.wait())
         try:
-            addresses = await self._endpoints.listen()
+            # Clients of a process that replaces another have their answers from the others until it can give them.
+            is_late = self._place is not None and self._place.is_replacement
+            addresses = Addresses() if is_late else await self._endpoints.listen()
             if self._place is not None and self._peers is not None:
                 loop.add_reader(self._place.lifeline, self._on_orphaned)
                 await self._peers.serve(self._control.answer)
@@ -205,6 +207,8 @@ class Application:
             if work.done():
                 work.result()
                 self._dataplane.ready = True
+                if is_late:
+                    addresses = await self._endpoints.listen()
                 self._endpoints.announce_ready()
                 _calm_collector()
                 on_ready(self._ready(addresses))

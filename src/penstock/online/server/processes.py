@@ -41,6 +41,8 @@ class Place(msgspec.Struct, frozen=True):
     count: int
     folder: Path
     lifeline: int
+    is_replacement: bool
+    """Whether it takes the place of one that has died, while the others go on."""
 
 
 class Message(msgspec.Struct):
@@ -182,7 +184,7 @@ class Supervisor:
             for process in self._processes.values():
                 os.close(process.pipe)
             self._selector.close()
-            place = Place(index, self._count, self._folder, self._lifeline)
+            place = Place(index, self._count, self._folder, self._lifeline, self._announced)
             self._serve(place, lambda ready: _send(pipe, Message(ready=ready)))
             code = 0
         except PenstockError as error:
