@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.telemetry.statistics import BatchTimes, ModelStatistics, Reason
+from penstock.telemetry.statistics import BatchTimes, Executed, ModelStatistics, Reason
 
 _MAX_BATCHES = 256
 _MAX_REQUESTS = 4096
@@ -22,7 +22,7 @@ class BatchLog:
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
-        self._batches: list[tuple[Sequence[int], int, Reason, BatchTimes, int]] = []
+        self._batches: list[Executed] = []
         self._requests = 0
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
@@ -37,6 +37,4 @@ class BatchLog:
         """Add up all that was noted."""
         if self._batches:
             batches, self._batches, self._requests = self._batches, [], 0
-            executed = self._statistics.executed
-            for batch in batches:
-                executed(*batch)
+            self._statistics.executed_all(batches)

@@ -100,6 +100,10 @@ class BatchTimes(msgspec.Struct):
     """Each request has its outputs."""
 
 
+Executed = tuple[Sequence[int], int, Reason, BatchTimes, int]
+"""The arguments of ``ModelStatistics.executed``."""
+
+
 @dataclass(slots=True)
 class Duration:
     """How often, and how long in total."""
@@ -187,37 +191,49 @@ class ModelStatistics:
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
         """One batch of ``len(arrived_ns)`` (>= 1) requests and ``rows`` rows in all was answered at ``done_ns``."""
-        count = len(arrived_ns)
-        taken_ns, merged_ns, ran_ns, split_ns = times.taken_ns, times.merged_ns, times.ran_ns, times.split_ns
-        input_ns, infer_ns, output_ns = merged_ns - taken_ns, ran_ns - merged_ns, split_ns - ran_ns
+        self.executed_all([(arrived_ns, rows, reason, times, done_ns)])
+
+    def executed_all(self, batches: Sequence[Executed]) -> None:
+        """Several batches (>= 1), in the order in which they were answered; each as of ``executed``."""
+        all_input_ns = all_infer_ns = all_output_ns = all_waited_ns = all_took_ns = 0
+        reasons, sizes = self.reasons, self.batches
+        waiting, taking, computing = self.queue_buckets, self.request_buckets, self.compute_buckets
+        for arrived_ns, rows, reason, times, done_ns in batches:
+            taken_ns, merged_ns, ran_ns, split_ns = times.taken_ns, times.merged_ns, times.ran_ns, times.split_ns
+            input_ns, infer_ns, output_ns = merged_ns - taken_ns, ran_ns - merged_ns, split_ns - ran_ns
+            batch = sizes.get(rows)
+            if batch is None:
+                batch = sizes[rows] = BatchStatistics()
+            batch.count += 1
+            batch.compute_input_ns += input_ns
+            batch.compute_infer_ns += infer_ns
+            batch.compute_output_ns += output_ns
+            reasons[reason] += 1
+            count = len(arrived_ns)
+            computing[bisect_left(BOUNDS_NS, split_ns - taken_ns)] += count
+            if count == 1:
+                waited_ns, took_ns = taken_ns - arrived_ns[0], done_ns - arrived_ns[0]
+                waiting[bisect_left(BOUNDS_NS, waited_ns)] += 1
+                taking[bisect_left(BOUNDS_NS, took_ns)] += 1
+            else:
+                arrived = sum(arrived_ns)
+                waited_ns, took_ns = count * taken_ns - arrived, count * done_ns - arrived
+                first, last = min(arrived_ns), max(arrived_ns)
+                _observe(waiting, arrived_ns, first, last, taken_ns)
+                _observe(taking, arrived_ns, first, last, done_ns)
+            all_input_ns += count * input_ns
+            all_infer_ns += count * infer_ns
+            all_output_ns += count * output_ns
+            all_waited_ns += waited_ns
+            all_took_ns += took_ns
+            if self.recent is not None:
+                self.recent.executed(arrived_ns, taken_ns, (input_ns, infer_ns, output_ns), done_ns)
+        self.compute_input_ns += all_input_ns
+        self.compute_infer_ns += all_infer_ns
+        self.compute_output_ns += all_output_ns
+        self.queue_ns += all_waited_ns
+        self.success_ns += all_took_ns
         self.last_inference_ns = time.time_ns() - max(0, time.monotonic_ns() - done_ns)
-        self.compute_input_ns += count * input_ns
-        self.compute_infer_ns += count * infer_ns
-        self.compute_output_ns += count * output_ns
-        batch = self.batches.get(rows)
-        if batch is None:
-            batch = self.batches[rows] = BatchStatistics()
-        batch.count += 1
-        batch.compute_input_ns += input_ns
-        batch.compute_infer_ns += infer_ns
-        batch.compute_output_ns += output_ns
-        self.reasons[reason] += 1
-        self.compute_buckets[bisect_left(BOUNDS_NS, split_ns - taken_ns)] += count
-        if count == 1:
-            waited_ns, took_ns = taken_ns - arrived_ns[0], done_ns - arrived_ns[0]
-            self.queue_ns += waited_ns
-            self.success_ns += took_ns
-            self.queue_buckets[bisect_left(BOUNDS_NS, waited_ns)] += 1
-            self.request_buckets[bisect_left(BOUNDS_NS, took_ns)] += 1
-        else:
-            arrived = sum(arrived_ns)
-            self.queue_ns += count * taken_ns - arrived
-            self.success_ns += count * done_ns - arrived
-            first, last = min(arrived_ns), max(arrived_ns)
-            _observe(self.queue_buckets, arrived_ns, first, last, taken_ns)
-            _observe(self.request_buckets, arrived_ns, first, last, done_ns)
-        if self.recent is not None:
-            self.recent.executed(arrived_ns, taken_ns, (input_ns, infer_ns, output_ns), done_ns)
 
     def failed(self, reason: Failure, arrived_ns: int, now_ns: int) -> None:
         """One request ended with an error."""

@@ -405,7 +405,11 @@ class DynamicBatcher:
                 pending.done = None
                 statistics.pending -= 1
                 try:
-                    done(_response(pending.request, outputs))
+                    request = pending.request
+                    if request.outputs:
+                        done(_chosen(request, outputs))
+                    else:
+                        done(InferResponse(request.model_name, request.model_version, outputs, request.id))
                 except Exception:  # noqa: BLE001 - as in _tell
                     _log.exception("a receiver failed")
         if not statistics.pending:
@@ -455,8 +459,13 @@ def _tell(done: Done, outcome: Outcome) -> None:
 
 def _response(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
     if request.outputs:
-        try:
-            outputs = {name: outputs[name] for name in request.outputs}
-        except KeyError as error:
-            return PenstockError(f"the model gave no output '{error.args[0]}'")
+        return _chosen(request, outputs)
     return InferResponse(request.model_name, request.model_version, outputs, request.id)
+
+
+def _chosen(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
+    try:
+        chosen = {name: outputs[name] for name in request.outputs}
+    except KeyError as error:
+        return PenstockError(f"the model gave no output '{error.args[0]}'")
+    return InferResponse(request.model_name, request.model_version, chosen, request.id)
