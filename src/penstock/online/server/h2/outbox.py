@@ -196,11 +196,29 @@ class Outbox:
             if not stream.started:
                 stream.started = True
                 self.headers(stream.id, RESPONSE, 0)
-            size = min(room, turn, self.max_frame, stream.unsent_bytes)
-            self._frames.append(HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
-            stream.take(size, self._frames)
-            self._bytes += size + HEADER.size
+            first = len(stream.unsent[0][0])
+            if first > self.max_frame:
+                size = min(room, turn, first)
+                (part,) = stream.take(size)
+                self._cut(stream.id, part, size)
+            else:
+                size = min(room, turn, self.max_frame, stream.unsent_bytes)
+                self._frames.append(HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id))
+                self._frames += stream.take(size)
+                self._bytes += HEADER.size
+            self._bytes += size
             self.window -= size
             stream.window -= size
             turn -= size
         return True
+
+    def _cut(self, stream_id: int, part: Buffer, size: int) -> None:
+        """Send the ``size`` bytes of ``part`` in as few frames as the client takes."""
+        frames, most = self._frames, self.max_frame
+        head, view = HEADER.pack(most >> 8, most & 0xFF, DATA, 0, stream_id), memoryview(part)
+        for start in range(0, size - most + 1, most):
+            frames += (head, view[start : start + most])
+        rest = size % most
+        if rest:
+            frames += (HEADER.pack(rest >> 8, rest & 0xFF, DATA, 0, stream_id), view[size - rest :])
+        self._bytes += HEADER.size * -(-size // most)

@@ -248,15 +248,16 @@ class Stream(msgspec.Struct, eq=False):
 
     # Sending
 
-    def take(self, size: int, into: list[Buffer]) -> None:
-        """Move the next ``size`` bytes of messages, at most all, to ``into``."""
+    def take(self, size: int) -> list[Buffer]:
+        """The next ``size`` bytes of messages, at most all, in parts."""
         self.unsent_bytes -= size
         self.sent_bytes += size
+        taken: list[Buffer] = []
         while size:
             message = self.unsent[0]
             part = message[0]
             if len(part) <= size:
-                into.append(part)
+                taken.append(part)
                 size -= len(part)
                 del message[0]
                 self.is_cut = bool(message)
@@ -264,10 +265,11 @@ class Stream(msgspec.Struct, eq=False):
                     del self.unsent[0]
             else:
                 view = memoryview(part)
-                into.append(view[:size])
+                taken.append(view[:size])
                 message[0] = view[size:]
                 self.is_cut = True
-                return
+                break
+        return taken
 
     def _deliver(self) -> None:
         """Hand on what is complete."""
