@@ -271,13 +271,18 @@ def test_all_processes_answer_what_they_have_accepted_before_they_end(tmp_path: 
         assert server.end() == (0, "")
 
 
-def test_they_end_when_the_supervisor_is_killed(model: Path) -> None:
+def test_they_end_when_the_supervisor_is_killed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
     with start(model) as server:
+        assert len(list(folder.glob("*/*.sock"))) == COUNT
         ends = [os.pidfd_open(pid) for pid in children(server)]
         server.process.kill()
         for end in ends:
             assert select.select([end], [], [], PATIENCE_S)[0]
             os.close(end)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(

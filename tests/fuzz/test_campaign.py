@@ -14,7 +14,7 @@ _SLICES = {"http": 3000, "h2": 3000}
 _SLICE = 8000
 _MANY = 200_000
 _GROWTH_BYTES = 8 << 20
-_GROWTH_OBJECTS = 2000
+_GROWTH_OBJECTS = 5000
 
 
 def check(report: Report) -> None:

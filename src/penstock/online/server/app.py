@@ -181,6 +181,7 @@ class Application:
         )
         self._endpoints = Endpoints(config, clock, connections, self._dataplane, self._control, access, budget)
         self._stopping = asyncio.Event()
+        self._is_orphan = False
 
     async def run(
         self, sources: Sequence[Source], preloaded: Mapping[str, Loaded], on_ready: Callable[[Ready], None]
@@ -220,7 +221,7 @@ class Application:
             await self._endpoints.stop()
             self._shared_memory.close()
             if self._peers is not None:
-                await self._peers.close()
+                await self._peers.close(is_orphan=self._is_orphan)
             if self._cache is not None:
                 await self._cache.close()
             self._recording.stop()
@@ -281,6 +282,7 @@ class Application:
         """The supervisor is gone."""
         assert self._place is not None
         asyncio.get_running_loop().remove_reader(self._place.lifeline)
+        self._is_orphan = True
         self._stop()
 
     def _stop(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -67,11 +68,14 @@ class Peers:
                 raise revive(*outcome.error)
         return [outcome.result for outcome in answered]
 
-    async def close(self) -> None:
-        """Answer no more."""
+    async def close(self, is_orphan: bool = False) -> None:
+        """Answer no more. Nobody else clears up behind orphans: the last of them removes the folder."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
+        if is_orphan:
+            with suppress(OSError):  # others are still there
+                self._folder.rmdir()
 
 
 async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
