@@ -292,3 +292,9 @@ def test_any_interleaving_of_users_ends_with_nothing_mapped(region: Any, seed: i
     assert mapped_only_by_client(region)
     marks = shm.get_contents_as_numpy(region, np.int32, [20])
     assert all(mark in (0, number) for number, mark in enumerate(marks))
+
+
+def test_whether_there_are_regions(memory: SharedMemory) -> None:
+    assert memory.has_regions
+    asyncio.run(memory.unregister())
+    assert not memory.has_regions

@@ -46,7 +46,8 @@ class RequestDecoder:
         NotFound, Unsupported.
         """
         if json_length is None:
-            if len(body) <= _MAX_PLAN_BYTES and _SHARED in body:
+            # While nothing is shared, whoever asks for a place is refused below, and nobody else's body is searched for one.
+            if self._shared_memory.has_regions and len(body) <= _MAX_PLAN_BYTES and _SHARED in body:
                 # Clients ask for the same places again and again.
                 plan = self._plan(body, len(body))
             else:

@@ -28,6 +28,11 @@ class SharedMemory:
         self.budget = budget or ByteBudget(0)
         self._regions: dict[str, Region] = {}
 
+    @property
+    def has_regions(self) -> bool:
+        """Whether any is registered."""
+        return bool(self._regions)
+
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Map ``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``.
 
