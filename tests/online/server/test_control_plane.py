@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from multiprocessing.shared_memory import SharedMemory as Memory
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidArgument
+from handles import make_handle
+from penstock.errors import AlreadyExists, InvalidArgument, Unsupported
 from penstock.online.repository.manager import Repository
 from penstock.online.server.control_plane import Alone, ControlPlane, Siblings
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.peers import Peers
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
+from penstock.tensor import DataType
+from penstock.testing import FakeModel
 
 
 class Others:
@@ -23,15 +32,20 @@ class Others:
     def __init__(self, *planes: ControlPlane) -> None:
         self.planes = planes
 
-    async def ask(self, what: str, *arguments: Any) -> list[Any]:
+    async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
         return [await plane.answer(what, list(arguments)) for plane in self.planes]
 
+    def exclusive(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
-def make_plane(siblings: Siblings, *, shared_memory: bool) -> ControlPlane:
-    repository = Repository()
+
+def make_plane(
+    siblings: Siblings, *, shared_memory: bool | SharedMemory, repository: Repository | None = None
+) -> ControlPlane:
+    repository = repository or Repository()
     return ControlPlane(
         repository,
-        SharedMemory(enabled=shared_memory),
+        shared_memory if isinstance(shared_memory, SharedMemory) else SharedMemory(enabled=shared_memory),
         Tracer(TraceSettings()),
         LogSettings(),
         siblings,
@@ -64,5 +78,118 @@ def test_what_one_is_told_all_do_and_nothing_else_can_be_asked_of_them() -> None
         for what in ("load", "catch_up", "__init__"):
             with pytest.raises(InvalidArgument):
                 await other.answer(what, [])
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    memory = Memory(create=True, size=4096)
+    yield memory
+    memory.close()
+    memory.unlink()
+
+
+@asynccontextmanager
+async def processes(folder: Path, registries: list[SharedMemory]) -> AsyncIterator[list[ControlPlane]]:
+    """The control planes of a server's processes that ask each other over real sockets."""
+    ends = [Peers(folder, index) for index in range(len(registries))]
+    planes = [make_plane(end, shared_memory=registry) for end, registry in zip(ends, registries, strict=True)]
+    for end, plane in zip(ends, planes, strict=True):
+        await end.serve(plane.answer)
+    try:
+        yield planes
+    finally:
+        for end, registry in zip(ends, registries, strict=True):
+            await end.close()
+            registry.close()
+
+
+def test_of_two_who_register_a_name_at_once_one_has_it_everywhere(tmp_path: Path, memory: Memory) -> None:
+    async def run() -> None:
+        async with processes(tmp_path, [SharedMemory(enabled=True) for _ in range(3)]) as planes:
+            for _ in range(5):
+                sizes = [100, 200, 300]
+                outcomes = await asyncio.gather(
+                    *(
+                        plane.register_shared_memory("r", f"/{memory.name}", 0, size)
+                        for plane, size in zip(planes, sizes, strict=True)
+                    ),
+                    return_exceptions=True,
+                )
+                assert [type(each) for each in outcomes if each is not None] == [AlreadyExists] * 2
+                found = [await plane.shared_memory_status("r") for plane in planes]
+                assert [row["byte_size"] for (row,) in found] == [sizes[outcomes.index(None)]] * 3
+                await planes[1].unregister_shared_memory("r")
+                assert [await plane.shared_memory_status() for plane in planes] == [[], [], []]
+
+    asyncio.run(run())
+
+
+def test_a_region_that_one_process_cannot_have_none_has(tmp_path: Path, memory: Memory) -> None:
+    registries = [SharedMemory(enabled=True), SharedMemory(enabled=True), SharedMemory(enabled=False)]
+
+    async def run() -> None:
+        async with processes(tmp_path, registries) as planes:
+            with pytest.raises(Unsupported):
+                await planes[0].register_shared_memory("r", f"/{memory.name}", 0, 100)
+            assert [registry.status() for registry in registries[:2]] == [[], []]
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_taken_stays_with_who_has_it(tmp_path: Path, memory: Memory) -> None:
+    async def run() -> None:
+        async with processes(tmp_path, [SharedMemory(enabled=True) for _ in range(2)]) as planes:
+            await planes[0].register_shared_memory("r", f"/{memory.name}", 0, 100)
+            with pytest.raises(AlreadyExists):
+                await planes[1].register_shared_memory("r", f"/{memory.name}", 0, 200)
+            for plane in planes:
+                assert (await plane.shared_memory_status("r"))[0]["byte_size"] == 100
+
+    asyncio.run(run())
+
+
+def test_unregistering_waits_for_the_users_in_all_processes_and_keeps_nobody_else_waiting(
+    tmp_path: Path, memory: Memory
+) -> None:
+    registries = [SharedMemory(enabled=True) for _ in range(2)]
+
+    async def run() -> None:
+        async with processes(tmp_path, registries) as planes:
+            key = f"/{memory.name}"
+            await planes[0].register_shared_memory("r", key, 0, 100)
+            lease = registries[1].lease()
+            array = lease.array("r", 0, 16, DataType.FP32, (4,))
+            leaving = asyncio.ensure_future(planes[0].unregister_shared_memory("r"))
+            while any(registry.status() for registry in registries):
+                await asyncio.sleep(0)
+            for _ in range(3):
+                await planes[1].register_shared_memory("other", key, 0, 100)
+                await planes[0].unregister_shared_memory("other")
+                assert not leaving.done()
+            assert [registry.status() for registry in registries] == [[], []]
+            del array
+            lease.release()
+            await leaving
+
+    asyncio.run(run())
+
+
+def test_the_index_tells_which_models_cannot_run() -> None:
+    async def run() -> None:
+        repository = Repository()
+        for name in ("well", "ill"):
+            repository.add(make_handle(FakeModel(), name))
+        sick: Any = repository.find("ill")
+        sick._models = [SimpleNamespace(healthy=False)]
+        plane = make_plane(Alone(), shared_memory=False, repository=repository)
+        well = {"name": "well", "version": "1", "state": "READY", "reason": ""}
+        reason = "its instance is being started again"
+        assert await plane.repository_index() == [
+            well,
+            {"name": "ill", "version": "1", "state": "UNAVAILABLE", "reason": reason},
+        ]
+        assert await plane.repository_index(ready=True) == [well]
 
     asyncio.run(run())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.online.server.peers import Peers
 
 
@@ -101,3 +101,50 @@ async def test_a_sibling_that_answers_nonsense_is_left_out(tmp_path: Path, said:
     server = await asyncio.start_unix_server(handle, tmp_path / "1.sock")
     assert await Peers(tmp_path, 0).ask("add") == []
     server.close()
+
+
+@in_loop
+async def test_one_process_at_a_time(tmp_path: Path) -> None:
+    inside = 0
+
+    async def visit(end: Peers) -> None:
+        nonlocal inside
+        async with end.exclusive():
+            inside += 1
+            await asyncio.sleep(0)
+            assert inside == 1
+            inside -= 1
+
+    await asyncio.gather(*(visit(Peers(tmp_path, index)) for index in range(3) for _ in range(3)))
+
+
+@in_loop
+async def test_who_waits_too_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.online.server.peers._LOCK_PATIENCE_S", 0.0)
+    async with Peers(tmp_path, 0).exclusive():
+        with pytest.raises(Unavailable, match="busy"):
+            async with Peers(tmp_path, 1).exclusive():
+                pass
+    async with Peers(tmp_path, 1).exclusive():
+        pass
+
+
+@in_loop
+async def test_a_sibling_that_is_slow_is_waited_for_only_by_the_patient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.online.server.peers._PATIENCE_S", 0.05)
+    go = asyncio.Event()
+
+    async def answer(what: str, arguments: list[Any]) -> Any:
+        await go.wait()
+        return what
+
+    one, other = Peers(tmp_path, 0), Peers(tmp_path, 1)
+    await other.serve(answer)
+    patient = asyncio.ensure_future(one.ask("patient", patient=True))
+    assert await one.ask("impatient") == []
+    assert "did not answer" in caplog.text
+    go.set()
+    assert await patient == ["patient"]
+    await other.close()

@@ -7,12 +7,13 @@ told the others are told too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
+from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.metrics_page import MetricsPage, Report
 from penstock.online.server.shared_memory.registry import SharedMemory
@@ -22,25 +23,33 @@ from penstock.telemetry.tracing import Tracer
 
 Settings = Mapping[str, Any]
 
-_TOLD = frozenset(
-    f"{verb}_{kind}" for verb in ("register", "unregister") for kind in ("shared_memory", "cuda_shared_memory")
-) | {"trace_settings", "log_settings"}
+_TOLD = frozenset({"register_shared_memory", "register_cuda_shared_memory", "trace_settings", "log_settings"})
 """What each process does that one of them was told."""
 
 
 class Siblings(Protocol):
     """The other processes of this server."""
 
-    async def ask(self, what: str, *arguments: Any) -> list[Any]:
-        """What each of their control planes answers to ``what``. Raises what one of them raises."""
+    async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
+        """What each of their control planes answers to ``what``. Raises what one of them raises.
+
+        Those that take too long are left out, unless ``patient``.
+        """
+        ...
+
+    def exclusive(self) -> AbstractAsyncContextManager[None]:
+        """Entered by one process at a time: for changes, which so reach all of them in one order. Raises Unavailable."""
         ...
 
 
 class Alone:
     """No siblings."""
 
-    async def ask(self, what: str, *arguments: Any) -> list[Any]:
+    async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
         return []
+
+    def exclusive(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
 
 class ControlPlane:
@@ -71,32 +80,37 @@ class ControlPlane:
         if what == "state":
             regions = self._shared_memory.status() if self._shared_memory.enabled else []
             return {"regions": regions, "trace": self._tracer.changes(), "log": self._log.get()}
+        if what == "forget_regions":
+            return self._shared_memory.forget(*arguments)
+        if what == "regions_closed":
+            return await self._shared_memory.closed(*arguments)
         if what not in _TOLD:
             raise InvalidArgument(f"no process is asked for '{what[:40]}'")
         local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone(), self._metrics)
         return await getattr(local, what)(*arguments)
 
     async def catch_up(self) -> None:
-        """Take over what the siblings have been told before this process was there."""
-        for state in await self._siblings.ask("state"):
-            for region in state["regions"]:
-                with suppress(PenstockError):  # its client has removed it since
-                    self._shared_memory.register(**region)
-            for model, update in state["trace"].items():
-                self._tracer.settings(model, update)
-            self._log.update(state["log"])
-            return
+        """Take over what the siblings have been told before this process was there. Raises Unavailable."""
+        async with self._siblings.exclusive():
+            for state in await self._siblings.ask("state"):
+                for region in state["regions"]:
+                    with suppress(PenstockError):  # its client has removed it since
+                        self._shared_memory.register(**region)
+                for model, update in state["trace"].items():
+                    self._tracer.settings(model, update)
+                self._log.update(state["log"])
+                return
 
     # The repository
 
     async def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
         """A row for every model version; only the ready ones if ``ready``."""
-        return [
-            {"name": name, "version": version, "state": "READY", "reason": ""}
+        rows = [
+            _row(self._repository.find(name, version))
             for name in self._repository.names()
             for version in self._repository.versions(name)
-            if not ready or self._repository.find(name, version).is_healthy
         ]
+        return [row for row in rows if row["state"] == "READY" or not ready]
 
     async def load(self, name: str, parameters: Settings) -> None:
         """Load a model. Raises Unavailable."""
@@ -141,15 +155,17 @@ class ControlPlane:
         if model:
             self._repository.find(model)
         if update:
-            self._tracer.settings(model, update)
-            await self._siblings.ask("trace_settings", model, dict(update))
+            async with self._siblings.exclusive():
+                self._tracer.settings(model, update)
+                await self._siblings.ask("trace_settings", model, dict(update))
         return self._tracer.settings(model)
 
     async def log_settings(self, update: Settings | None = None) -> dict[str, Any]:
         """The settings after ``update``. Raises InvalidArgument."""
         if update:
-            self._log.update(update)
-            await self._siblings.ask("log_settings", dict(update))
+            async with self._siblings.exclusive():
+                self._log.update(update)
+                await self._siblings.ask("log_settings", dict(update))
         return self._log.get()
 
     # Shared memory
@@ -159,14 +175,17 @@ class ControlPlane:
         return self._shared_memory.status(name)
 
     async def register_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Make a region known to all processes. Raises AlreadyExists, InvalidArgument, NotFound, Unsupported."""
-        self._shared_memory.register(name, key, offset, byte_size)
-        await self._siblings.ask("register_shared_memory", name, key, offset, byte_size)
+        """Make a region known to all processes, or to none.
+
+        Raises AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported, and Unavailable if the others are busy.
+        """
+        async with self._siblings.exclusive():
+            self._shared_memory.register(name, key, offset, byte_size)
+            await self._tell_of(name, "register_shared_memory", key, offset, byte_size, is_cuda=False)
 
     async def unregister_shared_memory(self, name: str = "") -> None:
-        """Forget a region, or all; returns when no request uses it any more."""
-        await self._siblings.ask("unregister_shared_memory", name)
-        await self._shared_memory.unregister(name)
+        """Forget a region, or all; returns when no request uses it any more. Raises Unsupported, Unavailable."""
+        await self._unregister(name, is_cuda=False)
 
     async def cuda_shared_memory_status(self, name: str = "") -> list[dict[str, Any]]:
         """As ``shared_memory_status``, of regions on GPUs."""
@@ -174,10 +193,35 @@ class ControlPlane:
 
     async def register_cuda_shared_memory(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """As ``register_shared_memory``, for a region on a GPU."""
-        self._shared_memory.register_cuda(name, raw_handle, device_id, byte_size)
-        await self._siblings.ask("register_cuda_shared_memory", name, raw_handle, device_id, byte_size)
+        async with self._siblings.exclusive():
+            self._shared_memory.register_cuda(name, raw_handle, device_id, byte_size)
+            await self._tell_of(name, "register_cuda_shared_memory", raw_handle, device_id, byte_size, is_cuda=True)
 
     async def unregister_cuda_shared_memory(self, name: str = "") -> None:
         """As ``unregister_shared_memory``, for regions on GPUs."""
-        await self._siblings.ask("unregister_cuda_shared_memory", name)
-        await self._shared_memory.unregister_cuda(name)
+        await self._unregister(name, is_cuda=True)
+
+    async def _tell_of(self, name: str, what: str, *arguments: Any, is_cuda: bool) -> None:
+        """Have the siblings register a region that is registered here; if one cannot, nobody has it."""
+        try:
+            await self._siblings.ask(what, name, *arguments)
+        except PenstockError:
+            await self._forget(name, is_cuda)
+            raise
+
+    async def _forget(self, name: str, is_cuda: bool) -> None:
+        self._shared_memory.forget(name, is_cuda)
+        await self._siblings.ask("forget_regions", name, is_cuda)
+
+    async def _unregister(self, name: str, is_cuda: bool) -> None:
+        async with self._siblings.exclusive():
+            await self._forget(name, is_cuda)
+        # However long that takes: until then the client must not use the memory for anything else.
+        await self._siblings.ask("regions_closed", name, is_cuda, patient=True)
+        await self._shared_memory.closed(name, is_cuda)
+
+
+def _row(handle: Handle) -> dict[str, str]:
+    """What the index says of one model version."""
+    state, reason = ("READY", "") if handle.is_healthy else ("UNAVAILABLE", "its instance is being started again")
+    return {"name": handle.name, "version": handle.version, "state": state, "reason": reason}

@@ -7,23 +7,29 @@ A message is its length in 4 bytes, little-endian, and that many bytes of Messag
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 import struct
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.errors import PenstockError, revive
+from penstock.errors import PenstockError, Unavailable, revive
 
 _log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 << 20
 _PATIENCE_S = 5.0
+_LOCK_PATIENCE_S = 15.0
+"""Who holds it may wait for a sibling that hangs, and again to undo."""
+_LOCK_PAUSE_S = 0.005
 
 _BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgspec.MsgspecError, RecursionError)
 """What a sibling that dies, hangs or talks nonsense may raise."""
@@ -52,21 +58,37 @@ class Peers:
         self._folder = folder
         self._path = folder / f"{index}.sock"
         self._server: asyncio.Server | None = None
+        self._turn = asyncio.Lock()
+        """Within this process."""
 
     async def serve(self, answer: Answerer) -> None:
         """Answer siblings from now on."""
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(partial(_handle, answer), self._path)
 
-    async def ask(self, what: str, *arguments: Any) -> list[Any]:
-        """What every sibling answers; those that are just starting or ending are left out. Raises what one of them raises."""
+    async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
+        """What every sibling answers. Raises what one of them raises.
+
+        Left out are those that are just starting or ending, and, unless ``patient``, those that do not answer soon.
+        """
         others = [path for path in self._folder.glob("*.sock") if path != self._path]
-        outcomes = await asyncio.gather(*(_ask(path, what, arguments) for path in others))
+        patience_s = None if patient else _PATIENCE_S
+        outcomes = await asyncio.gather(*(_ask(path, what, arguments, patience_s) for path in others))
         answered = [outcome for outcome in outcomes if outcome is not None]
         for outcome in answered:
             if outcome.error is not None:
                 raise revive(*outcome.error)
         return [outcome.result for outcome in answered]
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Entered by one process of the server at a time; one that dies leaves. Raises Unavailable if that takes too long."""
+        async with self._turn:
+            folder = await self._lock_folder()
+            try:
+                yield
+            finally:
+                os.close(folder)  # which unlocks it
 
     async def close(self, is_orphan: bool = False) -> None:
         """Answer no more. Nobody else clears up behind orphans: the last of them removes the folder."""
@@ -76,6 +98,20 @@ class Peers:
         if is_orphan:
             with suppress(OSError):  # others are still there
                 self._folder.rmdir()
+
+    async def _lock_folder(self) -> int:
+        """Wait until no other process has the folder open by this; its descriptor, to be closed. Raises Unavailable."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            end = time.monotonic() + _LOCK_PATIENCE_S
+            while not _lock(folder):
+                if time.monotonic() > end:
+                    raise Unavailable("another process of the server is busy", "try again")
+                await asyncio.sleep(_LOCK_PAUSE_S)
+        except BaseException:
+            os.close(folder)
+            raise
+        return folder
 
 
 async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,9 +127,9 @@ async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asynci
         writer.close()
 
 
-async def _ask(path: Path, what: str, arguments: tuple[Any, ...]) -> _Outcome | None:
+async def _ask(path: Path, what: str, arguments: tuple[Any, ...], patience_s: float | None) -> _Outcome | None:
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             reader, writer = await asyncio.open_unix_connection(path)
             try:
                 writer.write(_frame((what, arguments)))
@@ -114,6 +150,14 @@ async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcom
     except Exception:  # noqa: BLE001 - a bug of ours must not leave the sibling waiting
         _log.exception("a sibling's question failed")
         return _Outcome(("PenstockError", "internal error", ""), None)
+
+
+def _lock(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _frame(message: object) -> bytes:

@@ -27,6 +27,8 @@ class SharedMemory:
         self.enabled = enabled
         self.budget = budget or ByteBudget(0)
         self._regions: dict[str, Region] = {}
+        self._leaving: list[Region] = []
+        """Forgotten, and perhaps still used."""
 
     @property
     def has_regions(self) -> bool:
@@ -57,16 +59,32 @@ class SharedMemory:
         """Name, device_id and byte_size of CUDA region ``name``, or of all. Raises NotFound, Unsupported."""
         return self._status(name, is_cuda=True)
 
-    async def unregister(self, name: str = "") -> None:
-        """Forget system region ``name`` at once, or all; return when their last users are gone and they are closed.
+    def forget(self, name: str, is_cuda: bool) -> None:
+        """Have system or CUDA region ``name``, or all of that kind, be unknown to new requests.
 
         An unknown name is none to forget, as in Triton. Raises Unsupported.
         """
-        await self._unregister(name, is_cuda=False)
+        self._check_enabled()
+        forgotten = [region for region in self._regions.values() if _is_meant(region, name, is_cuda)]
+        for region in forgotten:
+            del self._regions[region.name]
+            region.retire()
+        self._leaving = [region for region in [*self._leaving, *forgotten] if not region.closed.is_set()]
+
+    async def closed(self, name: str, is_cuda: bool) -> None:
+        """Return when the last users of the regions forgotten under ``name``, or of all, are gone and they are closed."""
+        for region in [region for region in self._leaving if _is_meant(region, name, is_cuda)]:
+            await region.closed.wait()
+
+    async def unregister(self, name: str = "") -> None:
+        """Forget system region ``name``, or all, and return when they are closed. Raises Unsupported."""
+        self.forget(name, is_cuda=False)
+        await self.closed(name, is_cuda=False)
 
     async def unregister_cuda(self, name: str = "") -> None:
         """``unregister`` for CUDA regions."""
-        await self._unregister(name, is_cuda=True)
+        self.forget(name, is_cuda=True)
+        await self.closed(name, is_cuda=True)
 
     def lease(self) -> Lease:
         """For one request; costs nothing until a region is used."""
@@ -100,19 +118,6 @@ class SharedMemory:
             )
         return [region.describe()]
 
-    async def _unregister(self, name: str, is_cuda: bool) -> None:
-        self._check_enabled()
-        retired = [
-            region
-            for region in self._regions.values()
-            if region.is_cuda is is_cuda and (not name or region.name == name)
-        ]
-        for region in retired:
-            del self._regions[region.name]
-            region.retire()
-        for region in retired:
-            await region.closed.wait()
-
     def _check_new(self, name: str) -> None:
         self._check_enabled()
         if name in self._regions:
@@ -127,6 +132,10 @@ class SharedMemory:
     def _check_enabled(self) -> None:
         if not self.enabled:
             raise Unsupported("client shared memory is switched off", "set 'allow_client_shm' to 'true'")
+
+
+def _is_meant(region: Region, name: str, is_cuda: bool) -> bool:
+    return region.is_cuda is is_cuda and (not name or region.name == name)
 
 
 class Placement:
