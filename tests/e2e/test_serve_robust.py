@@ -374,8 +374,11 @@ def test_all_that_was_accepted_is_answered_before_the_end(tmp_path: Path, loop: 
     ):
         grpc.channel_ready_future(channel).result(PATIENCE_S)
         clients = [Client(address(server)) for _ in range(3)]
+        clients[0].send(count_to(SECONDS))
+        while pending(server) == 0:
+            pass
         for number, client in enumerate(clients):
-            client.send((count_to(1) if number else count_to(SECONDS)) + count_to(2))
+            client.send((count_to(1) if number else b"") + count_to(2))
         unary = [channel.unary_unary(INFER).future(grpc_count_to(number)) for number in (3, 4)]
         asked: SimpleQueue[bytes | None] = SimpleQueue()
         stream = channel.stream_stream(STREAM)(iter(asked.get, None))
