@@ -81,3 +81,7 @@ def test_text_input_must_be_utf8() -> None:
 def test_how_long_it_takes_depends_on_shapes_but_for_texts(datatype: DataType, expected: bool) -> None:
     model = OnnxRuntimeEngine().load(models.identity(datatype), {})
     assert getattr(model, "predictable", False) is expected
+
+
+def test_a_model_with_a_loop_takes_as_long_as_its_data_say() -> None:
+    assert getattr(OnnxRuntimeEngine().load(models.count_to(), {}), "predictable", True) is False

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.external_data import has_external_data
+from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.resources import Resources
 from penstock.tensor import Array, Signature

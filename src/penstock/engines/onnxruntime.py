@@ -22,6 +22,7 @@ from penstock.engines.base import (
     refuse_errors,
     typed_options,
 )
+from penstock.engines.model_bytes import has_control_flow
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
 from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
@@ -102,7 +103,8 @@ class OnnxRuntimeEngine:
         except Exception as error:
             raise _refusal(artifact, error) from error
         model = OnnxRuntimeModel(session)
-        model.predictable &= typed.providers == ("CPUExecutionProvider",)
+        is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
+        model.predictable = model.predictable and is_steady
         return model
 
 

@@ -22,7 +22,7 @@ from penstock.engines.base import (
     refuse_errors,
     typed_options,
 )
-from penstock.engines.external_data import has_external_data
+from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unavailable, Unsupported
 from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec

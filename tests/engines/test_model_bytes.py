@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx.external_data_helper import uses_external_data
 
 import models
-from penstock.engines.external_data import has_external_data
+from penstock.engines.model_bytes import has_control_flow, has_external_data
 
 _PLACES = [
     "initializer",
@@ -131,3 +131,8 @@ def test_depth_is_bounded() -> None:
 def test_engines_do_not_import_onnx() -> None:
     script = "import sys, penstock.engines.onnxruntime; sys.exit('onnx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+
+
+def test_control_flow_is_seen() -> None:
+    assert has_control_flow(models.count_to().data)
+    assert not has_control_flow(models.linear().data)
