@@ -20,7 +20,7 @@ from penstock.clock import SystemClock
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.online.repository.manager import Repository
-from penstock.online.server.admission import Admission
+from penstock.online.server.admission import Admission, ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import Alone, ControlPlane
@@ -68,6 +68,7 @@ class GrpcServer:
         self._make = make
         self._access = access
         self.config = ServerConfig(http_port=0, **config)
+        self.budget = ByteBudget(self.config.max_inflight_bytes)
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
         self._clients = ExitStack()
@@ -149,7 +150,7 @@ class GrpcServer:
         control = ControlPlane(
             self.repository, self.shared_memory, tracer, LogSettings(), Alone(), MetricsPage(self.repository.statistics)
         )
-        self.service = GrpcService(self.dataplane, control, access, self.config.max_pipelined)
+        self.service = GrpcService(self.dataplane, control, access, self.config.max_pipelined, self.budget)
         self.transport = self._make(self.service, self.config)
         self.address = await self.transport.start()
         self._started.set()

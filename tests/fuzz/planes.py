@@ -77,7 +77,7 @@ class Planes:
         self.access = Access(None, loop)
         self.budget = ByteBudget(self.config.max_inflight_bytes)
         self.connections = Connections(self.config.max_connections)
-        self.service = GrpcService(self.dataplane, self.control, self.access, self.config.max_pipelined)
+        self.service = GrpcService(self.dataplane, self.control, self.access, self.config.max_pipelined, self.budget)
 
     def check_idle(self) -> None:
         """Whatever has been asked is over, and nothing is held for it."""

@@ -31,6 +31,9 @@ from penstock.online.server.tls import make_context
 
 _Name = Literal["http", "grpc", "metrics"]
 
+_METRICS_CONNECTIONS = 32
+"""At once on their port. They are no part of ``max_connections``, so that who watches the server sees it flooded."""
+
 
 class Addresses(msgspec.Struct, frozen=True):
     """Where the server listens, each as ``host:port``, or empty."""
@@ -55,11 +58,14 @@ class Endpoints:
     ) -> None:
         self._config = config
         self._clock = clock
+        for_metrics = Connections(_METRICS_CONNECTIONS)
         self._listener = Listener(connections, config, clock)
-        self._service = GrpcService(dataplane, control, access, config.max_pipelined)
+        self._metrics_listener = Listener(for_metrics, config, clock)
+        self._service = GrpcService(dataplane, control, access, config.max_pipelined, budget)
         self._grpcio: Any = None
+        self._budget = budget
         http = Shared(dataplane, control, config, connections, access, budget)
-        metrics = Shared(dataplane, control, config, connections, access, budget, METRICS)
+        metrics = Shared(dataplane, control, config, for_metrics, access, budget, METRICS)
         h2 = h2_connection.Shared(self._service.methods, config, connections, clock, budget)
         is_own = config.grpc_implementation == "h2"
         self._http: Factory | None = (lambda: http_connection.Connection(http)) if config.allow_http else None
@@ -110,13 +116,14 @@ class Endpoints:
     def announce_end(self) -> None:
         """Tell clients that the server is about to end."""
         self._listener.announce_end()
+        self._metrics_listener.announce_end()
         self._service.announce_health()
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
         """After ``grace_s`` take nothing new; return when all has been answered, or after ``timeout_s`` more."""
         # Streams that have nothing to answer would keep their connections open for ever.
         asyncio.get_running_loop().call_later(grace_s + LAST_REQUEST_S, self._service.drain)
-        drains = [self._listener.drain(grace_s, timeout_s)]
+        drains = [listener.drain(grace_s, timeout_s) for listener in (self._listener, self._metrics_listener)]
         if self._grpcio is not None:
             drains.append(self._grpcio.drain(grace_s, timeout_s))
         await asyncio.gather(*drains)
@@ -124,10 +131,11 @@ class Endpoints:
     def cut_off(self) -> None:
         """End all connections at once."""
         self._listener.stop()
+        self._metrics_listener.stop()
 
     async def stop(self) -> None:
         """The same, and wait until nothing of it is left."""
-        self._listener.stop()
+        self.cut_off()
         if self._grpcio is not None:
             await self._grpcio.stop()
 
@@ -142,14 +150,17 @@ class Endpoints:
             http2=http2,
         )
         with _explained(config, name):
-            return _written(*await self._listener.listen(endpoint))
+            listener = self._metrics_listener if name == "metrics" else self._listener
+            return _written(*await listener.listen(endpoint))
 
     async def _listen_grpcio(self) -> str:
         try:
             module = importlib.import_module("penstock.online.server.grpc.grpcio")
         except ImportError as error:
             raise Unavailable(f"grpcio is not available: {error}", "pip install 'penstock[grpcio]'") from None
-        self._grpcio = module.GrpcioServer(self._service, self._config, self._config.port("grpc"), self._clock)
+        self._grpcio = module.GrpcioServer(
+            self._service, self._config, self._config.port("grpc"), self._clock, self._budget
+        )
         with _explained(self._config, "grpc"):
             return _written(*await self._grpcio.start())
 

@@ -6,6 +6,7 @@ from calls import FakeCall
 from gated_grpc import request
 from penstock.clock import SystemClock
 from penstock.errors import Cancelled, NotFound, PenstockError, Unavailable
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.grpc.inference import Inference
 from penstock.online.server.grpc.stream import InferStream
@@ -59,11 +60,12 @@ class Plane:
 
 
 class Stream:
-    def __init__(self, limit: int = 8, **metadata: str) -> None:
+    def __init__(self, limit: int = 8, max_bytes: int = 0, **metadata: str) -> None:
         self.plane = Plane()
         self.call = FakeCall(dict(metadata), Deadline(5.0))
         self.ended = 0
-        inference = Inference(self.plane, Access(None, SystemClock()))  # type: ignore[arg-type]
+        self.budget = ByteBudget(max_bytes)
+        inference = Inference(self.plane, Access(None, SystemClock()), self.budget)  # type: ignore[arg-type]
         self.receiver = InferStream(self.call, "alice", inference, limit, self._end)
 
     def ask(self, model: str, identity: str, **parameters: bool) -> None:
@@ -102,6 +104,35 @@ def test_answers_of_one_model_keep_their_order_and_others_do_not_wait() -> None:
     d.answer(1)
     assert stream.ids == ["c", "a", "b", "d"]
     assert [answer.error_message for answer in stream.call.answers()] == ["", "", "full", ""]
+
+
+def test_requests_count_until_their_last_answer() -> None:
+    size = len(request("m", 1, id="a").SerializeToString())
+    stream = Stream(max_bytes=2 * size + 1)
+    for model, identity in (("d", "a"), ("m", "b"), ("m", "c")):
+        stream.ask(model, identity)
+    (refused,) = stream.call.answers()
+    assert (refused.infer_response.id, refused.error_message) == ("c", str(stream.budget.refusal()))
+    a, b = stream.plane.asked
+    a.answer(1, final=False)
+    assert stream.budget.used == 2 * size
+    a.answer(final=True)
+    assert stream.budget.used == size
+    stream.ask("m", "e")
+    stream.receiver.message(b"nonsense")
+    b.fail(Unavailable("full"))
+    stream.ask("absent", "f")
+    assert stream.budget.used == size
+    stream.call.on_cancel()
+    assert stream.budget.used == 0
+
+
+def test_a_stream_that_ends_on_error_holds_nothing() -> None:
+    stream = Stream(max_bytes=1000, triton_grpc_error="true")
+    for identity in "ab":
+        stream.ask("m", identity)
+    stream.plane.asked[0].fail(Unavailable("full"))
+    assert stream.budget.used == 0
 
 
 def test_decoupled_answers_go_out_as_they_come() -> None:

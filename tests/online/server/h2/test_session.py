@@ -454,7 +454,7 @@ def test_the_bytes_of_all_requests_together_are_bounded() -> None:
         peers = [server.connect() for _ in range(3)]
         for peer in peers[:2]:
             peer.send(peer.headers(1), data_frame(1, message(bytes(900))[:-1]))
-        server.until(lambda: server.budget.used == 2 * 905)
+        server.until(lambda: server.budget.used == 2 * 900)
         refused = peers[2].ask(1, bytes(300))
         assert (refused.status, refused.message) == (14, str(server.budget.refusal()))
         assert int(refused.headers["grpc-retry-pushback-ms"]) > 0
@@ -472,6 +472,17 @@ def test_the_bytes_of_all_requests_together_are_bounded() -> None:
         server.until(lambda: server.budget.used == 0)
 
 
+def test_what_a_stream_has_handed_on_is_its_receivers_to_count() -> None:
+    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=1000) as server:
+        peer, text = server.connect(), message(bytes(900)) * 9
+        peer.send(peer.headers(1, CHAT))
+        for start in range(0, len(text), 700):  # hardly ever between two messages
+            peer.send(data_frame(1, text[start : start + 700]))
+        server.until(lambda: server.budget.used == 0)
+        peer.send(data_frame(1, b"", h2.END_STREAM))
+        assert len(peer.answer(1).messages) == 9
+
+
 def test_a_compressed_request_counts_with_what_it_decompresses_to() -> None:
     with GrpcServer(max_request_bytes=1000, max_inflight_bytes=2000) as server:
         packed = gzip.compress(bytes(900))
@@ -483,7 +494,7 @@ def test_a_compressed_request_counts_with_what_it_decompresses_to() -> None:
                 data_frame(1, whole[:9]),
                 data_frame(1, whole[9:], h2.END_STREAM),
             )
-        server.until(lambda: server.budget.used == 2 * (900 + len(whole)))
+        server.until(lambda: server.budget.used == 2 * (900 + len(packed)))
         peers[2].send(peers[2].headers(1, grpc_encoding="gzip"), data_frame(1, whole, h2.END_STREAM))
         assert peers[2].answer(1).status == 14
         for peer in peers[:2]:

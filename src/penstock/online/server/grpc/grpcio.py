@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from grpc import aio
@@ -17,6 +17,7 @@ from grpc import aio
 from penstock.clock import Clock
 from penstock.errors import InvalidConfig, PenstockError, ResourceExhausted
 from penstock.online.server import status
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import Method, Receiver
 from penstock.online.server.grpc.service import GrpcService
@@ -34,11 +35,15 @@ _LEAST_BETWEEN_PINGS_MS = 10_000
 class GrpcioServer:
     """Listens and runs the methods of a service. Belongs to the event loop; ``start`` begins listening."""
 
-    def __init__(self, service: GrpcService, config: ServerConfig, port: int, clock: Clock) -> None:
+    def __init__(
+        self, service: GrpcService, config: ServerConfig, port: int, clock: Clock, budget: ByteBudget | None = None
+    ) -> None:
+        """``budget``: None is no limit. What is only coming in is not counted: grpcio does not show it."""
         self._service = service
         self._config = config
         self._port = port
         self._clock = clock
+        self._budget = budget or ByteBudget(0)
         self._server: Any = None
 
     async def start(self) -> tuple[str, int]:
@@ -103,7 +108,13 @@ class GrpcioServer:
 
             async def unary(data: bytes, context: Any) -> bytes:
                 call = self._call(context)
-                await call.run(lambda: run_unary(call, data), call.one_message)
+                size, budget = len(data), self._budget
+                if not budget.take(size):
+                    await call.refuse(budget.refusal())
+                try:
+                    await call.run(lambda: run_unary(call, data), call.one_message)
+                finally:
+                    budget.give(size)
                 return call.unsent.popleft() if call.unsent else b""
 
             return grpc.unary_unary_rpc_method_handler(unary)
@@ -194,6 +205,11 @@ class GrpcioCall:
                 self._reader.cancel()
         if self._error is not None:
             await self._abort(self._error)
+
+    async def refuse(self, error: PenstockError) -> NoReturn:
+        """End the call with ``error`` instead of running a method."""
+        await self._abort(error)
+        raise AssertionError("an aborted call goes on")
 
     def receive(self, receiver: Receiver) -> None:
         """Hand on what the client sends, from now on."""

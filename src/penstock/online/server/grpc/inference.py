@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from penstock.errors import PenstockError, Unavailable
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.auth import Access
 from penstock.online.server.cache.flight import Pending
@@ -23,8 +24,10 @@ _log = logging.getLogger(__name__)
 class Inference:
     """From messages to the data plane and back. Belongs to the event loop."""
 
-    def __init__(self, dataplane: DataPlane, access: Access) -> None:
+    def __init__(self, dataplane: DataPlane, access: Access, budget: ByteBudget | None = None) -> None:
         self.is_stopping = False
+        self.budget = budget or ByteBudget(0)
+        """Holds the messages of streams until they are answered; that of a unary call is its transport's to count."""
         self.dataplane = dataplane
         self.decode = RequestDecoder(dataplane.shared_memory)
         self._access = access

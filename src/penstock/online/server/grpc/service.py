@@ -6,6 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from penstock.errors import PenstockError
+from penstock.online.server.admission import ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -28,10 +29,17 @@ class _Stream(Protocol):
 class GrpcService:
     """Answers calls from the planes. Belongs to the event loop; the transports run ``methods``."""
 
-    def __init__(self, dataplane: DataPlane, control: ControlPlane, access: Access, max_stream_requests: int) -> None:
-        """``max_stream_requests`` (>= 1) are worked on at once for one stream; more wait."""
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        control: ControlPlane,
+        access: Access,
+        max_stream_requests: int,
+        budget: ByteBudget | None = None,
+    ) -> None:
+        """``max_stream_requests`` (>= 1) are worked on at once for one stream; more wait. ``budget``: None is no limit."""
         self._max_stream_requests = max_stream_requests
-        self._inference = Inference(dataplane, access)
+        self._inference = Inference(dataplane, access, budget)
         self._health = Health(lambda: dataplane.ready, frozenset({INFERENCE}))
         self._streams: set[_Stream] = set()
         self.methods = self._table(GrpcControl(dataplane, control, access))

@@ -25,6 +25,8 @@ class _Question(msgspec.Struct, eq=False):
 
     id: str
     form: AnswerForm
+    size: int
+    """Bytes of the server's budget that it holds."""
     decoupled: bool = False
     wants_empty_final: bool = False
     cancel: Callable[[], object] | None = None
@@ -60,10 +62,13 @@ class InferStream:
             if self._refusal is not None:
                 raise self._refusal
             request, form = self._inference.decode(data)
+            if not self._inference.budget.take(len(data)):
+                form.release()
+                raise self._inference.budget.refusal()
         except PenstockError as error:
             self._refuse(error, request_id(data))
             return
-        self._ask(request, form)
+        self._ask(request, form, len(data))
         if len(self._questions) >= self._limit and self._is_open and not self._is_paused:
             self._is_paused = True
             self._call.pause()
@@ -77,7 +82,7 @@ class InferStream:
         self._refusal = error
         self._end_if_done()
 
-    def _ask(self, request: InferRequest, form: AnswerForm) -> None:
+    def _ask(self, request: InferRequest, form: AnswerForm, size: int) -> None:
         name, wants_empty_final = request.model_name, False
         if _EMPTY_FINAL in request.parameters:
             parameters = request.parameters.copy()
@@ -87,7 +92,7 @@ class InferStream:
             decoupled = self._inference.dataplane.is_decoupled(name, request.model_version)
         except PenstockError:
             decoupled = False  # there is no such model, as the data plane will say
-        question = _Question(request.id, form, decoupled, wants_empty_final)
+        question = _Question(request.id, form, size, decoupled, wants_empty_final)
         self._questions.add(question)
         if not decoupled:
             self._in_order.setdefault(name, deque()).append(question)
@@ -106,7 +111,7 @@ class InferStream:
             message = self._message(question, outcome)
             if isinstance(message, PenstockError):
                 if self._ends_on_error:
-                    question.form.release()
+                    self._release(question)
                     self._close()
                     self._call.finish(message)
                     return
@@ -117,10 +122,16 @@ class InferStream:
             elif message:
                 self._call.send(*message)
         if is_last:
-            question.form.release()
+            self._release(question)
             if question.decoupled:
                 self._questions.discard(question)
             self._go_on()
+
+    def _release(self, question: _Question) -> None:
+        """Nobody looks at the request any more."""
+        question.form.release()
+        self._inference.budget.give(question.size)
+        question.size = 0
 
     def _message(self, question: _Question, outcome: Outcome) -> list[Buffer] | PenstockError:
         """The answer as it is sent; empty for one that says nothing but that it was the last, unless asked for."""

@@ -40,9 +40,10 @@ class MessageReader:
         return self._message is None and self._position == len(self._received)
 
     @property
-    def spare(self) -> int:
-        """Bytes of memory for what has not come yet."""
-        return 0 if self._message is None else self._message.spare
+    def held(self) -> int:
+        """Bytes of memory, also for what has not come yet."""
+        message = self._message
+        return len(self._received) if message is None else len(self._received) + message.filled + message.spare
 
     def place(self) -> memoryview | None:
         """Where what comes next may be written to, instead of being fed; None if it has to be fed."""

@@ -131,7 +131,6 @@ class Session:
     def on_written(self, stream_id: int, ended: bool, count: int) -> None:
         stream = self.streams.get(stream_id)
         if stream is not None:
-            stream.spare -= count
             stream.written(count)
             self._after(stream, ended)
 
@@ -199,10 +198,23 @@ class Session:
     # The streams' side
 
     def charge(self, stream: Stream, size: int) -> None:
-        """See ``Carrier``; as the next two."""
+        """See ``Carrier``; as the next three."""
         if not self._budget.take(size):
             raise self._budget.refusal()
         stream.charged += size
+
+    def count(self, stream: Stream) -> None:
+        reader = stream.reader
+        if reader is None or stream.finished:
+            return
+        held = reader.held if stream.message is None else reader.held + len(stream.message[1])
+        more = held - stream.charged
+        if more > 0 and not self._budget.take(more):
+            stream.abandon(self._budget.refusal())
+            return
+        if more < 0:
+            self._budget.give(-more)
+        stream.charged = held
 
     def grant(self, stream: Stream) -> None:
         if stream.allowance < STREAM_WINDOW // 2 and not (stream.half_closed or stream.paused or stream.finished):
@@ -256,37 +268,16 @@ class Session:
     def _receive(self, stream: Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
         size = stop - start
         if size:
-            if not stream.finished:
-                known = min(size, stream.spare)
-                stream.spare -= known
-                self._charge(stream, size - known)
             stream.receive(data[start:stop] if size <= _COPIED_BYTES else memoryview(data)[start:stop])
         self._after(stream, ended)
 
     def _after(self, stream: Stream, ended: bool) -> None:
         """Count what ``stream`` holds after it has received something, and let the client go on, if it has more to say."""
-        reader = stream.reader
-        if reader is not None and not stream.finished:
-            more, stream.spare = reader.spare - stream.spare, reader.spare
-            if more > 0:
-                self._charge(stream, more)
-            elif more:
-                stream.charged += more
-                self._budget.give(-more)
-            if stream.receiver is not None and reader.is_between:
-                # All of it is the receiver's now, which takes only so many messages at once.
-                self._budget.give(stream.charged)
-                stream.charged = 0
+        self.count(stream)
         if ended:
             stream.half_close()
         else:
             self.grant(stream)
-
-    def _charge(self, stream: Stream, size: int) -> None:
-        if self._budget.take(size):
-            stream.charged += size
-        else:
-            stream.abandon(self._budget.refusal())
 
     def _on_trailers(self, stream_id: int, ended: bool, block: bytes) -> None:
         """Headers on a stream that is no new one."""

@@ -39,6 +39,9 @@ class Carrier(Protocol):
     def charge(self, stream: Stream, size: int) -> None:
         """``stream`` holds ``size`` bytes more than it received, until it ends. Raises Unavailable."""
 
+    def count(self, stream: Stream) -> None:
+        """What ``stream`` has received and not handed on has changed."""
+
     def grant(self, stream: Stream) -> None:
         """The client may send more on ``stream``."""
 
@@ -67,8 +70,6 @@ class Stream(msgspec.Struct, eq=False):
     received: int = 0
     charged: int = 0
     """Bytes of the server's budget that it holds; its carrier takes them and gives them back."""
-    spare: int = 0
-    """Of these, bytes of memory for what has not come yet."""
     delivered: int = 0
     reader: MessageReader | None = None
     receiver: Receiver | None = None
@@ -312,6 +313,10 @@ class Stream(msgspec.Struct, eq=False):
                     receiver.half_close()
                 return
             self.delivered += 1
+            # From here on it is the receiver's, which counts it itself.
+            self.carrier.count(self)
+            if self.finished:
+                return
             receiver.message(content_of(*message, self.head.encoding, self.carrier.max_message_bytes))
 
     def _fail(self) -> None:
