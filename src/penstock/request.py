@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 
 from penstock.clock import Clock
-from penstock.errors import DeadlineExceeded, PenstockError
+from penstock.errors import DeadlineExceeded, InvalidArgument, PenstockError
 from penstock.tensor import Array
+
+MAX_BYTES_ELEMENTS = 1 << 20
+"""Most elements of all BYTES tensors of one request: reading that many takes about a quarter of a second of the server's loop."""
 
 Parameters = dict[str, Any]
 
@@ -79,3 +82,12 @@ class InferResponse(msgspec.Struct):
 Outcome = InferResponse | PenstockError
 Done = Callable[[Outcome], None]
 """Receives the answer to a request: once, or, from a decoupled model, until an error or a ``final`` response."""
+
+
+def check_bytes_elements(count: int) -> None:
+    """Raise InvalidArgument if a request may not have ``count`` elements of BYTES."""
+    if count > MAX_BYTES_ELEMENTS:
+        raise InvalidArgument(
+            f"{count} BYTES elements are more than the {MAX_BYTES_ELEMENTS} that one request may have",
+            "send them in several requests",
+        )

@@ -21,7 +21,7 @@ from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.grpc.decoder import RequestDecoder, check_version, request_id
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
-from penstock.request import InferRequest
+from penstock.request import MAX_BYTES_ELEMENTS, InferRequest
 from penstock.tensor import DataType, to_wire
 
 
@@ -240,6 +240,18 @@ def test_a_message_of_countless_parts_is_refused() -> None:
     assert request_id(b"\x2a\x00" * 10_000) == ""
     with pytest.raises(InvalidArgument, match="not a ModelInferRequest"):
         decoder()(AN_EMPTY_GROUP + b"\x2a\x00" * (1 << 20))
+
+
+def test_bytes_elements_are_bounded_in_number() -> None:
+    """Of all tensors together, and before any of them is read."""
+    message = messages.ModelInferRequest(model_name="m")
+    for name, count in (("x", MAX_BYTES_ELEMENTS), ("y", 0)):
+        message.inputs.add(name=name, datatype="BYTES", shape=[count])
+    message.raw_input_contents.extend([bytes(4 * MAX_BYTES_ELEMENTS), b""])
+    assert decode(message).inputs["x"].shape == (MAX_BYTES_ELEMENTS,)
+    message.inputs[1].shape[0] = 1
+    with pytest.raises(InvalidArgument, match="1048577 BYTES elements are more than the 1048576"):
+        decode(message)
 
 
 def test_parameters_are_bounded_in_number() -> None:

@@ -65,6 +65,15 @@ def client(server: GatedServer) -> Iterator[Client]:
         assert client.ask(infer(21)).data == [42, 0]
 
 
+def test_parameters_and_texts_are_bounded_in_number() -> None:
+    body = {"n": 1, **{f"a{n}": n for n in range(512)}, "parameters": {f"b{n}": n for n in range(512)}}
+    assert len(read_request("m", "1", json.dumps(body).encode(), INPUTS).parameters) == 1024
+    with pytest.raises(InvalidArgument, match="more than the 1024 parameters"):
+        read_request("m", "1", json.dumps(body | {"c": True}).encode(), INPUTS)
+    with pytest.raises(InvalidArgument, match="1048577 BYTES elements are more"):
+        read_request("m", "1", json.dumps({"text": [""] * ((1 << 20) + 1)}).encode(), INPUTS)
+
+
 def test_members_become_inputs_and_parameters() -> None:
     body = b'{"text":"hi","x":[1,2,3],"n":7,"id":"a","temperature":0.5,"parameters":{"stop":true,"who":"me"}}'
     request = read_request("m", "1", body, INPUTS)

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import BINARY, TEXT
-from penstock.online.server.http.plan import Place, Plan, is_plain, read, understand
+from penstock.online.server.http.plan import Place, Plan, is_plain, plain_inputs, read, understand
 
 X = {"name": "x", "datatype": "FP32", "shape": [2]}
 
@@ -47,6 +47,22 @@ def test_many_inputs_take_no_longer_than_their_bytes() -> None:
     assert len(plan(*inputs).raw) == 4095
     with pytest.raises(InvalidArgument, match="input '5' already exists"):
         plan(*inputs, inputs[5])
+
+
+@pytest.mark.parametrize("how", [{"data": []}, {"parameters": {"binary_data_size": 4}}])
+def test_bytes_elements_are_bounded_in_number(how: dict[str, Any]) -> None:
+    """Of all tensors together, and before any of them is read."""
+    texts = {"datatype": "BYTES", "shape": [4, 1 << 17]} | how
+    with pytest.raises(InvalidArgument, match="1572864 BYTES elements are more than the 1048576"):
+        plan(*(texts | {"name": name} for name in "abc"))
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_plain_bytes_elements_are_bounded_in_number(given: int) -> None:
+    texts = {"name": "x", "datatype": "BYTES", "shape": [(1 << 20) + given], "data": []}
+    error = "1048577 BYTES elements are more" if given else "needs 1048576 elements"
+    with pytest.raises(InvalidArgument, match=error):
+        plain_inputs(read(json.dumps({"inputs": [texts]}).encode()).inputs)
 
 
 @pytest.mark.parametrize(

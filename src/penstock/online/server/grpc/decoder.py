@@ -20,7 +20,7 @@ from penstock.online.server.grpc.request_wire import Parts, between, split
 from penstock.online.server.shared_memory.registry import Lease, SharedMemory
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
-from penstock.request import InferRequest, Parameters
+from penstock.request import InferRequest, Parameters, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
 _Key = TypeVar("_Key")
@@ -228,6 +228,7 @@ def _understand(message: Message, has_raw: bool) -> _Plan:
     """Everything that can be known without the raw tensors but that there are some."""
     plan = _Plan(message.model_name, check_version(message.model_name, message.model_version))
     plan.parameters = _values(message.parameters)
+    check_bytes_elements(sum(element_count(one.shape) for one in message.inputs if one.datatype == "BYTES"))
     names = set()
     for tensor in message.inputs:
         if tensor.name in names:

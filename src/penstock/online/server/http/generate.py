@@ -6,6 +6,7 @@ event (server-sent events) as soon as it is there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +19,10 @@ from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.encoder import encode_error
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.json_tensor import from_json, to_json
+from penstock.online.server.http.plan import MAX_PARAMETERS
 from penstock.online.server.http.routes import Route
-from penstock.request import InferRequest, InferResponse, Outcome
-from penstock.tensor import Array, Buffer, TensorSpec
+from penstock.request import InferRequest, InferResponse, Outcome, check_bytes_elements
+from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -61,6 +63,8 @@ def read_request(model: str, version: str, body: Buffer, inputs: Sequence[Tensor
             request.inputs[name] = _input(specs[name], value)
         elif isinstance(value, bool | int | float | str):
             request.parameters[name] = value
+            if len(request.parameters) > MAX_PARAMETERS:
+                raise InvalidArgument(f"there are more than the {MAX_PARAMETERS} parameters that are taken")
         else:
             raise InvalidArgument(
                 f"'{name}' is no input of model '{model}', and as a parameter it must be a number, a text, true or false",
@@ -174,6 +178,8 @@ def _input(spec: TensorSpec, value: Any) -> Array:
     values = value if isinstance(value, list) else [value]
     shape = _shape(value)
     shape = [1] * (len(spec.shape) - len(shape)) + shape
+    if spec.datatype is DataType.BYTES:
+        check_bytes_elements(math.prod(shape))
     return from_json(spec.name, spec.datatype.value, shape, values)
 
 

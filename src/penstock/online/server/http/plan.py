@@ -13,16 +13,17 @@ import msgspec
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import ALL, BINARY, NONE, TEXT, AnswerForm
 from penstock.online.server.http.json_tensor import from_json
+from penstock.request import check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType
 
 Body = Buffer
 
 _MAX_RANK = 32
 _MAX_TENSORS = 4096
-_MAX_PARAMETERS = 1024
+MAX_PARAMETERS = 1024
 """Each takes many times its bytes in memory, and time to look at; the same as over gRPC."""
 
-Parameters = Annotated[dict[str, bool | int | float | str], msgspec.Meta(max_length=_MAX_PARAMETERS)]
+Parameters = Annotated[dict[str, bool | int | float | str], msgspec.Meta(max_length=MAX_PARAMETERS)]
 
 
 class WireInput(msgspec.Struct, gc=False):
@@ -121,7 +122,11 @@ def is_plain(wire: WireRequest) -> bool:
 def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
     """Inputs without parameters. Raises InvalidArgument."""
     inputs: dict[str, Array] = {}
+    texts = 0
     for tensor in tensors:
+        if tensor.datatype == "BYTES":
+            texts += math.prod(tensor.shape)
+            check_bytes_elements(texts)
         inputs[tensor.name] = _from_json(tensor)
     if len(inputs) < len(tensors):
         _check_names(tensor.name for tensor in tensors)
@@ -130,6 +135,7 @@ def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
 
 def understand(wire: WireRequest) -> Plan:
     """Everything that can be known from the JSON alone. Raises InvalidArgument."""
+    check_bytes_elements(sum(math.prod(tensor.shape) for tensor in wire.inputs if tensor.datatype == "BYTES"))
     plan = Plan(wire.id, plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters]), wire.parameters)
     for tensor in wire.inputs:
         if tensor.parameters:
