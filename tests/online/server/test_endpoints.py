@@ -1,0 +1,217 @@
+"""What a server listens on, by its settings, asked over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2_servers import Peer
+from handles import make_handle
+from http_servers import Client, get
+from penstock.clock import SystemClock
+from penstock.errors import InvalidConfig, Unavailable
+from penstock.online.repository.manager import Repository
+from penstock.online.server import endpoints as module
+from penstock.online.server.admission import ByteBudget
+from penstock.online.server.auth import Access
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.connections import Connections
+from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.endpoints import Addresses, Endpoints
+from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.shared_memory.registry import SharedMemory
+from penstock.telemetry.logging import LogSettings
+from penstock.telemetry.trace_settings import TraceSettings
+from penstock.telemetry.tracing import Tracer
+from penstock.testing import FakeModel
+
+SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
+
+
+@asynccontextmanager
+async def made(**settings: Any) -> AsyncIterator[Endpoints]:
+    """Endpoints that do not listen yet, of a server with one model."""
+    config, clock = ServerConfig(**{"http_port": 0, **settings}), SystemClock()
+    repository, shared_memory, tracer = Repository(), SharedMemory(enabled=False), Tracer(TraceSettings())
+    handle = make_handle(FakeModel())
+    handle.start()
+    repository.add(handle)
+    page = MetricsPage(repository.statistics)
+    control = ControlPlane(repository, shared_memory, tracer, LogSettings(), Alone(), page)
+    dataplane = DataPlane(repository, clock, shared_memory, tracer)
+    dataplane.ready = True
+    endpoints = Endpoints(
+        config,
+        clock,
+        Connections(config.max_connections),
+        dataplane,
+        control,
+        Access(None, clock),
+        ByteBudget(config.max_inflight_bytes),
+    )
+    try:
+        yield endpoints
+    finally:
+        await endpoints.stop()
+        await repository.unload_all()
+
+
+def serving(ask: Callable[[Addresses], None], **settings: Any) -> None:
+    """Listen as of ``settings``, and run ``ask`` on another thread."""
+
+    async def run() -> None:
+        async with made(**settings) as endpoints:
+            await asyncio.to_thread(ask, await endpoints.listen())
+
+    asyncio.run(run())
+
+
+def of(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def status(address: str, path: str = "/v2/health/live") -> int:
+    with Client(of(address)) as client:
+        return client.ask(get(path)).status
+
+
+def speaks_grpc(address: str) -> bool:
+    with Peer(of(address)) as peer:
+        peer.greet()
+        try:
+            return peer.ask(1, b"", SERVER_LIVE).status == 0
+        except (EOFError, ConnectionError):
+            return False
+
+
+def test_both_protocols_on_both_ports_and_metrics_on_their_own() -> None:
+    def ask(found: Addresses) -> None:
+        assert len({found.http, found.grpc, found.metrics}) == 3
+        for address in (found.http, found.grpc):
+            assert status(address) == 200
+            assert speaks_grpc(address)
+        assert status(found.metrics, "/metrics") == 200
+        assert status(found.metrics, "/v2/models/m") == 404
+        assert not speaks_grpc(found.metrics)
+
+    serving(ask)
+
+
+def test_what_is_not_allowed_has_no_port() -> None:
+    def without_grpc(found: Addresses) -> None:
+        assert (found.grpc, status(found.http), speaks_grpc(found.http)) == ("", 200, False)
+
+    def without_http(found: Addresses) -> None:
+        assert (found.http, speaks_grpc(found.grpc)) == ("", True)
+
+    def without_metrics(found: Addresses) -> None:
+        assert (found.metrics, status(found.http)) == ("", 200)
+
+    serving(without_grpc, allow_grpc=False)
+    serving(without_http, allow_http=False)
+    serving(without_metrics, allow_metrics=False)
+
+
+def test_an_address_of_ipv6_is_written_in_brackets() -> None:
+    def ask(found: Addresses) -> None:
+        assert found.http.startswith("[::1]:")
+        assert status(found.http) == 200
+
+    serving(ask, host="::1")
+
+
+def test_a_flood_does_not_blind_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_METRICS_CONNECTIONS", 1)
+
+    def ask(found: Addresses) -> None:
+        with Client(of(found.http)) as first:
+            assert first.ask(get("/v2/health/live")).status == 200
+            assert status(found.grpc) == 503
+            with Client(of(found.metrics)) as watcher:
+                assert watcher.ask(get("/metrics")).status == 200
+                assert status(found.metrics, "/metrics") == 503
+            assert first.ask(get("/v2/health/live")).status == 200
+
+    serving(ask, max_connections=1)
+
+
+@pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
+def test_a_port_that_is_taken(name: str) -> None:
+    expected = pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:.*choose another --{name}-port")
+    with socket.create_server(("127.0.0.1", 0)) as taken, expected:
+        serving(lambda found: None, **{f"{name}_port": taken.getsockname()[1]})
+
+
+def test_a_host_that_is_not_here_and_a_socket_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="--host must be an address of this machine"):
+        serving(lambda found: None, host="192.0.2.1")
+    with pytest.raises(Unavailable, match=r"cannot listen on '.*/absent/socket'.*choose another path"):
+        serving(lambda found: None, unix_socket=str(tmp_path / "absent" / "socket"))
+
+
+def test_ports_are_held_for_several_processes_until_all_have_ended() -> None:
+    with ExitStack() as held:
+        config = Endpoints.reserve(ServerConfig(http_port=0, processes=2, allow_grpc=False), held)
+        assert config.port("http") != config.port("metrics")
+        assert config.grpc_port is None
+
+        def ask(found: Addresses) -> None:
+            assert of(found.http)[1] == config.http_port
+            assert status(found.http) == 200
+            with pytest.raises(Unavailable, match="choose another --http-port"), ExitStack() as more:
+                Endpoints.reserve(ServerConfig(http_port=config.http_port, processes=2), more)
+
+        serving(ask, **{name: getattr(config, name) for name in config.__struct_fields__})
+        for port in (config.port("http"), config.port("metrics")):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", config.port("http"))):
+        pass
+
+
+def test_grpcio_cannot_share_a_port() -> None:
+    with ExitStack() as held, pytest.raises(InvalidConfig, match="grpcio cannot share its port"):
+        Endpoints.reserve(ServerConfig(http_port=0, processes=2, grpc_implementation="grpcio"), held)
+
+
+def test_draining_closes_what_is_idle_on_every_port() -> None:
+    async def run() -> None:
+        async with made() as endpoints:
+            found = await endpoints.listen()
+            with ExitStack() as stack:
+                clients = await asyncio.to_thread(connected, found, stack)
+                endpoints.announce_end()
+                await endpoints.drain(0, 60)
+                assert all(client.is_closed for client in clients)
+            for address in (found.http, found.grpc, found.metrics):
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(of(address))
+
+    asyncio.run(run())
+
+
+def test_cutting_off_ends_all_connections_at_once() -> None:
+    async def run() -> None:
+        async with made() as endpoints:
+            found = await endpoints.listen()
+            with ExitStack() as stack:
+                clients = await asyncio.to_thread(connected, found, stack)
+                endpoints.cut_off()
+                assert await asyncio.to_thread(lambda: all(client.is_closed for client in clients))
+
+    asyncio.run(run())
+
+
+def connected(found: Addresses, stack: ExitStack) -> list[Client]:
+    """Clients of every port that have been answered and stay."""
+    clients = [stack.enter_context(Client(of(address))) for address in (found.http, found.grpc, found.metrics)]
+    assert [client.ask(get("/v2/health/live")).status for client in clients] == [200, 200, 404]
+    return clients
