@@ -191,6 +191,20 @@ def test_an_interrupt_that_became_an_import_error_is_still_one(how: str, folder)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
+def test_an_interrupt_of_which_an_import_error_tells_nothing_is_still_one(folder) -> None:
+    code = (
+        "import importlib, signal\n"
+        "from penstock.cli import main\n"
+        "def load(name):\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n        pass\n"
+        "    raise ImportError('no native code')\n"
+        "importlib.import_module = load; main.run()"
+    )
+    done = fresh("inspect", "any.bundle", code=code)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 def test_a_reader_that_goes_away_is_no_traceback(folder) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -19,9 +19,12 @@ exit   meaning
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -126,8 +129,32 @@ def _command(arguments: list[str]) -> str | None:
 
 
 def _load(name: str) -> Callable[..., Any]:
-    body: Callable[..., Any] = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
+    with _noticing_interrupts():
+        body: Callable[..., Any] = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
     return body
+
+
+@contextmanager
+def _noticing_interrupts() -> Iterator[None]:
+    """An interrupt stays one, even if a package that loads native code makes an ImportError of it that does not name its cause."""
+    noticed = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        noticed.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # somebody else's matter, or to be ignored
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except ImportError:
+        if noticed:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _unloaded() -> None:

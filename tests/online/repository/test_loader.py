@@ -9,7 +9,7 @@ import pytest
 import bundles
 import models
 from penstock.bundle.manifest import ServingConfig, Variant
-from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError
+from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError, ResourceExhausted
 from penstock.online.repository import loader
 from penstock.online.repository.loader import Wishes, find_sources, load, warm_up
 from penstock.online.scheduler.process_instance import ProcessModel
@@ -127,8 +127,10 @@ def test_targets_that_cannot_be_served(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(AlreadyExists, match="two targets are called 'linear'"):
         find_sources([write(tmp_path), write(tmp_path / "other")])
-    with pytest.raises(InvalidModel, match="refuses the model"):
+    with pytest.raises(InvalidModel, match="model 'corrupt': ONNX Runtime refuses the model"):
         load(find_sources([write(tmp_path, "corrupt", b"not a model")])[0])
+    with pytest.raises(ResourceExhausted, match="'linear' cannot be warmed up with batches of 35184372088832 rows"):
+        load(find_sources([write(tmp_path)], Wishes(max_batch=2**45))[0])
     broken = tmp_path / "broken.bundle"
     broken.write_bytes(b"not a bundle")
     with pytest.raises(IntegrityError):

@@ -20,7 +20,7 @@ from penstock.artifact import Artifact
 from penstock.bundle.open import open_bundle
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine, is_available
-from penstock.errors import AlreadyExists, NotFound, PenstockError
+from penstock.errors import AlreadyExists, NotFound, PenstockError, ResourceExhausted
 from penstock.online.scheduler.process_instance import ProcessModel, store_model
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 from penstock.tensor import Array, DataType, Signature
@@ -162,16 +162,26 @@ def _source(
 
 
 def load(source: Source) -> Loaded:
-    """Load every instance's model and warm each up. Raises what the engine raises; then nothing stays in memory."""
+    """Load every instance's model and warm each up.
+
+    Raises what the engine raises, with the model's name in front, and ResourceExhausted if there is too little memory; then nothing
+    stays in memory.
+    """
     models: list[LoadedModel] = []
     started = time.monotonic()
     try:
         for model in _in_processes(source) if source.isolation == "process" else _in_threads(source):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
         batchable = [warm_up(model, source.max_batch, source.name) for model in models]
-    except PenstockError:
+    except (PenstockError, MemoryError) as error:
         for model in models:
             model.unload()
+        if isinstance(error, MemoryError):
+            raise ResourceExhausted(
+                f"model '{source.name}' cannot be warmed up with batches of {source.max_batch} rows: too little memory",
+                "use a smaller 'max_batch'",
+            ) from None
+        error.message = f"model '{source.name}': {error.message}"
         raise
     return Loaded(source, tuple(models), source.max_batch if all(batchable) else None, time.monotonic() - started)
 

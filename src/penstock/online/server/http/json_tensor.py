@@ -58,7 +58,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], values: list[Any],
     """
     form = _FORMS.get(datatype)
     if form is None:
-        raise InvalidArgument(f"input '{name}': {datatype} has no JSON form", "send it as binary data, or as FP32")
+        raise InvalidArgument(f"input '{name}': {datatype} has no JSON form", "send it as binary data")
     if values and type(values[0]) is list:
         values = _flatten(name, values)
     # Before anything of the declared shape is made: the count is what the body really holds.

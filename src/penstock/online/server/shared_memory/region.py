@@ -114,12 +114,12 @@ class SystemRegion(Region):
         if not (
             type(offset) is int and type(byte_size) is int and offset >= 0 and 0 < byte_size <= _MAX_OFFSET - offset
         ):
-            raise self._refusal("invalid args")
+            raise self._refusal("invalid args", "'byte_size' must be positive, 'offset' not negative")
         self._file = self._open(key)
         try:
             facts = os.fstat(self._file)
             if not stat.S_ISREG(facts.st_mode) or offset + byte_size > facts.st_size:
-                raise self._refusal("invalid args")
+                raise self._refusal("invalid args", f"the object has {facts.st_size} bytes")
             # A mapping starts at a page.
             self._skipped = offset % mmap.ALLOCATIONGRANULARITY
             self._view: memoryview | None = None
@@ -181,7 +181,7 @@ class SystemRegion(Region):
         if name.startswith(_RESERVED_PREFIX):
             raise self._refusal(f"the key must not start with '{_RESERVED_PREFIX}'")
         if name in ("", ".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > _MAX_KEY_BYTES:
-            raise self._refusal("invalid args")
+            raise self._refusal("invalid args", "the key must be a single name")
         try:
             # Non-blocking, or a pipe of that name would hold the event loop.
             return os.open(f"{_FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -198,8 +198,8 @@ class SystemRegion(Region):
         facts = os.fstat(self._file)
         return facts.st_blocks * _BLOCK_BYTES >= facts.st_size >= self.offset + self.byte_size
 
-    def _refusal(self, reason: str) -> InvalidArgument:
-        return InvalidArgument(f"failed to register shared memory region '{self.name}': {reason}")
+    def _refusal(self, reason: str, hint: str = "") -> InvalidArgument:
+        return InvalidArgument(f"failed to register shared memory region '{self.name}': {reason}", hint)
 
     def _has_shrunk(self) -> InvalidArgument:
         return InvalidArgument(
