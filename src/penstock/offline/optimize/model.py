@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.external_data import has_external_data
+from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidModel, Unsupported
 
 _LIMIT_BYTES = 2 << 30
