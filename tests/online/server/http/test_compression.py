@@ -1,13 +1,14 @@
 import gzip
 import zlib
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.compression import TooLarge, compress, decompress, knows, preferred
+from penstock.online.server.http.compression import TooLarge, compress, decompress, inflate, knows, preferred
 
 ENCODINGS = [b"gzip", b"deflate"]
 
@@ -27,6 +28,17 @@ def test_what_others_compress(size: int) -> None:
 def test_incompressible_bodies_of_many_slices() -> None:
     body = b"".join(zlib.crc32(bytes([n & 255, n >> 8])).to_bytes(4, "big") for n in range(60_000))
     assert decompress(zlib.compress(body, 0), b"deflate", len(body)) == body
+
+
+def test_it_goes_in_steps() -> None:
+    body, whole = bytes(5_000_000), bytearray()
+    sizes = []
+    for size in inflate(gzip.compress(body), b"gzip", len(body), whole):
+        assert size == len(whole)
+        sizes.append(size)
+    assert whole == body
+    assert all((1 << 20) <= after - before < (2 << 20) for before, after in pairwise([0, *sizes]))
+    assert len(body) - sizes[-1] < 1 << 20
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

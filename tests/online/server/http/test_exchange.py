@@ -3,6 +3,7 @@
 import gc
 import gzip
 import json
+import threading
 import zlib
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory as Block
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
 from penstock.clock import SystemClock
 from penstock.online.server.auth import Access
+from penstock.online.server.http import compression
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire
 from penstock.testing import FakeModel
 
@@ -433,6 +435,39 @@ def test_a_request_whose_client_has_gone_is_not_run(loop: str) -> None:
         server.gate.set()
         assert (first.read().data, stayer.read().data) == ([2, 0], [8, 0])
         assert [call["x"][:, 0].tolist() for call in server.model.calls] == [[1], [4]]
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_client_that_leaves_while_its_body_is_inflated_is_not_run(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, gate, inflate = threading.Semaphore(0), threading.Event(), compression.inflate
+
+    def held(*args: Any) -> Iterator[int]:
+        entered.release()
+        assert gate.wait(PATIENCE_S)
+        yield from inflate(*args)
+
+    monkeypatch.setattr(compression, "inflate", held)
+    body = gzip.compress(json.dumps(tensor([[3.0, 0.0]])).encode() + b" " * 1_500_000)
+    with GatedServer(loop, max_bytes=10_000_000) as server:
+        leaver = server.connect()
+        leaver.send(post(body, "Content-Encoding: gzip\r\n"))
+        assert entered.acquire(timeout=PATIENCE_S)
+        leaver.close()
+        while server.call(lambda: len(server.connections)):
+            pass
+        gate.set()
+        assert server.connect().ask(infer(1)).data == [2, 0]
+        while server.call(lambda: server.budget.used or server.shared._tasks):
+            pass
+        assert [call["x"].tolist() for call in server.model.calls] == [[[1, 0]]]
+
+
+def test_memory_is_reserved_while_a_body_is_inflated() -> None:
+    with GatedServer(max_bytes=3_000_000) as server:
+        bomb = post(gzip.compress(bytes(60_000_000)), "Content-Encoding: gzip\r\n")
+        refused = server.connect().ask(bomb)
+        assert (refused.status, refused.error) == (503, str(server.budget.refusal()))
+        assert server.call(lambda: server.budget.used) == 0
 
 
 def test_the_bytes_of_all_requests_together_are_bounded() -> None:

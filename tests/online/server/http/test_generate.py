@@ -245,6 +245,21 @@ def test_a_stream_behind_a_slow_answer_is_bounded_too() -> None:
             server.gate.set()
 
 
+def test_a_stream_behind_a_slow_answer_grows_in_place() -> None:
+    """Copying what waits for each of its many events would take minutes."""
+    model = FakeStreamingModel(WORDS, speak)
+    with GatedServer(also={"speaker": model}, max_unsent_bytes=1 << 30) as server:
+        client = server.connect()
+        server.gate.clear()
+        client.send(infer(1))
+        assert server.entered.acquire(timeout=PATIENCE_S)
+        with server.ended(model):
+            client.send(stream("x" * 8000, 5000))
+        server.gate.set()
+        assert client.read().data == [2, 0]
+        assert len(events(client.read().body)) == 5000
+
+
 def test_a_model_with_several_outputs() -> None:
     signature = Signature(
         (TensorSpec("x", DataType.FP32, (-1,)),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.tensor import Buffer
@@ -27,12 +27,20 @@ def knows(encoding: bytes) -> bool:
 
 
 def decompress(body: Buffer, encoding: bytes, limit: int) -> bytearray:
-    """The whole of ``body``, which has one member.
+    """The whole of ``body``, as ``inflate`` makes it."""
+    whole = bytearray()
+    for _ in inflate(body, encoding, limit, whole):
+        pass
+    return whole
+
+
+def inflate(body: Buffer, encoding: bytes, limit: int, whole: bytearray) -> Iterator[int]:
+    """Decompress ``body``, which has one member, into ``whole``, step by step: yields its size after each megabyte or two.
 
     Stops as soon as there are more than ``limit`` bytes, and raises TooLarge; InvalidArgument if ``body`` is corrupt, cut off
     or followed by anything. No more than ``limit`` and a megabyte are ever held.
     """
-    whole = bytearray()
+    told = 0
     member = zlib.decompressobj(_WINDOW[encoding])
     # In slices, since zlib copies what it has not come to yet.
     taken = 0
@@ -50,11 +58,13 @@ def decompress(body: Buffer, encoding: bytes, limit: int) -> bytearray:
             if len(whole) > limit:
                 raise TooLarge(f"the decompressed body is larger than {limit} bytes")
             rest, is_full = member.unconsumed_tail, len(piece) == most
+            if len(whole) - told >= _STEP:
+                told = len(whole)
+                yield told
     if not member.eof:
         raise InvalidArgument("the compressed body is cut off")
     if left := len(body) - taken + len(member.unused_data):
         raise InvalidArgument(f"{left} bytes are left over after the compressed body")
-    return whole
 
 
 def compress(parts: Iterable[Buffer], encoding: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from penstock.errors import Code, PenstockError
+from penstock.errors import Cancelled, Code, PenstockError
 from penstock.online.server import status
 from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.auth import Access
@@ -56,6 +56,8 @@ class Exchange(msgspec.Struct, eq=False):
     """What is to be written when its turn comes."""
     is_streaming: bool = False
     """Whether more pieces of its answer may follow."""
+    is_gone: bool = False
+    """Whether nobody waits for its answer."""
 
     def run(self) -> None:
         """Have it answered, now or later."""
@@ -76,6 +78,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def cancel(self) -> None:
         """The client is gone: whatever has not begun need not."""
+        self.is_gone = True
         if self.pending is not None:
             self.pending.cancel()
 
@@ -171,10 +174,24 @@ class Exchange(msgspec.Struct, eq=False):
             self.later(self._decompress_on_thread(encoding, limit))
 
     async def _decompress_on_thread(self, encoding: bytes, limit: int) -> None:
-        self._run_decompressed(await _on_thread(lambda: compression.decompress(self.body, encoding, limit)))
+        """Step by step, so that memory is reserved as it fills, and nothing is done for a client that has gone."""
+        whole = bytearray()
+        steps = compression.inflate(self.body, encoding, limit, whole)
+        while size := await _on_thread(lambda: next(steps, 0)):
+            self._reserve(size)
+            self._check_wanted()
+        self._check_wanted()
+        self._run_decompressed(whole)
+
+    def _check_wanted(self) -> None:
+        if self.is_gone:
+            raise Cancelled("the client is gone")
+
+    def _reserve(self, size: int) -> None:
+        self.reserved_bytes += self.line.shared.reserve(size, self.reserved_bytes)
 
     def _run_decompressed(self, body: Body) -> None:
-        self.reserved_bytes += self.line.shared.reserve(len(body), self.reserved_bytes)
+        self._reserve(len(body))
         self.body = body
         handler = self.head.handler
         assert handler is not None

@@ -186,7 +186,7 @@ class Line(ServerConnection):
         self._push(exchange, data if exchange.head.http_1_0 else compose_chunk(data))
         if self._transport is None:
             return
-        unsent = self._transport.get_write_buffer_size() + len(cast(bytes, exchange.answer or b""))
+        unsent = self._transport.get_write_buffer_size() + (len(_waiting(exchange)) if exchange.answer else 0)
         if unsent > self.shared.config.max_unsent_bytes:
             self._transport.abort()
             exchange.cancel()
@@ -197,8 +197,12 @@ class Line(ServerConnection):
         if self._transport is None:
             return
         exchange.is_streaming = False
-        waiting = cast(bytes, exchange.answer or b"")
-        self._settle(exchange, waiting if exchange.head.http_1_0 else waiting + LAST_CHUNK)
+        if exchange.answer is None:
+            self._settle(exchange, b"" if exchange.head.http_1_0 else LAST_CHUNK)
+            return
+        if not exchange.head.http_1_0:
+            _waiting(exchange).extend(LAST_CHUNK)
+        self._settle(exchange, exchange.answer)
 
     def _push(self, exchange: Exchange, data: bytes) -> None:
         if self._transport is None:
@@ -206,7 +210,7 @@ class Line(ServerConnection):
         if self._pending[0] is exchange and not self._flushing:
             self._transport.write(data)
         else:
-            exchange.answer = cast(bytes, exchange.answer or b"") + data
+            _waiting(exchange).extend(data)
 
     def _let_go(self, exchange: Exchange) -> None:
         self.shared.give_back(exchange.reserved_bytes)
@@ -286,3 +290,10 @@ class Line(ServerConnection):
         """Close at once, whatever is in flight."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _waiting(exchange: Exchange) -> bytearray:
+    """The pieces of a stream that wait for its turn, joined; they grow in place."""
+    if exchange.answer is None:
+        exchange.answer = [bytearray()]
+    return cast(bytearray, exchange.answer[0])
