@@ -125,11 +125,24 @@ def hang(inputs):
     print("entered", flush=True)
     threading.Event().wait()
 
+class Told(FakeModel):
+    def unload(self):
+        print("unloaded", flush=True)
+
+def slow(source):
+    print("entered", flush=True)
+    sys.stdin.readline()
+    return Loaded(source, (Told(),), 8)
+
+drain_timeout_s = 0.1
 if sys.argv[1] == "load":
     app.load = hang
+elif sys.argv[1] == "slow load":
+    app.load = slow
+    drain_timeout_s = 30
 else:
     app.load = lambda source: Loaded(source, (FakeModel(forward=hang),), 8)
-config = ServerConfig(http_port=0, event_loop=sys.argv[2], shutdown_grace_s=0, drain_timeout_s=0.1)
+config = ServerConfig(http_port=0, event_loop=sys.argv[2], shutdown_grace_s=0, drain_timeout_s=drain_timeout_s)
 try:
     app.serve(config, [sys.argv[3]], lambda ready: print(ready.http, flush=True))
 except PenstockError as error:
@@ -139,7 +152,7 @@ except PenstockError as error:
 
 def hanging(where: str, loop: str, model: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", HANGING, where, loop, str(model)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -171,6 +184,19 @@ def test_a_model_that_hangs_while_it_is_loaded_does_not_keep_the_server(model: P
         finally:
             process.kill()
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_server_that_is_to_end_while_it_loads_loads_that_model_to_the_end(model: Path, loop: str) -> None:
+    with hanging("slow load", loop, model) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "entered\n"
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate("go on\n", timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (process.returncode, output, errors) == (0, "unloaded\n", "")
 
 
 def fails(*arguments: str) -> tuple[int, str]:

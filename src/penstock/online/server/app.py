@@ -179,18 +179,18 @@ class Application:
         self._control = ControlPlane(
             self._repository, shared_memory, tracer, self._recording.log, self._peers or Alone(), self._metrics
         )
+        self._control.inherit()
         self._endpoints = Endpoints(config, clock, connections, self._dataplane, self._control, access, budget)
         self._stopping = asyncio.Event()
         self._is_orphan = False
+        self._loading: asyncio.Future[Loaded] | None = None
 
     async def run(
         self, sources: Sequence[Source], preloaded: Mapping[str, Loaded], on_ready: Callable[[Ready], None]
     ) -> None:
         """Serve until told to stop; see ``serve``. ``preloaded`` are those of ``sources`` that are in memory already."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(LoopErrors())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        self._watch(loop)
         self._recording.start()
         lag = self._metrics.lag = LoopLag(loop)
         lag.start()
@@ -215,6 +215,8 @@ class Application:
                 on_ready(self._ready(addresses))
                 await stop
                 await self._drain()
+            else:
+                await self._leave_loading(work)
         finally:
             stop.cancel()
             lag.stop()
@@ -233,10 +235,22 @@ class Application:
         for source in sources:
             loaded = preloaded.get(source.name)
             if loaded is None:
-                loaded = await on_daemon_thread(f"load-{source.name}", partial(load, source))
+                self._loading = on_daemon_thread(f"load-{source.name}", partial(load, source))
+                loaded = await asyncio.shield(self._loading)
+                self._loading = None
             handle = self._assemble(loaded)
             handle.start()
             self._repository.add(handle)
+
+    async def _leave_loading(self, work: asyncio.Future[None]) -> None:
+        """Wait for the model that is being loaded: ending while a thread is in an engine's native code would abort the process."""
+        work.cancel()
+        if self._loading is None:
+            return
+        await asyncio.wait((self._loading,), timeout=self.config.drain_timeout_s)
+        if self._loading.done() and self._loading.exception() is None:
+            for model in self._loading.result().models:
+                model.unload()
 
     def _assemble(self, loaded: Loaded) -> Handle:
         source, model = loaded.source, loaded.models[0]
@@ -270,6 +284,11 @@ class Application:
             identity = f"{source.artifact.digest} {source.engine} {source.options}"
             handle.cache = self._cache.of(identity, VERSION, statistics, self.config.max_queue)
         return handle
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.set_exception_handler(LoopErrors())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
