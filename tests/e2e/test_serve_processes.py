@@ -236,6 +236,24 @@ def test_what_one_process_is_told_all_know_and_one_started_later_too(model: Path
         memory.unlink()
 
 
+def test_what_a_process_has_counted_outlives_it(model: Path) -> None:
+    with start(model) as server:
+        with crowd(server) as clients:
+            for value, client in enumerate(clients):
+                client.ask(infer(value))
+            (found,) = ask(clients[0], "/v2/models/linear/stats")["model_stats"]
+            assert found["inference_stats"]["success"]["count"] == CONNECTIONS
+        for victim in children(server):
+            restarted(server, victim)
+            with crowd(server) as clients, crowd(server, "metrics") as scrapers:
+                for client in clients:
+                    (found,) = ask(client, "/v2/models/linear/stats")["model_stats"]
+                    assert found["inference_stats"]["success"]["count"] == CONNECTIONS
+                line = f'nv_inference_request_success{{model="linear",version="1"}} {CONNECTIONS}'
+                for scraper in scrapers:
+                    assert line in scraper.ask(get("/metrics")).body.decode().splitlines()
+
+
 def test_connections_of_the_others_are_untouched_by_one_that_dies(model: Path) -> None:
     with start(model) as server, crowd(server) as clients:
         victim = min(children(server))

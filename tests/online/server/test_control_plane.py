@@ -14,12 +14,14 @@ import pytest
 
 from handles import make_handle
 from penstock.errors import AlreadyExists, InvalidArgument, Unsupported
+from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.control_plane import Alone, ControlPlane, Siblings
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.peers import Peers
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
+from penstock.telemetry.statistics import Failure
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import DataType
@@ -37,6 +39,15 @@ class Others:
 
     def exclusive(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+    def keep(self, what: Any) -> None:
+        pass
+
+    def inherited(self) -> Any:
+        return None
+
+    def kept_by_absent(self) -> list[Any]:
+        return []
 
 
 def make_plane(
@@ -191,5 +202,52 @@ def test_the_index_tells_which_models_cannot_run() -> None:
             {"name": "ill", "version": "1", "state": "UNAVAILABLE", "reason": reason},
         ]
         assert await plane.repository_index(ready=True) == [well]
+
+    asyncio.run(run())
+
+
+def test_what_a_dead_process_has_counted_is_never_lost_nor_counted_twice(tmp_path: Path) -> None:
+    async def run() -> None:
+        planes, ends, handles = [], [], []
+
+        async def start(index: int) -> None:
+            repository, end = Repository(), Peers(tmp_path, index)
+            handle = make_handle(FakeModel())
+            repository.add(handle)
+            plane = make_plane(end, shared_memory=False, repository=repository)
+            plane.inherit()
+            await end.serve(plane.answer)
+            planes.append(plane)
+            ends.append(end)
+            handles.append(handle)
+
+        def count(handle: Handle) -> None:
+            handle.statistics.pending += 1
+            handle.statistics.failed(Failure.OTHER, 0, 10)
+
+        async def seen(plane: ControlPlane) -> tuple[int, int]:
+            (found,) = await plane.statistics()
+            (whole,) = await plane.all_statistics()
+            line = f'nv_inference_request_failure{{model="m",version="1",reason="OTHER"}} {whole.fail.count}'
+            assert line in (await plane.metrics_page()).decode().splitlines()
+            assert found["inference_stats"]["fail"]["count"] == whole.fail.count
+            return whole.fail.count, whole.pending
+
+        await start(0)
+        await start(1)
+        for handle in handles:
+            count(handle)
+        assert await seen(planes[0]) == (2, 2)
+        for deaths in range(2):
+            await ends[-1].close()
+            if deaths:
+                (tmp_path / "1.sock").touch()  # as if killed
+            assert await seen(planes[0]) == (2 + deaths, 1)
+            await start(1)
+            assert await seen(planes[0]) == await seen(planes[-1]) == (2 + deaths, 1)
+            count(handles[-1])
+            assert await seen(planes[0]) == (3 + deaths, 2)
+        for end in ends:
+            await end.close()
 
     asyncio.run(run())

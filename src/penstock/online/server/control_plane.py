@@ -6,6 +6,7 @@ told the others are told too.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Protocol
@@ -37,6 +38,18 @@ class Siblings(Protocol):
         """
         ...
 
+    def keep(self, what: Any) -> None:
+        """Leave something for whoever takes this process's place, and speaks for it until then."""
+        ...
+
+    def inherited(self) -> Any:
+        """What this process's predecessor has kept; None if there was none."""
+        ...
+
+    def kept_by_absent(self) -> list[Any]:
+        """What those have kept that were left out when last something was asked."""
+        ...
+
     def exclusive(self) -> AbstractAsyncContextManager[None]:
         """Entered by one process at a time: for changes, which so reach all of them in one order. Raises Unavailable."""
         ...
@@ -46,6 +59,15 @@ class Alone:
     """No siblings."""
 
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
+        return []
+
+    def keep(self, what: Any) -> None:
+        pass
+
+    def inherited(self) -> Any:
+        return None
+
+    def kept_by_absent(self) -> list[Any]:
         return []
 
     def exclusive(self) -> AbstractAsyncContextManager[None]:
@@ -74,8 +96,9 @@ class ControlPlane:
     async def answer(self, what: str, arguments: list[Any]) -> Any:
         """Do what a sibling process asks for: one of the methods below, for this process alone. Raises PenstockError."""
         if what == "statistics":
-            return self._repository.statistics()
+            return self._own_statistics()
         if what == "report":
+            self._own_statistics()
             return self._metrics.report()
         if what == "state":
             regions = self._shared_memory.status() if self._shared_memory.enabled else []
@@ -124,14 +147,16 @@ class ControlPlane:
 
     async def metrics_page(self) -> bytes:
         """For Prometheus, over all processes."""
+        self._own_statistics()
         others = await self._siblings.ask("report")
-        return self._metrics.render([msgspec.convert(other, Report) for other in others])
+        dead = self._statistics_of_absent()
+        return self._metrics.render([msgspec.convert(other, Report) for other in others], dead)
 
     async def all_statistics(self) -> list[ModelStatistics]:
         """Of every model version, over all processes."""
+        mine = self._own_statistics()
         others = await self._siblings.ask("statistics")
-        theirs = [msgspec.convert(other, list[ModelStatistics]) for other in others]
-        mine = self._repository.statistics()
+        theirs = [msgspec.convert(other, list[ModelStatistics]) for other in others] + self._statistics_of_absent()
         return merge([mine, *theirs]) if theirs else mine
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
@@ -147,6 +172,21 @@ class ControlPlane:
             for one in await self.all_statistics()
             if name in ("", one.name) and version in ("", one.version)
         ]
+
+    def inherit(self) -> None:
+        """Go on counting where a process whose place this one takes has ended; before siblings can ask."""
+        if (kept := self._siblings.inherited()) is not None:
+            self._metrics.inherited = msgspec.convert(kept, list[ModelStatistics])
+
+    def _own_statistics(self) -> list[ModelStatistics]:
+        """Of this process. What anybody has seen of them stays known when it dies, so that no counter ever goes back."""
+        own = self._metrics.models()
+        if not isinstance(self._siblings, Alone):
+            self._siblings.keep([_counters(one) for one in own])
+        return own
+
+    def _statistics_of_absent(self) -> list[list[ModelStatistics]]:
+        return [msgspec.convert(kept, list[ModelStatistics]) for kept in self._siblings.kept_by_absent()]
 
     # Settings
 
@@ -219,6 +259,11 @@ class ControlPlane:
         # However long that takes: until then the client must not use the memory for anything else.
         await self._siblings.ask("regions_closed", name, is_cuda, patient=True)
         await self._shared_memory.closed(name, is_cuda)
+
+
+def _counters(one: ModelStatistics) -> ModelStatistics:
+    """What of ``one`` outlives its process."""
+    return dataclasses.replace(one, pending=0, recent=None)
 
 
 def _row(handle: Handle) -> dict[str, str]:

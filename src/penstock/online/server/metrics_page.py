@@ -73,9 +73,16 @@ class MetricsPage:
         """Set once there is a loop to measure."""
         self._machine = MachineMeter()
         self._started_s = time.time()
+        self.inherited: list[ModelStatistics] = []
+        """Of a process whose place this one has taken: counters go on from there."""
+
+    def models(self) -> list[ModelStatistics]:
+        """Statistics of every model version; those that go on counting, unless some were inherited."""
+        own = list(self._statistics())
+        return merge([own, self.inherited]) if self.inherited else own
 
     def report(self) -> Report:
-        """What this process has to tell; the statistics are those that go on counting, not a copy."""
+        """What this process has to tell."""
         facts = ServerFacts(
             version=__version__,
             started_s=self._started_s,
@@ -85,13 +92,14 @@ class MetricsPage:
             inflight_bytes=self._inflight_bytes() if self._inflight_bytes else None,
             dropped_records=self._dropped_records(),
         )
-        return Report(list(self._statistics()), facts)
+        return Report(self.models(), facts)
 
-    def render(self, others: Sequence[Report] = ()) -> bytes:
-        """The page, with the reports of the other processes added to ours."""
+    def render(self, others: Sequence[Report] = (), dead: Sequence[Sequence[ModelStatistics]] = ()) -> bytes:
+        """The page, with the reports of the other processes added to ours, and what dead ones have counted."""
         own = self.report()
         whole = merged([own, *others]) if others else own
-        return exposition(whole.models, whole.facts, self._machine.read())
+        models = merge([whole.models, *dead]) if dead else whole.models
+        return exposition(models, whole.facts, self._machine.read())
 
 
 def merged(reports: Sequence[Report]) -> Report:

@@ -58,6 +58,8 @@ class Peers:
         self._folder = folder
         self._path = folder / f"{index}.sock"
         self._server: asyncio.Server | None = None
+        self._answered: set[Path] = set()
+        """The siblings that have answered what was asked last."""
         self._turn = asyncio.Lock()
         """Within this process."""
 
@@ -74,11 +76,29 @@ class Peers:
         others = [path for path in self._folder.glob("*.sock") if path != self._path]
         patience_s = None if patient else _PATIENCE_S
         outcomes = await asyncio.gather(*(_ask(path, what, arguments, patience_s) for path in others))
+        self._answered = {path for path, outcome in zip(others, outcomes, strict=True) if outcome is not None}
         answered = [outcome for outcome in outcomes if outcome is not None]
         for outcome in answered:
             if outcome.error is not None:
                 raise revive(*outcome.error)
         return [outcome.result for outcome in answered]
+
+    def keep(self, what: Any) -> None:
+        """Leave plain data, or structs, for whoever takes this process's place, and speaks for it until then."""
+        new = self._path.with_suffix(".new")
+        with suppress(OSError):  # no room: what was kept before is better than nothing
+            new.write_bytes(msgspec.msgpack.encode(what))
+            new.replace(_kept(self._path))
+
+    def inherited(self) -> Any:
+        """What this process's predecessor has kept; None if there was none."""
+        return _read_kept(self._path)
+
+    def kept_by_absent(self) -> list[Any]:
+        """What those siblings have kept that were left out when last something was asked."""
+        known = {kept.with_suffix(".sock") for kept in self._folder.glob("*.kept")}
+        absent = known - self._answered - {self._path}
+        return [kept for path in absent if (kept := _read_kept(path)) is not None]
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -96,6 +116,7 @@ class Peers:
             self._server.close()
             self._path.unlink(missing_ok=True)
         if is_orphan:
+            _kept(self._path).unlink(missing_ok=True)
             with suppress(OSError):  # others are still there
                 self._folder.rmdir()
 
@@ -150,6 +171,18 @@ async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcom
     except Exception:  # noqa: BLE001 - a bug of ours must not leave the sibling waiting
         _log.exception("a sibling's question failed")
         return _Outcome(("PenstockError", "internal error", ""), None)
+
+
+def _kept(path: Path) -> Path:
+    """Where the process with the socket ``path`` keeps something."""
+    return path.with_suffix(".kept")
+
+
+def _read_kept(path: Path) -> Any:
+    try:
+        return msgspec.msgpack.decode(_kept(path).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _lock(folder: int) -> bool:
