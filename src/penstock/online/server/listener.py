@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import logging
 import os
 import socket
 import ssl
 import stat
+import struct
+import sys
 from contextlib import suppress
 
 import msgspec
@@ -25,6 +28,17 @@ _HANDSHAKE_S = 10.0
 _ACCEPT_TURNS = 4
 _ACCEPTS_A_TURN = 16
 _OWNER_ONLY = 0o600
+_LAST_HANDSHAKES_S = 0.05
+_SO_ATTACH_FILTER = 26
+_DROP_SYN = b"".join(
+    struct.pack("HBBI", *step)  # code, jump if true, jump if false, constant: classic BPF, on the TCP header
+    for step in (
+        (0x30, 0, 0, 13),  # load the byte of flags
+        (0x45, 0, 1, 0x02),  # is SYN among them?
+        (0x06, 0, 0, 0),  # then drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+    )
+)
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +163,9 @@ class Listener:
     async def _stop_listening(self) -> None:
         """Close all servers, but take what has connected before: the system would reset what nobody has accepted."""
         loop = asyncio.get_running_loop()
+        turned_away = [_turn_away(listening) for server, _ in self._servers for listening in server.sockets]
+        if any(turned_away):
+            await asyncio.sleep(_LAST_HANDSHAKES_S)
         # Of the loop's own sockets, which close with their server, these keep the queues alive.
         queues = [
             (socket.socket(fileno=os.dup(listening.fileno())), endpoint)
@@ -248,6 +265,23 @@ def _is_stale(path: str) -> bool:
         except OSError:
             return False
         return False
+
+
+def _turn_away(listening: socket.socket) -> bool:
+    """Have the system drop what would open another connection, while those that are being opened still are; whether it does.
+
+    Else one could be complete after the last look at the queue and before the socket is closed, and be reset.
+    """
+    if listening.family == socket.AF_UNIX or sys.platform != "linux":
+        return False
+    program = ctypes.create_string_buffer(_DROP_SYN)
+    try:
+        listening.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
+        )
+    except OSError:  # a system that forbids it
+        return False
+    return True
 
 
 async def _one_address(host: str) -> str:
