@@ -205,8 +205,11 @@ class Application:
                 await self._control.catch_up()
             work = asyncio.ensure_future(self._load(sources, preloaded))
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            if not work.done():
+                await self._leave_loading(work)
+                return
+            work.result()
+            if not self._stopping.is_set():
                 self._dataplane.ready = True
                 if is_late:
                     addresses = await self._endpoints.listen()
@@ -214,9 +217,7 @@ class Application:
                 _calm_collector()
                 on_ready(self._ready(addresses))
                 await stop
-                await self._drain()
-            else:
-                await self._leave_loading(work)
+            await self._drain()
         finally:
             stop.cancel()
             lag.stop()
