@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from opentelemetry import trace as api
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 from penstock.telemetry.trace_context import TraceContext
 from penstock.telemetry.tracing import OK, Trace
 
-_EXPORT_TIMEOUT_MS = 5000
+_EXPORT_TIMEOUT_S = 5.0
 
 
 class OpenTelemetry:
@@ -37,19 +37,26 @@ class OpenTelemetry:
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=_EXPORT_TIMEOUT_MS))
+        # Not the SDK's queue, which drops what it cannot deliver without a word: whoever calls ``write`` has one, and counts.
+        self._finished = _Finished()
+        self._provider.add_span_processor(self._finished)
+        self._exporter = exporter
         self._tracer = self._provider.get_tracer("penstock", version)
 
     def write(self, records: Sequence[Trace]) -> None:
+        """Deliver ``records``; takes a few seconds where the collector does not answer. Raises OSError if it does not take them."""
         offset_ns = time.time_ns() - time.monotonic_ns()
         for record in records:
-            self._export(record, offset_ns)
+            self._make_spans(record, offset_ns)
+        if self._exporter.export(self._finished.take()) is not SpanExportResult.SUCCESS:
+            raise OSError("the collector did not take the spans")
 
     def close(self) -> None:
-        """Deliver what is left."""
+        """Let go of the collector."""
         self._provider.shutdown()
+        self._exporter.shutdown()
 
-    def _export(self, trace: Trace, offset_ns: int) -> None:
+    def _make_spans(self, trace: Trace, offset_ns: int) -> None:
         attributes: dict[str, AttributeValue] = {
             "penstock.model.name": trace.model_name,
             "penstock.model.version": trace.model_version,
@@ -84,7 +91,21 @@ class OpenTelemetry:
 
 def otlp_http(endpoint: str) -> SpanExporter:
     """Sends to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``; empty: where ``OTEL_*`` say."""
-    return OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_TIMEOUT_MS / 1000)
+    return OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_TIMEOUT_S)
+
+
+class _Finished(SpanProcessor):
+    """Keeps the spans that have ended."""
+
+    def __init__(self) -> None:
+        self._spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._spans.append(span)
+
+    def take(self) -> list[ReadableSpan]:
+        spans, self._spans = self._spans, []
+        return spans
 
 
 class _GivenIds(IdGenerator):

@@ -114,6 +114,8 @@ def test_a_model_that_cannot_be_batched_runs_each_request_alone() -> None:
         ({"instance_group": [{"kind": "KIND_GPU"}]}, "model 'm': instances run on the CPU only"),
         ({"dynamic_batching": {"default_queue_policy": {"timeout_action": 7}}}, "no 'timeout_action' 7.*REJECT or"),
         ({"dynamic_batching": {"priority_levels": 2**63, "default_priority_level": 1}}, "levels must be at most 1000"),
+        ({"output": [{"name": "y", "dims": [3]}]}, "'dims' of 'output' cannot be set"),
+        ({"instance_group": [{"count": 1, "gpus": [0]}]}, "'gpus' of 'instance_group' cannot be set"),
         ({"output": [{"name": "z", "label_filename": "l"}]}, "no output 'z'.*did you mean|no output 'z'"),
     ],
 )

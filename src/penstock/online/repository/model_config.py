@@ -6,7 +6,7 @@ is one protobuf message, which the protocol shows and from which the scheduler i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -54,7 +54,19 @@ def parse(name: str, settings: Mapping[str, Any]) -> Message:
             raise InvalidConfig(f"model '{name}': the 'count' of an 'instance_group' must be at least 1")
         if group.kind == _KIND_GPU:
             raise InvalidConfig(f"model '{name}': instances run on the CPU only", "leave out 'kind'")
+        _refuse_others(name, "instance_group", group, ("name", "count", "kind"))
+    for output in given.output:
+        _refuse_others(name, "output", output, ("name", "label_filename"))
     return given
+
+
+def _refuse_others(name: str, where: str, message: Message, known: Sequence[str]) -> None:
+    """Nothing that is said shall be passed over."""
+    for field, _ in message.ListFields():
+        if field.name not in known:
+            raise InvalidConfig(
+                f"model '{name}': '{field.name}' of '{where}' cannot be set", f"known: {', '.join(known)}"
+            )
 
 
 def complete(
