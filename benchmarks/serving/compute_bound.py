@@ -26,13 +26,13 @@ _MAX_BATCH = 32  # half of the connections: one batch runs while the next one ga
 def run(quick: bool) -> list[Row]:
     """The rows of this part."""
     cores, _ = split_cores()
-    rounds, seconds = (2, 1.0) if quick else (11, 3.0)
+    rounds, seconds = (2, 1.0) if quick else (7, 2.0)
     rng = np.random.default_rng(0)
     images = {"input": rng.standard_normal((64, 3, 64, 64)).astype(np.float32)}
     with tempfile.TemporaryDirectory() as folder, pinned(cores):
         path = models.small_cnn(Path(folder) / "cnn.onnx")
         engine = get_engine("onnxruntime").load(Artifact.from_file(path), {"threads": 1})
-        _, best = best_batch(engine, images, 2.0 if quick else 10.0)
+        _, best = best_batch(engine, images, 2.0 if quick else 5.0)
         single = feed(engine, repeat_rows(images, 1))
         with penstock(path, cores, "--max-batch", str(_MAX_BATCH)) as server:
             binary = side(server, "cnn", [{"input": images["input"][row : row + 1]} for row in range(64)], binary=True)

@@ -29,7 +29,7 @@ _PATIENCE_S = 10.0
 def run(quick: bool) -> list[Row]:
     """The rows of this part."""
     row = np.random.default_rng(0).standard_normal((1, _NUMBERS)).astype(np.float32)
-    rounds, seconds = (2, 0.5) if quick else (11, 2.0)
+    rounds, seconds = (2, 0.5) if quick else (7, 1.0)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, shared_region(row, _SLOTS) as region:
         model = models.identity(Path(folder) / f"{_MODEL}.onnx", _NUMBERS)

@@ -37,7 +37,7 @@ def run(quick: bool) -> list[Row]:
 def compare(peer: Peer, model: Path, rows: list[Array], quick: bool) -> Iterator[tuple[int, Row]]:
     """Each row with the number of its form."""
     cores, _ = split_cores()
-    rounds, seconds = (2, 0.5) if quick else (11, 2.0)
+    rounds, seconds = (2, 0.5) if quick else (7, 1.0)
     inputs = [{"input": row} for row in rows]
     try:
         with penstock(model, cores) as ours, running(peer, model, cores) as theirs:
