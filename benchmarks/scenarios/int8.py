@@ -37,7 +37,7 @@ def run(quick: bool) -> list[Row]:
     """The rows of this scenario."""
     machine = machine_facts()
     dot_product = fact(
-        "integer dot product in this CPU", len(machine.dot_product_isa), "", note=f"of {', '.join(machine.isa)}"
+        "integer dot product in this CPU", int(machine.has_integer_dot_product), "", note=f"of {', '.join(machine.isa)}"
     )
     rows = [dot_product]
     for name, (make, shape) in _MODELS.items():
