@@ -5,7 +5,7 @@ import gzip
 import json
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory as Block
 from pathlib import Path
 from typing import Any
@@ -342,14 +342,20 @@ def test_mutated_requests_never_keep_others_from_their_answers(
 def test_requests_leave_nothing_to_the_collector(server: GatedServer, client: Client) -> None:
     for request, _ in MIXED:
         client.ask(request)
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(50):
-                client.ask(request)
-            assert gc.collect() < 50
-        finally:
-            gc.enable()
+        # What others have left in this process may come in between, but not every time.
+        assert min(garbage_of(lambda: client.ask(request)) for _ in range(4)) < 50  # noqa: B023
+
+
+def garbage_of(ask: Callable[[], object]) -> int:
+    """Objects in cycles after 50 times."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            ask()
+        return gc.collect()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
