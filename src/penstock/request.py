@@ -14,6 +14,9 @@ from penstock.tensor import Array
 MAX_BYTES_ELEMENTS = 1 << 20
 """Most elements of all BYTES tensors of one request: reading that many takes about a quarter of a second of the server's loop."""
 
+MAX_PARAMETERS = 1024
+"""Most parameters of a request or a tensor. Each takes many times its bytes in memory, and time to look at."""
+
 Parameters = dict[str, Any]
 
 

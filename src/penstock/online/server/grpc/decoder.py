@@ -20,7 +20,7 @@ from penstock.online.server.grpc.request_wire import Parts, between, split
 from penstock.online.server.shared_memory.registry import Lease, SharedMemory
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
-from penstock.request import InferRequest, Parameters, check_bytes_elements
+from penstock.request import MAX_PARAMETERS, InferRequest, Parameters, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
 _Key = TypeVar("_Key")
@@ -30,9 +30,6 @@ _MAX_CACHED = 1024
 _MAX_PLAN_BYTES = 2048
 _MAX_UNUSUAL_BYTES = 1 << 20
 """Most bytes that the protobuf class is given uncounted."""
-
-_MAX_PARAMETERS = 1024
-"""Of a request or a tensor. Each takes many times its bytes in memory for as long as the request is in hand."""
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
@@ -309,8 +306,8 @@ def _whole_number(what: str, parameters: Parameters, name: str, default: int | N
 
 def _values(parameters: Any) -> Parameters:
     """Parameters as Python's own values. Raises InvalidArgument, also if there are more than anybody needs."""
-    if len(parameters) > _MAX_PARAMETERS:
-        raise InvalidArgument(f"{len(parameters)} parameters are more than the {_MAX_PARAMETERS} that are taken")
+    if len(parameters) > MAX_PARAMETERS:
+        raise InvalidArgument(f"{len(parameters)} parameters are more than the {MAX_PARAMETERS} that are taken")
     found = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")

@@ -10,14 +10,13 @@ import numpy as np
 import orjson
 
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
+from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.json_tensor import to_json
 from penstock.request import InferResponse
 from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _MAX_CACHED = 1024
 _SMALL_BYTES = 4096
-
-JSON = b"Content-Type: application/json\r\n"
 
 
 Encoded = tuple[bytes, bytes, Sequence[Buffer]]

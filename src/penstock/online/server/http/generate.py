@@ -19,9 +19,8 @@ from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.encoder import encode_error
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.json_tensor import from_json, to_json
-from penstock.online.server.http.plan import MAX_PARAMETERS
 from penstock.online.server.http.routes import Route
-from penstock.request import InferRequest, InferResponse, Outcome, check_bytes_elements
+from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"

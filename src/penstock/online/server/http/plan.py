@@ -13,15 +13,13 @@ import msgspec
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import ALL, BINARY, NONE, TEXT, AnswerForm
 from penstock.online.server.http.json_tensor import from_json
-from penstock.request import check_bytes_elements
+from penstock.request import MAX_PARAMETERS, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType
 
 Body = Buffer
 
 _MAX_RANK = 32
 _MAX_TENSORS = 4096
-MAX_PARAMETERS = 1024
-"""Each takes many times its bytes in memory, and time to look at; the same as over gRPC."""
 
 Parameters = Annotated[dict[str, bool | int | float | str], msgspec.Meta(max_length=MAX_PARAMETERS)]
 
