@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,10 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.manager import Repository
 from penstock.online.server.admission import Admission
 from penstock.online.server.cache.flight import Pending
-from penstock.online.server.classification import Labels
+from penstock.online.server.classification import classify_outputs
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
-from penstock.request import Deadline, Done, InferRequest
+from penstock.request import Deadline, Done, InferRequest, InferResponse
 from penstock.telemetry.statistics import Failure
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import TensorSpec
@@ -138,13 +139,10 @@ class DataPlane:
         """The effective configuration, a ``ModelConfig`` message with its defaults filled in. Raises NotFound."""
         return self._repository.find(name, version).config
 
-    def is_batched(self, name: str, version: str = "") -> bool:
-        """Whether the first dimension of the model's tensors is the batch. Raises NotFound."""
-        return self._repository.find(name, version).signature.batchable
-
-    def labels(self, name: str, version: str = "") -> Labels:
-        """What the classes of the model's outputs are called, by output. Raises NotFound."""
-        return self._repository.find(name, version).labels
+    def classify(self, response: InferResponse, counts: Mapping[str, int]) -> None:
+        """Replace the outputs named in ``counts`` by that many of their greatest values. Raises NotFound, InvalidArgument."""
+        handle = self._repository.find(response.model_name, response.model_version)
+        classify_outputs(response, counts, handle.signature.batchable, handle.labels)
 
     def _unknown(self, request: InferRequest, error: NotFound) -> PenstockError:
         """What is said of a model that is not here: to clients without the right to it the same as if it were."""

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from penstock.clock import SystemClock
 from penstock.errors import Code, NotFound
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.auth import Access
+from penstock.online.server.classification import classify_outputs
 from penstock.online.server.grpc.inference import Inference
 from penstock.protocol import messages
 from penstock.request import Deadline, Done, InferRequest, InferResponse
@@ -44,13 +46,10 @@ class Plane:
     def cancel(self) -> None:
         self.cancelled += 1
 
-    def is_batched(self, name: str, version: str) -> bool:
-        if name == "gone":
+    def classify(self, response: InferResponse, counts: Mapping[str, int]) -> None:
+        if response.model_name == "gone":
             raise NotFound("gone")
-        return True
-
-    def labels(self, name: str, version: str) -> dict[str, list[str]]:
-        return {"y": ["cat", "dog"]}
+        classify_outputs(response, counts, True, {"y": ["cat", "dog"]})
 
 
 def ask(message: Any, **metadata: str) -> tuple[Plane, FakeCall]:

@@ -9,7 +9,6 @@ from penstock.online.server.admission import ByteBudget
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.auth import Access
 from penstock.online.server.cache.flight import Pending
-from penstock.online.server.classification import classify_outputs
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import Call
 from penstock.online.server.grpc.control import identify
@@ -55,9 +54,7 @@ class Inference:
             return outcome
         try:
             if form.classification:
-                name, version = outcome.model_name, outcome.model_version
-                is_batched, labels = self.dataplane.is_batched(name, version), self.dataplane.labels(name, version)
-                classify_outputs(outcome, form.classification, is_batched, labels)
+                self.dataplane.classify(outcome, form.classification)
             return self._write(outcome, form)
         except PenstockError as error:
             return error

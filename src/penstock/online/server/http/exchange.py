@@ -16,7 +16,6 @@ from penstock.online.server import status
 from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.auth import Access
 from penstock.online.server.cache.flight import Pending
-from penstock.online.server.classification import classify_outputs
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.encoder import encode_error
@@ -213,12 +212,12 @@ def infer(exchange: Exchange, route: Route) -> None:
         exchange.introduce(request)
 
     def done(outcome: Outcome) -> None:
-        answer(exchange, request, outcome)
+        answer(exchange, outcome)
 
     exchange.pending = shared.dataplane.infer(request, done)
 
 
-def answer(exchange: Exchange, request: InferRequest, outcome: Outcome) -> None:
+def answer(exchange: Exchange, outcome: Outcome) -> None:
     """Encode the outcome of an inference request."""
     if isinstance(outcome, PenstockError):
         exchange.fail(outcome)
@@ -227,9 +226,7 @@ def answer(exchange: Exchange, request: InferRequest, outcome: Outcome) -> None:
     form = exchange.form
     try:
         if form.classification:
-            batched = shared.dataplane.is_batched(request.model_name, request.model_version)
-            labels = shared.dataplane.labels(request.model_name, request.model_version)
-            classify_outputs(outcome, form.classification, batched, labels)
+            shared.dataplane.classify(outcome, form.classification)
         headers, text, tensors = shared.encode(outcome, form)
     except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
         exchange.fail(exchange.as_error(error))
