@@ -26,7 +26,7 @@ from penstock.errors import (
     NotFound,
 )
 from penstock.offline.build import BuildResult, Recipe, build, instances
-from penstock.offline.compress.ranges import Method
+from penstock.offline.compress.ptq.ranges import Method
 from penstock.offline.tune.contract import Contract
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close

@@ -35,11 +35,11 @@ from penstock.errors import (
     PenstockError,
     Unsupported,
 )
-from penstock.offline.compress.calibrate import collect
-from penstock.offline.compress.placement import Placement
-from penstock.offline.compress.ptq import quantize
-from penstock.offline.compress.ranges import Method, ranges
-from penstock.offline.compress.scheme import IntegerScheme, integer_scheme
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained

@@ -1,10 +1,15 @@
 """Models made smaller and faster, each step with what it cost in accuracy.
 
-Post-training quantisation to INT8, in the order in which it runs::
+A method is a function: an artifact in, with data and options where it needs them, an artifact out, whose provenance says what
+was done and measured. ``comparison.py`` holds any two artifacts against one another.
 
-    scheme.py      which integers this machine multiplies fast and without saturation
-    placement.py   which operators become integer, and which tensors therefore need a range
-    calibrate.py   run data through the float model; per tensor one histogram.py, of constant size
-    ranges.py      from histogram to range: min-max, percentile, MSE, KL-entropy (entropy.py)
-    ptq.py         ranges and scheme in, INT8 model out
+::
+
+    ptq/        post-training quantisation to INT8
+    precision/  other precisions, and which operators keep which: sensitivity, mixed precision
+    training/   the ONNX graph as a torch module: fine-tuning, distillation, quantisation-aware training
+    pruning/    weights, channels and heads removed
+    low_rank/   products split into thinner ones
+    sharing/    weights that share a codebook; bundle/coded/ writes them down
+    planner/    all of it under one contract
 """

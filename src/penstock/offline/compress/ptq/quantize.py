@@ -22,9 +22,9 @@ from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from penstock.artifact import Artifact, sha256
 from penstock.errors import Unsupported
-from penstock.offline.compress.histogram import Range
-from penstock.offline.compress.placement import LINEAR_OPS, FloatModel, Placement
-from penstock.offline.compress.scheme import IntegerScheme
+from penstock.offline.compress.ptq.histogram import Range
+from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement
+from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import DataType
 
 _QUANT_TYPES = {DataType.UINT8: QuantType.QUInt8, DataType.INT8: QuantType.QInt8}

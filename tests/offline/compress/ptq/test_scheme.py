@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.offline.compress.scheme import integer_scheme
+from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.resources import MachineFacts
 from penstock.tensor import DataType
 

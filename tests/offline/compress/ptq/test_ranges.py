@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.offline.compress.histogram import Histogram, Range, TensorStatistics
-from penstock.offline.compress.ranges import Method, ranges
-from penstock.offline.compress.scheme import IntegerScheme
+from penstock.offline.compress.ptq.histogram import Histogram, Range, TensorStatistics
+from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 
 UNSIGNED = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from penstock.offline.compress.entropy import affine_range, best_window, divergences, symmetric_range
-from penstock.offline.compress.histogram import BINS, Histogram
+from penstock.offline.compress.ptq.entropy import affine_range, best_window, divergences, symmetric_range
+from penstock.offline.compress.ptq.histogram import BINS, Histogram
 from penstock.tensor import Array
 
 

@@ -16,12 +16,12 @@ import networks
 from penstock.artifact import Artifact
 from penstock.engines.registry import available_engines, get_engine
 from penstock.errors import Unsupported
-from penstock.offline.compress.calibrate import collect
-from penstock.offline.compress.histogram import Range, TensorStatistics
-from penstock.offline.compress.placement import Placement
-from penstock.offline.compress.ptq import quantize
-from penstock.offline.compress.ranges import Method, ranges
-from penstock.offline.compress.scheme import IntegerScheme
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
+from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 
 SATURATING = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidData
-from penstock.offline.compress.histogram import BINS, Histogram
+from penstock.offline.compress.ptq.histogram import BINS, Histogram
 
 values = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True), max_size=60)
 

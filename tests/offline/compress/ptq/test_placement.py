@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 import networks
 from penstock.artifact import Artifact
 from penstock.errors import InvalidModel, Unsupported
-from penstock.offline.compress.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.placement import FloatModel, Placement
 
 
 def chosen(artifact: Artifact, placement: Placement) -> list[str]:

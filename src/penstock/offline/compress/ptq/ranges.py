@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from penstock.offline.compress import entropy
-from penstock.offline.compress.histogram import BINS, Histogram, Range, TensorStatistics
-from penstock.offline.compress.scheme import IntegerScheme
+from penstock.offline.compress.ptq import entropy
+from penstock.offline.compress.ptq.histogram import BINS, Histogram, Range, TensorStatistics
+from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array
 
 _GRID = 100

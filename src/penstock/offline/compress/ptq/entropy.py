@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.offline.compress.histogram import BINS, Histogram, Range
+from penstock.offline.compress.ptq.histogram import BINS, Histogram, Range
 from penstock.tensor import Array
 
 _MIN_BINS = 128

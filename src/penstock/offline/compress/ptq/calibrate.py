@@ -15,8 +15,8 @@ from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
-from penstock.offline.compress.histogram import Histogram, TensorStatistics
-from penstock.offline.compress.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.histogram import Histogram, TensorStatistics
+from penstock.offline.compress.ptq.placement import FloatModel, Placement
 from penstock.offline.dataset import check_dataset
 from penstock.tensor import Array, DataType, Signature
 
