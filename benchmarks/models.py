@@ -38,8 +38,13 @@ class GraphBuilder:
 
     def conv(self, x: str, channels_in: int, channels: int, kernel: int, stride: int = 1, relu: bool = True) -> str:
         """Convolution, BatchNormalization, and mostly a ReLU; weights as He et al. 2015 draw them."""
-        w = self.normal((2 / (channels_in * kernel**2)) ** 0.5, channels, channels_in, kernel, kernel)
-        y = self.op("Conv", x, w, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4)
+        return self._conv(x, (channels, channels_in, kernel, kernel), stride, 1, relu)
+
+    def _conv(self, x: str, shape: tuple[int, int, int, int], stride: int, group: int, relu: bool) -> str:
+        channels, fan_in, kernel, _ = shape
+        w = self.normal((2 / (fan_in * kernel**2)) ** 0.5, *shape)
+        sizes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [kernel // 2] * 4}
+        y = self.op("Conv", x, w, **sizes, **({"group": group} if group > 1 else {}))
         scale, variance = (self.weight(self.rng.uniform(0.8, 1.2, channels)) for _ in range(2))
         bias, mean = (self.normal(0.1, channels) for _ in range(2))
         y = self.op("BatchNormalization", y, scale, bias, mean, variance)
@@ -51,6 +56,24 @@ class GraphBuilder:
         same = stride == 1 and channels_in == channels
         shortcut = x if same else self.conv(x, channels_in, channels, 1, stride, relu=False)
         return self.op("Relu", self.op("Add", y, shortcut))
+
+    def bottleneck(self, x: str, channels_in: int, width: int, stride: int) -> str:
+        """1×1 down to ``width``, 3×3, 1×1 up to four times ``width``, beside a shortcut."""
+        y = self.conv(self.conv(x, channels_in, width, 1), width, width, 3, stride)
+        y = self.conv(y, width, 4 * width, 1, relu=False)
+        same = channels_in == 4 * width
+        return self.op("Relu", self.op("Add", y, x if same else self.conv(x, channels_in, 4 * width, 1, stride, False)))
+
+    def relu6(self, x: str) -> str:
+        return self.op("Clip", x, self.weight(0.0), self.weight(6.0))
+
+    def inverted_residual(self, x: str, channels_in: int, channels: int, expansion: int, stride: int) -> str:
+        """1×1 up to ``expansion`` times the channels, 3×3 on each by itself, 1×1 down, beside a shortcut where shapes agree."""
+        width = expansion * channels_in
+        y = self.relu6(self.conv(x, channels_in, width, 1, relu=False)) if expansion > 1 else x
+        y = self.relu6(self._conv(y, (width, 1, 3, 3), stride, width, relu=False))
+        y = self.conv(y, width, channels, 1, relu=False)
+        return self.op("Add", y, x) if stride == 1 and channels_in == channels else y
 
     def classify(self, x: str, channels: int, classes: int) -> str:
         pooled = self.op("Flatten", self.op("GlobalAveragePool", x))
@@ -135,3 +158,32 @@ def encoder(path: Path) -> Path:
         inner = graph.gelu(graph.linear(x, width, 4 * width))
         x = graph.layer_norm(graph.op("Add", x, graph.linear(inner, 4 * width, width)), width)
     return graph.save(path, x, [tokens, width], [tokens, width])
+
+
+def resnet50(path: Path) -> Path:
+    """ResNet-50 for 3×224×224 images with the stride in its 3×3 convolutions, BatchNormalization not folded."""
+    graph = GraphBuilder()
+    x = graph.conv("input", 3, 64, 7, 2)
+    x = graph.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    channels_in = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            x = graph.bottleneck(x, channels_in, width, 2 if block == 0 and width > 64 else 1)
+            channels_in = 4 * width
+    return graph.save(path, graph.classify(x, 2048, 1000), [3, 224, 224], [1000])
+
+
+def mobilenet(path: Path) -> Path:
+    """MobileNet-v2 for 3×224×224 images [Sandler et al., "MobileNetV2", 2018], BatchNormalization not folded."""
+    graph = GraphBuilder()
+    x = graph.relu6(graph.conv("input", 3, 32, 3, 2, relu=False))
+    channels_in = 32
+    for expansion, channels, blocks, stride in (
+        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+    ):
+        for block in range(blocks):
+            x = graph.inverted_residual(x, channels_in, channels, expansion, stride if block == 0 else 1)
+            channels_in = channels
+    x = graph.relu6(graph.conv(x, 320, 1280, 1, relu=False))
+    return graph.save(path, graph.classify(x, 1280, 1000), [3, 224, 224], [1000])
