@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import networks
 from penstock.artifact import Artifact
 from penstock.engines.registry import available_engines, get_engine
-from penstock.errors import Unsupported
+from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.placement import Placement
@@ -186,3 +186,28 @@ def test_it_is_silent_and_leaves_no_files(
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
     assert logging.getLogger().handlers == handlers
+
+
+def test_nodes_kept_float_read_and_write_what_the_float_model_does() -> None:
+    artifact, x = NETWORKS["cnn"]
+    known = ranges(statistics("cnn"), Method.MSE, SATURATING)
+    some = quantize(artifact, known, SATURATING, keep_float=["Conv_0"])
+    graph = onnx.load_model_from_string(some.data).graph
+    producers = {name: node for node in graph.node for name in node.output}
+    stem = next(node for node in graph.node if node.output[0] == "stem")
+    conv = producers[stem.input[0]]
+    assert stem.op_type == "Relu"
+    assert conv.input[0] == "x"
+    assert conv.input[1] in {tensor.name for tensor in graph.initializer}
+    assert some.provenance[-1].options["keep_float"] == ["Conv_0"]
+    assert some.provenance[-1].facts["integer_operators"] == int8("cnn").provenance[-1].facts["integer_operators"] - 2
+    assert relative_error(run(some, x), run(artifact, x)) < relative_error(run(int8("cnn"), x), run(artifact, x))
+
+
+def test_a_name_of_no_node_and_a_model_all_float_are_errors() -> None:
+    artifact, _ = NETWORKS["mlp"]
+    known = ranges(statistics("mlp"), Method.MSE, SATURATING)
+    with pytest.raises(InvalidArgument, match="Gemm_7"):
+        quantize(artifact, known, SATURATING, keep_float=["Gemm_7"])
+    with pytest.raises(Unsupported, match="no operator to quantise"):
+        quantize(artifact, known, SATURATING, keep_float=["Gemm_0", "Gemm_2", "Gemm_4"])

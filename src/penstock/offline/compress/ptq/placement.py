@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.errors import Unsupported
+from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.histogram import Range
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array, DataType
@@ -92,12 +92,21 @@ class FloatModel:
             return bool(self.weights[tensor].data_type == DataType.FP32.onnx)
         return self._types.get(tensor) == DataType.FP32.onnx
 
-    def integer_nodes(self, placement: Placement) -> list[onnx.NodeProto]:
-        """The nodes that ``placement`` makes integer, in order; none if no linear one is among them."""
+    def integer_nodes(self, placement: Placement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
+        """The nodes that ``placement`` makes integer, in order; none if no linear one is among them.
+
+        Nodes named in ``keep_float`` stay float, and with them an activation function that only their integers would hold.
+        Raises InvalidArgument for a name that no node has.
+        """
+        unknown = set(keep_float) - {node.name for node in self.nodes}
+        if unknown:
+            raise InvalidArgument(
+                f"no node of the model is called {sorted(unknown)}", "names are an operator and its place, e.g. Conv_3"
+            )
         chosen: dict[str, onnx.NodeProto] = {}
-        scores, _ = self._scores()
+        excluded = self._scores()[0] | set(keep_float)
         for node in self.nodes:
-            if node.domain in ("", "ai.onnx") and node.name not in scores and self._fits(node, placement, chosen):
+            if node.domain in ("", "ai.onnx") and node.name not in excluded and self._fits(node, placement, chosen):
                 chosen[node.name] = node
         return list(chosen.values()) if any(node.op_type in LINEAR_OPS for node in chosen.values()) else []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -35,15 +35,18 @@ def quantize(
     ranges: Mapping[str, Range],
     scheme: IntegerScheme,
     placement: Placement = Placement.LINEAR,
+    keep_float: Collection[str] = (),
 ) -> Artifact:
     """The INT8 version of ``artifact``: same inputs, outputs and dynamic axes, FP32 outside, about a quarter of the size.
 
-    An operator that reads or writes a tensor without a range stays float. Where only a Relu or Clip follows, its range is
+    An operator that reads or writes a tensor without a range stays float, and so do the nodes named in ``keep_float``, by
+    their names in a ``FloatModel`` of ``artifact``. Where only a Relu or Clip follows, its range is
     used before it. BatchNormalization should have been folded away. The same arguments give the same bytes.
-    Raises Unsupported if no operator can become integer, InvalidModel if the model cannot be read.
+    Raises Unsupported if no operator can become integer, InvalidModel if the model cannot be read, InvalidArgument for a name
+    that no node has.
     """
     model = FloatModel(artifact)
-    nodes = [node for node in model.integer_nodes(placement) if _has_ranges(model, node, ranges, placement)]
+    nodes = [node for node in model.integer_nodes(placement, keep_float) if _has_ranges(model, node, ranges, placement)]
     linear = [node for node in nodes if node.op_type in LINEAR_OPS]
     if not linear:
         raise Unsupported(
@@ -55,6 +58,7 @@ def quantize(
         "weight": scheme.weight.value,
         "reduce_range": scheme.reduce_range,
         "placement": placement.value,
+        "keep_float": sorted(set(keep_float)),
         "ranges": sha256(msgspec.json.encode(dict(ranges), order="sorted")),
     }
     facts = {
