@@ -152,11 +152,10 @@ def _render(character: str, font: ImageFont.FreeTypeFont, rng: np.random.Generat
 def _docstrings(module: ModuleType) -> Iterator[str]:
     """The docstrings of ``module``, its submodules, classes and functions, each once."""
     seen: set[str] = set()
-    parts = [module]
-    if hasattr(module, "__path__"):
-        for file in sorted(Path(module.__path__[0]).glob("[a-z]*.py")):
-            if not file.stem.startswith("windows"):
-                parts.append(importlib.import_module(f"{module.__name__}.{file.stem}"))
+    files = sorted(Path(module.__path__[0]).glob("[a-z]*.py")) if hasattr(module, "__path__") else []
+    # Some can be imported on Windows only.
+    names = [file.stem for file in files if not file.stem.startswith("windows")]
+    parts = [module, *(importlib.import_module(f"{module.__name__}.{name}") for name in names)]
     for part in parts:
         things = [part, *(thing for _, thing in inspect.getmembers(part))]
         things += [member for thing in things if inspect.isclass(thing) for _, member in inspect.getmembers(thing)]

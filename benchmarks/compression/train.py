@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.offline.compress.training.fit import FitOptions, Loss, fit
+from penstock.offline.compress.training.trainable import TrainableModel
+
 from benchmarks.compression import data, nets
 from benchmarks.compression.data import Split
 from penstock.artifact import Artifact, sha256
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.training.fit import FitOptions, Loss, fit
 from penstock.offline.compress.training.torch import Tensor, functional, torch
-from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import answers, make_judge
 
@@ -91,7 +92,7 @@ def main() -> None:
         start = time.monotonic()
         model, split = trained(name), task.data()
         scores = f"train {accuracy(model, split.train):.2%}, test {accuracy(model, split.test):.2%}"
-        print(f"{name:14s} {scores}, {model.size_bytes:,d} bytes, {time.monotonic() - start:.1f} s")  # noqa: T201
+        print(f"{name:14s} {scores}, {model.size_bytes:,d} bytes, {time.monotonic() - start:.1f} s")
 
 
 if __name__ == "__main__":
