@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -10,20 +11,21 @@ from hypothesis import strategies as st
 
 from evidences import evidence, points, record
 from penstock.bundle.evidence import Evidence, LatencyPoint
-from penstock.perf.chart import pareto, pareto_chart, throughput_chart
+from penstock.perf.chart import Scale, bar_chart, line_chart, pareto, pareto_chart, throughput_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
-WIDTH, HEIGHT = 760, 380
+WIDTH = 760
 
 
 def parse(chart: str) -> ET.Element:
     """The chart's root, after a check that every coordinate is a number inside the picture."""
     root = ET.fromstring(chart)
+    height = float((root.get("viewBox") or "").split()[3])
     for element in root.iter():
         for name, value in element.attrib.items():
-            limit = {"x": WIDTH, "x1": WIDTH, "x2": WIDTH, "cx": WIDTH, "y": HEIGHT, "y1": HEIGHT, "y2": HEIGHT}
+            limit = {"x": WIDTH, "x1": WIDTH, "x2": WIDTH, "cx": WIDTH, "y": height, "y1": height, "y2": height}
             if name in limit or name == "cy":
-                assert -20 <= float(value) <= limit.get(name, HEIGHT) + 20, (element.tag, name, value)
+                assert -20 <= float(value) <= limit.get(name, height) + 20, (element.tag, name, value)
     assert "nan" not in re.sub(r"<title>.*?</title>", "", chart).lower()
     return root
 
@@ -125,13 +127,13 @@ def test_any_measurements_make_a_chart(measured: list[tuple[float, float]]) -> N
 def test_throughput_has_a_line_and_a_name_for_each_profile() -> None:
     root = parse(throughput_chart({"original": points(2.0), "int8": points(1.0)}))
     assert len(list(root.iter(SVG + "polyline"))) == 2
-    assert titles(root)[0] == "original: 500 rows/s at batch 1"
+    assert titles(root)[0] == "original: 500 rows/s at batch size 1"
     assert len(titles(root)) == 6
 
 
 def test_throughput_of_one_point_or_an_empty_profile() -> None:
     root = parse(throughput_chart({"original": (), "int8": (LatencyPoint(1, 0.5, 0.6),)}))
-    assert titles(root) == ["int8: 2,000 rows/s at batch 1"]
+    assert titles(root) == ["int8: 2,000 rows/s at batch size 1"]
 
 
 def test_ticks_are_round_numbers() -> None:
@@ -140,3 +142,60 @@ def test_ticks_are_round_numbers() -> None:
     assert len(numbers) >= 4
     mantissas = [number / 10 ** math.floor(math.log10(number)) for number in numbers]
     assert mantissas == pytest.approx([round(mantissa, 1) for mantissa in mantissas])
+
+
+X, Y = Scale("groups", "{:.0f}"), Scale("top-1", "{:.1%}")
+
+
+def test_each_series_is_a_line_through_its_points_with_its_name() -> None:
+    root = parse(line_chart({"a": [(0, 0.5), (2, 0.75)], "b": [(0, 0.5)]}, "t", X, Y, marks=[("allowed", 0.6)]))
+    assert titles(root) == ["a: 50.0% top-1 at groups 0", "a: 75.0% top-1 at groups 2", "b: 50.0% top-1 at groups 0"]
+    first, second = (element.get("points") for element in root.iter(SVG + "polyline"))
+    assert len((first or "").split()) == 2
+    assert len((second or "").split()) == 1
+    start, end = (tuple(map(float, point.split(","))) for point in (first or "").split())
+    (floor,) = lines(root, "floor")
+    assert start[0] < end[0]
+    assert start[1] > float(floor.get("y1", 0)) > end[1]
+    assert {"a", "b", "allowed"} <= {element.text for element in root.iter(SVG + "text")}
+
+
+def test_names_of_lines_that_end_together_do_not_meet() -> None:
+    names = {f"line {index}": [(0.0, 0.1), (1.0, 0.1)] for index in range(9)}
+    texts = {element.text: element for element in parse(line_chart(names, "t", X, Y)).iter(SVG + "text")}
+    heights = sorted(float(texts[name].get("y", 0)) for name in names)
+    assert all(below - above >= 14 for above, below in pairwise(heights))
+
+
+def test_what_a_logarithmic_axis_cannot_show_is_left_out() -> None:
+    points = [(0.0, 1.0), (-1.0, 1.0), (1.0, float("nan")), (float("inf"), 1.0), (2.0, 3.0)]
+    assert len(titles(parse(line_chart({"a": points}, "t", X._replace(log=True), Y)))) == 1
+    empty = parse(line_chart({"a": points[:4], "b": []}, "t", X._replace(log=True), Y))
+    assert not list(empty.iter(SVG + "polyline"))
+
+
+@given(st.dictionaries(st.text("ab<&", max_size=3), st.lists(st.tuples(*[st.floats(-1e9, 1e9)] * 2), max_size=4)))
+def test_any_points_make_a_chart(series: dict) -> None:
+    root = parse(line_chart(series, "t", X, Y))
+    assert len(titles(root)) == sum(len(points) for points in series.values())
+
+
+def test_bars_reach_from_zero_to_their_value() -> None:
+    root = parse(bar_chart([("up", 2.0, 1.0), ("down", -1.0, math.nan)], "t", Scale("loss"), Scale("ms")))
+    up, down, other = (element for element in root.iter(SVG + "rect"))
+    assert float(up.get("width", 0)) == pytest.approx(2 * float(down.get("width", 0)), abs=0.2)
+    assert float(up.get("x", 0)) == pytest.approx(float(down.get("x", 0)) + float(down.get("width", 0)), abs=0.2)
+    assert float(other.get("x", 0)) > float(up.get("x", 0)) + float(up.get("width", 0))
+    assert titles(root) == ["up: 2 loss", "down: -1 loss", "up: 1 ms", "down: nan ms"]
+    assert [e.text for e in root.iter(SVG + "text") if titles(e) == ["down: nan ms"]] == ["–"]
+
+
+def test_long_names_are_cut_and_hostile_ones_escaped() -> None:
+    hostile = "<b>" + "x" * 90
+    chart = bar_chart([(hostile, 1.0)], "<t>", Scale("<loss>"))
+    assert "<b>" not in chart
+    texts = [element.text or "" for element in parse(chart).iter(SVG + "text")]
+    assert texts[0].endswith("…")
+    assert "<loss>" in texts
+    assert titles(parse(chart))[0].startswith(hostile)
+    assert not list(parse(bar_chart([], "none", Scale("loss"))).iter(SVG + "rect"))

@@ -1,10 +1,12 @@
-"""Charts as SVG text: a scatter of accuracy by latency with its Pareto front, and throughput by batch. No script, no files."""
+"""Charts as SVG text: any lines, any ranked bars, accuracy by latency with its Pareto front. No script, no files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
+from typing import NamedTuple
 
 from penstock.bundle.evidence import CandidateRecord, Evidence, LatencyPoint
 
@@ -12,19 +14,30 @@ _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 24, 46
 _ACROSS, _UP = (_LEFT, _WIDTH - _RIGHT), (_HEIGHT - _BOTTOM, _TOP)
 _COLORS = {"fp32": "#2563eb", "bf16": "#d97706", "int8": "#059669"}
-_SERIES_COLORS = ("#64748b", "#059669")
+_SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc2626", "#0891b2", "#be185d")
+_LINE = 15
+"""Pixels from one line of text to the next."""
+_BAR, _NAMES, _LONGEST_NAME = 20, 210, 32
+"""Pixels of a row of bars, of the column of names, and letters in a name that fits there."""
+
+
+class Scale(NamedTuple):
+    """What an axis shows: its title, how a value is written, and whether it is logarithmic."""
+
+    title: str
+    form: str = "{:g}"
+    log: bool = False
 
 
 class _Axis:
-    """Maps values to pixels, linearly or by their logarithm, with a margin at both ends; ``form`` writes a tick."""
+    """Maps values to pixels, with a margin at both ends, and finds round values to mark."""
 
-    def __init__(
-        self, values: Sequence[float], pixels: tuple[float, float], title: str, form: str, *, log: bool
-    ) -> None:
-        self.title, self.form = title, form
-        self._log = log
+    def __init__(self, values: Sequence[float], pixels: tuple[float, float], scale: Scale) -> None:
+        self.title = escape(scale.title + " (logarithmic)" * scale.log)
+        self.form, self._log = scale.form, scale.log
         start, end = pixels
-        low, high = (math.log(v) if log else v for v in (min(values), max(values)))
+        values = values or [1.0]
+        low, high = (math.log(v) if scale.log else v for v in (min(values), max(values)))
         margin = 0.08 * (high - low) or abs(low) * 0.05 or 0.5
         self._low, self._high, self._start, self._end = low - margin, high + margin, start, end
 
@@ -49,6 +62,67 @@ class _Axis:
         return [value for value in steps if low <= value <= high]
 
 
+def line_chart(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+    x_scale: Scale,
+    y_scale: Scale,
+    marks: Sequence[tuple[str, float]] = (),
+) -> str:
+    """A line for each of ``series`` through its points (x, y), and a dashed line across, with its name, at each y of ``marks``.
+
+    Points that are not finite, or not positive on a logarithmic axis, are left out.
+    """
+    drawn = {name: [point for point in points if _is_on(point, x_scale, y_scale)] for name, points in series.items()}
+    drawn = {name: points for name, points in drawn.items() if points}
+    levels = [(name, level) for name, level in marks if _is_on((1.0, level), x_scale, y_scale)]
+    x = _Axis([x for points in drawn.values() for x, _ in points], _ACROSS, x_scale)
+    y = _Axis([y for points in drawn.values() for _, y in points] + [level for _, level in levels], _UP, y_scale)
+    parts = _frame(x, y)
+    for name, level in levels:
+        parts += _level(name, y(level))
+    heights = _spread([y(points[-1][1]) - 10 for points in drawn.values()])
+    for index, ((name, points), height) in enumerate(zip(drawn.items(), heights, strict=True)):
+        color = _SERIES_COLORS[index % len(_SERIES_COLORS)]
+        path = " ".join(f"{x(across):.1f},{y(up):.1f}" for across, up in points)
+        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
+        for across, up in points:
+            tip = f"{name}: {y.form.format(up)} {y_scale.title} at {x_scale.title} {x.form.format(across)}"
+            parts.append(
+                f'<circle cx="{x(across):.1f}" cy="{y(up):.1f}" r="4" fill="{color}"><title>{escape(tip)}</title></circle>'
+            )
+        parts.append(
+            f'<text x="{x(points[-1][0]) - 8:.1f}" y="{height:.1f}" text-anchor="end" style="fill:{color}">{escape(name)}</text>'
+        )
+    return _svg(parts, title)
+
+
+def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scales: Scale) -> str:
+    """A row for each name, in order, with one bar from zero for each of ``scales``, side by side.
+
+    A row is a name and as many values as there are scales; what is not finite is drawn as a dash. Bars are not logarithmic.
+    """
+    bottom = _TOP + _BAR * max(1, len(rows))
+    room = (_WIDTH - _NAMES - _RIGHT) / len(scales)
+    parts = []
+    for row, (name, *_) in enumerate(rows):
+        short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+        middle = _TOP + _BAR * (row + 0.5) + 4
+        parts.append(f'<text x="{_NAMES - 8}" y="{middle:.1f}" text-anchor="end">{escape(short)}</text>')
+    for column, scale in enumerate(scales):
+        start, end = _NAMES + room * column, _NAMES + room * (column + 1) - _LINE
+        values = [float(values[column]) for _, *values in rows]
+        x = _Axis([0.0, *(value for value in values if math.isfinite(value))], (start, end), scale._replace(log=False))
+        parts += _grid_across(x, bottom)
+        parts.append(
+            f'<text class="title" x="{(start + end) / 2:.0f}" y="{bottom + 38}" text-anchor="middle">{x.title}</text>'
+        )
+        for row, ((name, *_), value) in enumerate(zip(rows, values, strict=True)):
+            color = _SERIES_COLORS[(column + 1) % len(_SERIES_COLORS)]
+            parts.append(_bar(f"{name}: {x.form.format(value)} {scale.title}", x, value, _TOP + _BAR * row, color))
+    return _svg(parts, title, bottom + _BOTTOM)
+
+
 def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
     """The measured records that no other one beats in both latency and accuracy, by rising latency."""
     front: list[CandidateRecord] = []
@@ -63,14 +137,10 @@ def pareto_chart(evidence: Evidence) -> str:
     records = _measured((evidence.baseline, *evidence.candidates))
     floor = _value(evidence.baseline) - evidence.max_accuracy_loss
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
-    title = "p50 latency of one call, ms (logarithmic)"
-    x = _Axis([record.latency_ms or 1.0 for record in records], _ACROSS, title, "{:.4g}", log=True)
-    y = _Axis([floor, *(_value(record) for record in records)], _UP, metric, "{:.2%}", log=False)
-    parts = _frame(x, y)
-    parts.append(f'<line class="floor" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(floor):.1f}" y2="{y(floor):.1f}"/>')
-    parts.append(
-        f'<text class="note" x="{_WIDTH - _RIGHT - 4}" y="{y(floor) - 5:.1f}" text-anchor="end">least allowed</text>'
-    )
+    x_scale = Scale("p50 latency of one call, ms", "{:.4g}", log=True)
+    x = _Axis([record.latency_ms or 1.0 for record in records], _ACROSS, x_scale)
+    y = _Axis([floor, *(_value(record) for record in records)], _UP, Scale(metric, "{:.2%}"))
+    parts = _frame(x, y) + _level("least allowed", y(floor))
     front = pareto(records)
     path = " ".join(f"{x(r.latency_ms or 1.0):.1f},{y(_value(r)):.1f}" for r in front)
     parts.append(f'<polyline class="front" points="{path}"/>')
@@ -81,25 +151,9 @@ def pareto_chart(evidence: Evidence) -> str:
 
 def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
     """Rows per second of one instance by batch size (both logarithmic), one line per profile."""
-    rates = {name: [(p.batch, p.batch / p.p50_ms * 1e3) for p in points] for name, points in profiles.items() if points}
-    x = _Axis(
-        [b for points in rates.values() for b, _ in points], _ACROSS, "batch size (logarithmic)", "{:g}", log=True
-    )
-    y = _Axis([rate for points in rates.values() for _, rate in points], _UP, "rows/s", "{:,.0f}", log=True)
-    parts = _frame(x, y)
-    for (name, points), color in zip(rates.items(), _SERIES_COLORS, strict=False):
-        path = " ".join(f"{x(batch):.1f},{y(rate):.1f}" for batch, rate in points)
-        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
-        for batch, rate in points:
-            label = f"{escape(name)}: {rate:,.0f} rows/s at batch {batch}"
-            parts.append(
-                f'<circle cx="{x(batch):.1f}" cy="{y(rate):.1f}" r="4" fill="{color}"><title>{label}</title></circle>'
-            )
-        batch, rate = points[-1]
-        parts.append(
-            f'<text x="{x(batch) - 8:.1f}" y="{y(rate) - 10:.1f}" text-anchor="end" style="fill:{color}">{escape(name)}</text>'
-        )
-    return _svg(parts, "Throughput by batch size")
+    rates = {name: [(p.batch, p.batch / p.p50_ms * 1e3) for p in points] for name, points in profiles.items()}
+    x_scale, y_scale = Scale("batch size", log=True), Scale("rows/s", "{:,.0f}", log=True)
+    return line_chart(rates, "Throughput by batch size", x_scale, y_scale)
 
 
 def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> str:
@@ -124,14 +178,52 @@ def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> s
     return ring + shape + text
 
 
-def _frame(x: _Axis, y: _Axis) -> list[str]:
-    """Grid, ticks and titles."""
+def _bar(tip: str, x: _Axis, value: float, top: float, color: str) -> str:
+    note = f"<title>{escape(tip)}</title>"
+    if not math.isfinite(value):
+        return f'<text x="{x(0.0) + 4:.1f}" y="{top + _BAR / 2 + 4:.1f}">–{note}</text>'
+    left, right = sorted((x(0.0), x(value)))
+    size = f'width="{max(1.0, right - left):.1f}" height="{_BAR - 6}"'
+    return f'<rect x="{left:.1f}" y="{top + 3:.1f}" {size} fill="{color}">{note}</rect>'
+
+
+def _level(name: str, at: float) -> list[str]:
+    """A dashed line across at height ``at``, and its name."""
+    right = _WIDTH - _RIGHT
+    return [
+        f'<line class="floor" x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>',
+        f'<text class="note" x="{right - 4}" y="{at - 5:.1f}" text-anchor="end">{escape(name)}</text>',
+    ]
+
+
+def _spread(heights: Sequence[float]) -> list[float]:
+    """``heights`` of labels moved down where they would meet, and all of them back up where that leaves the frame."""
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    placed = list(heights)
+    for above, below in pairwise(order):
+        placed[below] = max(placed[below], placed[above] + _LINE)
+    too_low = max(0.0, max(placed, default=0.0) - (_HEIGHT - _BOTTOM))
+    return [height - too_low for height in placed]
+
+
+def _is_on(point: tuple[float, float], *scales: Scale) -> bool:
+    return all(math.isfinite(v) and (v > 0 or not scale.log) for v, scale in zip(point, scales, strict=True))
+
+
+def _grid_across(x: _Axis, bottom: float) -> list[str]:
+    """Lines up and ticks under them."""
     parts = []
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     for value in x.ticks():
         at = f"{x(value):.1f}"
         parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}"/>')
         parts.append(f'<text x="{at}" y="{bottom + 16}" text-anchor="middle">{x.form.format(value)}</text>')
+    return parts
+
+
+def _frame(x: _Axis, y: _Axis) -> list[str]:
+    """Grid, ticks and titles."""
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    parts = _grid_across(x, bottom)
     for value in y.ticks():
         at = f"{y(value):.1f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
@@ -143,8 +235,8 @@ def _frame(x: _Axis, y: _Axis) -> list[str]:
     return parts
 
 
-def _svg(parts: Sequence[str], label: str) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+def _svg(parts: Sequence[str], label: str, height: int = _HEIGHT) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">'
     return head + f"<style>{STYLE}</style>" + "".join(parts) + "</svg>"
 
 
