@@ -343,7 +343,7 @@ COMMAND += ["--threads", "1", "--budget", "100ms", "-o", "net.bundle"]
 # The command itself, with the disk or the process taken away at the moment that a test names.
 RUN = "import sys; sys.argv[1:] = {command}; from penstock.cli.main import run; {accident}; run()"
 KILL_WHILE_TUNING = (
-    "import os; from penstock.offline.tune import tuner; tuner.finalists = lambda trials: os.kill(os.getpid(), 9)"
+    "import os; from penstock.offline.tune import tuner; tuner.finalists = lambda *_: os.kill(os.getpid(), 9)"
 )
 KILL_BEFORE_RENAME = "import os; os.fsync = lambda file: os.kill(os.getpid(), 9)"
 FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"

@@ -46,7 +46,11 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     reason: str
     calibration: str = ""
     """Calibration method and placement of an INT8 candidate."""
+    compression: str = ""
+    """The steps that changed its weights or its structure; empty if it has the original's own."""
     size_bytes: int = 0
+    stored_bytes: int = 0
+    """Its bytes as coded; 0 if it is stored as it is."""
     batch: int = 1
     """Batch of highest throughput that the contract allows; measured for finalists."""
     latency_ms: float | None = None
@@ -58,6 +62,24 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     accuracy: Accuracy | None = None
     rows_per_second: float | None = None
     """At ``batch``."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One step that a compression plan tried, and what came of it, held against the original on samples of its own."""
+
+    name: str
+    parent: str
+    """The attempt that it went on from; empty for the original."""
+    outcome: Literal["kept", "rejected", "failed", "skipped"]
+    reason: str
+    accuracy: Accuracy | None = None
+    speedup: Interval | None = None
+    size_bytes: int = 0
+    stored_bytes: int = 0
+    """As coded; 0 if it was not coded."""
+    digest: str = ""
+    """Of the model that it made; empty if there is none."""
+    seconds: float = 0.0
 
 
 class LatencyPoint(msgspec.Struct, frozen=True):
@@ -92,6 +114,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Profile of the original by batch size, measured beside the chosen variant's."""
     rows_per_call: int = 1
     """Rows in the calls that candidates were timed and judged on."""
+    attempts: tuple[Attempt, ...] = ()
+    """What a compression plan tried, in order."""
     optimization: dict[str, Any] = {}
     """The optimiser's report: every pass, nodes before and after, error measured."""
     data: dict[str, str] = {}
@@ -104,7 +128,8 @@ class Evidence(msgspec.Struct, frozen=True):
         """The optimised graph as FP32 on the baseline's engine and threads: beside the baseline, what the passes gained."""
         before = self.baseline
         same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
-        return next((one for one in same if one.precision == "fp32" and one.latency_ms is not None), None)
+        exact = (one for one in same if one.precision == "fp32" and not one.compression)
+        return next((one for one in exact if one.latency_ms is not None), None)
 
     def candidate(self, name: str) -> CandidateRecord:
         """The record called ``name``; KeyError if there is none."""

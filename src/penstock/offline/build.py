@@ -10,7 +10,7 @@ Nothing appears at the target before the last step, which is atomic: a build tha
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -33,13 +33,8 @@ from penstock.errors import (
     InvalidData,
     InvalidModel,
     PenstockError,
-    Unsupported,
 )
-from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
-from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
+from penstock.offline.compress.ptq.ranges import Method
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
@@ -49,16 +44,17 @@ from penstock.offline.tune.space import (
     BASELINE_ENGINE,
     ORIGINAL,
     Candidate,
+    Version,
     candidates,
     fallback,
     originals,
     thread_counts,
 )
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
-from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts, machine_facts
+from penstock.offline.versions import OnProgress, integer_versions
+from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, Signature
 
-OnProgress = Callable[[str, int, int], None]
 Data = str | Path | Mapping[str, Array]
 
 _HELD_OUT = 0.2
@@ -134,10 +130,9 @@ def build(
     sample = evaluation.rows(0, signature.smallest_batch)
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
-    scheme = integer_scheme(machine)
     with _blaming(calibrate):
-        int8, notes = _quantized(fp32, calibration, recipe, scheme, on_progress)
-    tried = candidates(fp32, int8, engines, threads, machine, _required_isa(scheme, machine))
+        int8, notes = integer_versions(fp32, calibration, recipe.methods, machine, on_progress)
+    tried = candidates([Version(fp32), *int8], engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = Limits(machine.memory_bytes, recipe.budget_s, rows)
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
@@ -244,44 +239,6 @@ def _dataset(data: Data, signature: Signature) -> Dataset:
     if isinstance(data, str | Path):
         return load_dataset(data, signature)
     return check_dataset({name: np.asarray(array) for name, array in data.items()}, signature)
-
-
-def _quantized(
-    fp32: Artifact, calibration: Dataset | None, recipe: Recipe, scheme: IntegerScheme, on_progress: OnProgress
-) -> tuple[dict[str, Artifact], tuple[str, ...]]:
-    """The INT8 models by calibration method, and notes on why there are none."""
-    if calibration is None:
-        return {}, ("INT8 was not tried: there was no calibration data",)
-    if not recipe.methods:
-        return {}, ("INT8 was not tried: no calibration method was asked for",)
-    try:
-        statistics = collect(
-            fp32, calibration.inputs, progress=lambda done, total: on_progress("calibrate", done, total)
-        )
-    except Unsupported as error:
-        return {}, (f"INT8 was not tried: {error.message}",)
-    found: dict[str, Artifact] = {}
-    refusals: list[str] = []
-    ways = [(placement, method) for placement in Placement for method in recipe.methods]
-    for number, (placement, method) in enumerate(ways):
-        on_progress("quantize", number, len(ways))
-        try:
-            model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
-        except Unsupported as error:
-            refusals.append(error.message)
-            continue
-        # On a plain chain of layers both placements write the same model; one candidate of it is enough.
-        if all(model.digest != other.digest for other in found.values()):
-            found[f"{method.value}-{placement.value}"] = model
-    on_progress("quantize", len(ways), len(ways))
-    if not found:
-        return {}, (f"INT8 was not tried: {refusals[0]}",)
-    return found, (f"INT8 on this CPU: {scheme.reason}",)
-
-
-def _required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
-    """Weights of full range saturate on CPUs without a dot product, which this one has; those of 7 bits run anywhere."""
-    return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()
 
 
 def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:

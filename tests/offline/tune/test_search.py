@@ -10,7 +10,17 @@ import models
 from evidences import accuracy, points
 from penstock.bundle.evidence import Interval
 from penstock.offline.tune.contract import Contract, is_faster
-from penstock.offline.tune.search import FINALISTS, Trial, choose, explain, finalists, record, running
+from penstock.offline.tune.search import (
+    FINALISTS,
+    Trial,
+    choose,
+    choose_smallest,
+    explain,
+    explain_sizes,
+    finalists,
+    record,
+    running,
+)
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import Timings
 
@@ -215,3 +225,33 @@ def test_a_record_of_what_failed_has_no_figures() -> None:
     found = record(Trial(trial("broken", 1.0).candidate, status="failed", reason="cannot load"), Contract())
     assert (found.latency_ms, found.p99_ms, found.speedup, found.accuracy, found.rows_per_second) == (None,) * 5
     assert found.batch == 1
+
+
+def sized(name: str, disk_bytes: int, ms: float) -> Trial:
+    made = trial(name, ms)
+    return msgspec.structs.replace(made, candidate=msgspec.structs.replace(made.candidate, stored_bytes=disk_bytes))
+
+
+def test_the_smallest_wins_and_in_a_close_call_the_quicker() -> None:
+    field = [sized("large", 200, 0.1), sized("small", 101, 0.8), sized("smaller", 100, 0.9), sized("tiny", 10, 2.0)]
+    assert names_of(choose_smallest(originals(), field, Contract(p99_ms=1.5))) == "small"
+    assert names_of(choose_smallest(originals(), field, Contract())) == "tiny"
+    assert names_of(choose_smallest(originals(), [], Contract())) == "original-t1"
+    assert choose_smallest(originals(), field, Contract(p99_ms=0.01)) is None
+    assert finalists(field, smallest=True)[0].candidate.name == "tiny"
+
+
+def test_what_lost_on_size_says_by_how_much() -> None:
+    small, large, same = sized("small", 100, 1.0), sized("large", 250, 1.0), sized("same", 100, 1.2)
+    explain_sizes(small, originals(), [small, large, same])
+    assert (small.status, large.reason, same.reason) == (
+        "chosen",
+        "2.50x the chosen one's bytes",
+        "as small, and slower",
+    )
+    assert small.reason == f"100 bytes, {MODEL.size_bytes / 100:.2f}x smaller than the original"
+
+
+def names_of(winner: Trial | None) -> str:
+    assert winner is not None
+    return winner.candidate.name

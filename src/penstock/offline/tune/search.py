@@ -20,6 +20,9 @@ FINALISTS = 4
 CLOSE_CALL = 1.05
 """Within this ratio of the best, the candidate with fewer threads wins, then the more accurate one."""
 
+CLOSE_SIZE = 1.01
+"""Within this ratio of the smallest, the quicker one wins."""
+
 Compare = Callable[["Trial", "Trial"], Interval]
 """How many times faster the second trial is than the first."""
 
@@ -65,12 +68,13 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
 
 
-def finalists(trials: Sequence[Trial]) -> list[Trial]:
-    """The best few of the running, and for each of their thread counts the quickest exact one.
+def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
+    """The best few of the running, and for each of their thread counts the quickest exact one; the best are those of least
+    cost, or the ``smallest``.
 
     The p99 is judged only on them: the tail of a short screening says more about the neighbours than about the model.
     """
-    ranked = sorted(running(trials), key=lambda trial: trial.cost)
+    ranked = sorted(running(trials), key=lambda trial: (_disk_bytes(trial) if smallest else 0, trial.cost))
     chosen = ranked[:FINALISTS]
     for threads in sorted({trial.candidate.threads for trial in chosen}):
         exact = _quickest_exact(ranked, threads)
@@ -98,6 +102,24 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
         close = [trial for trial in field if trial.cost <= CLOSE_CALL * least]  # 3
         return min(close, key=lambda trial: (trial.candidate.threads, _error(trial), trial.p50_ms))
     return min((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.p50_ms, default=None)  # 4
+
+
+def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract) -> Trial | None:
+    """The one that takes the least on disk, or None if the contract is unmet; in a close call the one of least cost."""
+    field = [trial for trial in (*running(trials), *bases) if not contract.latency_objection(trial.p99_ms)]
+    least = min((_disk_bytes(trial) for trial in field), default=0)
+    close = [trial for trial in field if _disk_bytes(trial) <= CLOSE_SIZE * least]
+    return min(close, key=lambda trial: trial.cost, default=None)
+
+
+def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
+    """Give every trial that lost on size the reason why."""
+    least = _disk_bytes(winner)
+    for trial in (*bases, *running(trials)):
+        larger = _disk_bytes(trial) / least
+        trial.reason = f"{larger:.2f}x the chosen one's bytes" if larger > CLOSE_SIZE else "as small, and slower"
+    winner.status = "chosen"
+    winner.reason = f"{least:,d} bytes, {_disk_bytes(bases[0]) / least:.2f}x smaller than the original"
 
 
 def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
@@ -137,7 +159,9 @@ def record(trial: Trial, contract: Contract) -> CandidateRecord:
         status=trial.status,
         reason=trial.reason,
         calibration=candidate.calibration,
+        compression=candidate.compression,
         size_bytes=candidate.artifact.size_bytes,
+        stored_bytes=candidate.stored_bytes,
         batch=point.batch if point else 1,
         latency_ms=trial.timings.p50_ms if trial.timings else None,
         p99_ms=trial.timings.p99_ms if trial.timings else None,
@@ -162,6 +186,10 @@ def _quickest_exact(trials: Sequence[Trial], threads: int) -> Trial | None:
 
 def _error(trial: Trial) -> float:
     return trial.accuracy.relative_error if trial.accuracy else 0.0
+
+
+def _disk_bytes(trial: Trial) -> int:
+    return trial.candidate.disk_bytes
 
 
 def _times(interval: Interval | None) -> str:

@@ -1,8 +1,8 @@
-"""The space of candidates: engine × precision × calibration × threads. Pure: nothing is loaded or measured here."""
+"""The space of candidates: version × engine × threads. Pure: nothing is loaded or measured here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,20 @@ ORIGINAL = "original"
 _BF16_ISA = ("avx512_bf16", "amx_bf16", "bf16")
 
 
+class Version(msgspec.Struct, frozen=True):
+    """A model that stands for the original: optimised, quantised, compressed."""
+
+    artifact: Artifact
+    precision: str = "fp32"
+    calibration: str = ""
+    """How an INT8 version's ranges were found; empty for others."""
+    compression: str = ""
+    """The steps that changed its weights or its structure; empty if it has the original's own."""
+    requires: tuple[str, ...] = ()
+    stored_bytes: int = 0
+    """Its bytes as coded; 0 if it is stored as it is."""
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """One way to run the model."""
 
@@ -26,12 +40,20 @@ class Candidate(msgspec.Struct, frozen=True):
     artifact: Artifact
     options: dict[str, Any]
     calibration: str = ""
+    compression: str = ""
     requires: tuple[str, ...] = ()
+    stored_bytes: int = 0
+    """Its bytes as coded; 0 if it is stored as it is."""
 
     @property
     def exact(self) -> bool:
-        """Whether it computes in the original's own precision."""
-        return self.precision == "fp32"
+        """Whether it computes what the original does, in its precision and with its weights."""
+        return self.precision == "fp32" and not self.compression
+
+    @property
+    def disk_bytes(self) -> int:
+        """What it takes in a bundle."""
+        return self.stored_bytes or self.artifact.size_bytes
 
     @property
     def numerics(self) -> tuple[str, str, str]:
@@ -48,32 +70,29 @@ def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
 
 
 def candidates(
-    fp32: Artifact,
-    int8: Mapping[str, Artifact],
-    engines: Sequence[str],
-    threads: Sequence[int],
-    machine: MachineFacts,
-    int8_requires: tuple[str, ...] = (),
+    versions: Sequence[Version], engines: Sequence[str], threads: Sequence[int], machine: MachineFacts
 ) -> list[Candidate]:
     """Every candidate worth measuring on ``machine``.
 
-    ``fp32`` is the optimised model, ``int8`` the quantised ones by calibration. BF16 is offered by OpenVINO only, and
-    only where the CPU computes in it: emulated BF16 is slower than FP32 and less accurate.
+    BF16 is made of FP32 versions by OpenVINO only, and only where the CPU computes in it: emulated BF16 is slower than
+    FP32 and less accurate.
     """
     bf16 = next((isa for isa in _BF16_ISA if isa in machine.isa), None)
     found = []
     for engine in engines:
         for count in threads:
-            found.append(_candidate(engine, "fp32", count, fp32))
-            if engine == "openvino" and bf16:
-                found.append(_candidate(engine, "bf16", count, fp32, requires=(bf16,)))
-            found += [_candidate(engine, "int8", count, model, name, int8_requires) for name, model in int8.items()]
+            for version in versions:
+                found.append(_candidate(engine, count, version))
+                if engine == "openvino" and bf16 and version.precision == "fp32":
+                    requires = (*version.requires, bf16)
+                    rounded = msgspec.structs.replace(version, precision="bf16", requires=requires)
+                    found.append(_candidate(engine, count, rounded))
     return found
 
 
 def fallback(fp32: Artifact, threads: int) -> Candidate:
     """What runs on any machine: the optimised model on ONNX Runtime."""
-    return msgspec.structs.replace(_candidate(BASELINE_ENGINE, "fp32", threads, fp32), name="fallback")
+    return msgspec.structs.replace(_candidate(BASELINE_ENGINE, threads, Version(fp32)), name="fallback")
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -86,14 +105,23 @@ def thread_counts(cores: int) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-def _candidate(
-    engine: str, precision: str, threads: int, artifact: Artifact, calibration: str = "", requires: tuple[str, ...] = ()
-) -> Candidate:
+def _candidate(engine: str, threads: int, version: Version) -> Candidate:
     options: dict[str, Any] = {"threads": threads}
     if engine == "onnxruntime" and threads > 1:
         # Threads that spin after a call take the core that the server's event loop waits for.
         options["spinning"] = False
     if engine == "openvino":
-        options["precision"] = "bf16" if precision == "bf16" else "f32"
-    name = "-".join(part for part in (engine, precision, calibration, f"t{threads}") if part)
-    return Candidate(name, engine, precision, threads, artifact, options, calibration, requires)
+        options["precision"] = "bf16" if version.precision == "bf16" else "f32"
+    parts = (engine, version.compression, version.precision, version.calibration, f"t{threads}")
+    return Candidate(
+        name="-".join(part for part in parts if part),
+        engine=engine,
+        precision=version.precision,
+        threads=threads,
+        artifact=version.artifact,
+        options=options,
+        calibration=version.calibration,
+        compression=version.compression,
+        requires=version.requires,
+        stored_bytes=version.stored_bytes,
+    )

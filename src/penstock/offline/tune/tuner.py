@@ -24,7 +24,15 @@ from penstock.errors import PenstockError
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import Judge, answers, make_judge
 from penstock.offline.tune.contract import Contract, unmet
-from penstock.offline.tune.search import Trial, choose, explain, finalists, record
+from penstock.offline.tune.search import (
+    Trial,
+    choose,
+    choose_smallest,
+    explain,
+    explain_sizes,
+    finalists,
+    record,
+)
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import ConditionsWatch, feed, interleave, repeat_rows, speedup
 from penstock.perf.profile import knee, profile
@@ -47,6 +55,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Seconds to spend on timing; loading and accuracy come on top."""
     rows: int = 1
     """Samples in a timed call."""
+    smallest: bool = False
+    """Choose what takes the least on disk under the contract, not what is fastest."""
 
 
 class TuneResult(msgspec.Struct, frozen=True):
@@ -82,6 +92,7 @@ class Tuner:
         self._rows = limits.rows
         self._memory_bytes = limits.memory_bytes
         self._budget_s = limits.budget_s
+        self._smallest = limits.smallest
         self._on_progress = on_progress
         self._known: dict[tuple[str, str, str], Accuracy] = {}
 
@@ -97,10 +108,10 @@ class Tuner:
         for group in self._groups():
             self._judge_accuracy(group, judge)
             self._screen(group)
-        last = finalists(self._trials)
+        last = finalists(self._trials, self._smallest)
         self._confirm(last)
         self._reject_slow(last)
-        winner = choose(bases, last, contract, _compare)
+        winner = choose_smallest(bases, last, contract) if self._smallest else choose(bases, last, contract, _compare)
         if winner is None:
             # A p99 counts only where it was confirmed, so the other trials cannot be named as a way out.
             judged = [trial for trial in self._trials if trial in last or trial.status == "rejected"]
@@ -108,7 +119,7 @@ class Tuner:
             tried = [record(trial, contract) for trial in (*bases, *self._trials)]
             error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
             raise error
-        explain(winner, bases, self._trials)
+        (explain_sizes if self._smallest else explain)(winner, bases, self._trials)
         return self._result(winner, watch)
 
     def _result(self, winner: Trial, watch: ConditionsWatch) -> TuneResult:

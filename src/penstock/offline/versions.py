@@ -1,0 +1,64 @@
+"""The versions of a model that a build tries: what quantisation makes of the optimised graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.artifact import Artifact
+from penstock.errors import Unsupported
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
+from penstock.offline.dataset import Dataset
+from penstock.offline.tune.space import Version
+from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
+
+OnProgress = Callable[[str, int, int], None]
+
+
+def integer_versions(
+    fp32: Artifact,
+    calibration: Dataset | None,
+    methods: Sequence[Method],
+    machine: MachineFacts,
+    on_progress: OnProgress = lambda *_: None,
+) -> tuple[list[Version], tuple[str, ...]]:
+    """The INT8 models of ``fp32``, one for each calibration method and placement that differs, and notes on why there are
+    none."""
+    if calibration is None:
+        return [], ("INT8 was not tried: there was no calibration data",)
+    if not methods:
+        return [], ("INT8 was not tried: no calibration method was asked for",)
+    scheme = integer_scheme(machine)
+    try:
+        statistics = collect(
+            fp32, calibration.inputs, progress=lambda done, total: on_progress("calibrate", done, total)
+        )
+    except Unsupported as error:
+        return [], (f"INT8 was not tried: {error.message}",)
+    found: dict[str, Artifact] = {}
+    refusals: list[str] = []
+    ways = [(placement, method) for placement in Placement for method in methods]
+    for number, (placement, method) in enumerate(ways):
+        on_progress("quantize", number, len(ways))
+        try:
+            model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
+        except Unsupported as error:
+            refusals.append(error.message)
+            continue
+        # On a plain chain of layers both placements write the same model; one candidate of it is enough.
+        if all(model.digest != other.digest for other in found.values()):
+            found[f"{method.value}-{placement.value}"] = model
+    on_progress("quantize", len(ways), len(ways))
+    if not found:
+        return [], (f"INT8 was not tried: {refusals[0]}",)
+    requires = required_isa(scheme, machine)
+    versions = [Version(model, "int8", calibration=name, requires=requires) for name, model in found.items()]
+    return versions, (f"INT8 on this CPU: {scheme.reason}",)
+
+
+def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
+    """Weights of full range saturate on CPUs without a dot product, which this one has; those of 7 bits run anywhere."""
+    return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()
