@@ -7,26 +7,33 @@ many tensors costs several passes. ONNX Runtime runs without graph rewrites: ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import onnx
 
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import InvalidArgument, InvalidData, Unsupported
+from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted, Unsupported
+from penstock.offline.compress.ptq.batches import Batches, Data
 from penstock.offline.compress.ptq.histogram import Histogram, TensorStatistics
 from penstock.offline.compress.ptq.placement import FloatModel, Placement
-from penstock.offline.dataset import check_dataset
+from penstock.resources import usable_memory
 from penstock.tensor import Array, DataType, Signature
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in total."""
 
+_MEMORY_SHARE = 0.5
+"""Share of the machine's memory that one batch of the largest tensor may take, with the tensor that it is made from."""
+_NAMED = 5
+"""Samples named in a message."""
+
 
 def collect(
     artifact: Artifact,
-    data: Mapping[str, Array],
+    data: Data,
     tensors: Sequence[str] | None = None,
     batch_size: int = 32,
     threads: int = 1,
@@ -35,16 +42,22 @@ def collect(
 ) -> dict[str, TensorStatistics]:
     """Statistics of ``tensors``, by default of all that an integer version of the model may need a range for.
 
-    ``data`` holds an array for each input by name, samples along the first axis; arrays of other names are left out. Batches
-    have ``batch_size`` samples and the last one what is left; a model with a fixed first axis of k gets k at a time.
+    ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose
+    shapes may differ: see ``batches.py``. Batches have at most ``batch_size`` samples; a model with a fixed first axis of k
+    gets k at a time. How the data are cut does not change the histograms beyond how the engine's own results depend on it.
     The state is one histogram a tensor; the outputs of one batch take up to ``memory_bytes``, or what the largest takes.
 
-    Raises InvalidData if the data do not fit the model, are not a multiple of k samples, or make a tensor NaN or infinite;
-    Unsupported if the model has nothing to quantise; InvalidArgument if ``tensors`` names one that is not FP32.
+    A tensor that is always empty keeps an empty histogram, and one that never varies a constant one: ``ranges`` gives the
+    first no range, so that its operators stay float, and the second one that holds its value and zero.
+
+    Raises InvalidData if the data do not fit the model, are not a multiple of k samples, or make a tensor NaN or infinite
+    (naming it, and the samples where its first axis counts them); ResourceExhausted if the largest tensor of one batch would take
+    more than half of the memory; Unsupported if the model has nothing to quantise; InvalidArgument if ``tensors`` names one
+    that is not FP32.
     """
     model = FloatModel(artifact)
     names = _checked(model, tensors)
-    batches = _Batches(model, artifact, data, batch_size)
+    batches = Batches(signature_of(artifact), data, batch_size)
     fixed, unclippable = model.fixed_ranges(), model.unclippable()
     found = {name: TensorStatistics(Histogram(), name not in unclippable, fixed.get(name)) for name in names}
     from_inputs = [name for name in names if name in model.input_names and name not in fixed]
@@ -58,44 +71,26 @@ def collect(
         if progress is not None:
             progress(steps, total)
 
-    if from_inputs:
+    for group in [from_inputs, *groups] if from_inputs else groups:
+        loaded = None if group is from_inputs else _load(model, group, threads)
+        first = 0
         for batch in batches:
-            _update(found, {name: batch[name] for name in from_inputs})
+            rows = len(next(iter(batch.values())))
+            outputs = loaded.forward(batch) if loaded else {name: batch[name] for name in group}
+            _update(found, outputs, first, rows)
+            first += rows
             step()
-    for group in groups:
-        loaded = _load(model, group, threads)
-        for batch in batches:
-            _update(found, loaded.forward(batch))
-            step()
-        loaded.unload()
+        if loaded:
+            loaded.unload()
     return found
 
 
-class _Batches:
-    """The data in batches, as often as asked for; the arrays are views."""
-
-    def __init__(self, model: FloatModel, artifact: Artifact, data: Mapping[str, Array], batch_size: int) -> None:
-        if batch_size < 1:
-            raise InvalidArgument(f"the batch size is {batch_size}", "give at least 1")
-        loaded = get_engine("onnxruntime").load(artifact, {"threads": 1, "graph_level": "disabled"})
-        signature: Signature = loaded.signature
-        loaded.unload()
-        self._dataset = check_dataset({name: data[name] for name in signature.input_names if name in data}, signature)
-        fixed = {spec.shape[0] for spec in signature.inputs if spec.shape[0] > 0}
-        if len(fixed) > 1:
-            raise Unsupported(f"the inputs' first axes are fixed to different sizes: {sorted(fixed)}")
-        self.smallest = max(fixed, default=1)
-        self.size = max(fixed, default=batch_size)
-        self.count = -(-self._dataset.count // self.size)
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        for start in range(0, self._dataset.count, self.size):
-            yield self._dataset.rows(start, start + self.size)
-
-    @property
-    def probe(self) -> dict[str, Array]:
-        """The smallest input that the model takes."""
-        return self._dataset.rows(0, self.smallest)
+def signature_of(artifact: Artifact) -> Signature:
+    """What goes into ``artifact`` and comes out. Raises InvalidModel if ONNX Runtime refuses it."""
+    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1, "graph_level": "disabled"})
+    signature = loaded.signature
+    loaded.unload()
+    return signature
 
 
 def _checked(model: FloatModel, tensors: Sequence[str] | None) -> list[str]:
@@ -112,23 +107,40 @@ def _checked(model: FloatModel, tensors: Sequence[str] | None) -> list[str]:
     return list(tensors)
 
 
-def _groups(model: FloatModel, names: list[str], batches: _Batches, threads: int, memory_bytes: int) -> list[list[str]]:
-    """``names`` in groups whose outputs for one batch fit ``memory_bytes``, judged by running the smallest input once."""
+def _groups(model: FloatModel, names: list[str], batches: Batches, threads: int, memory_bytes: int) -> list[list[str]]:
+    """``names`` in groups whose outputs for one batch fit ``memory_bytes``, judged by running a few samples of the largest batch."""
     if not names:
         return []
     loaded = _load(model, names, threads)
-    outputs = loaded.forward(batches.probe)
+    outputs = loaded.forward({name: array[: batches.smallest] for name, array in batches.largest.items()})
     loaded.unload()
+    rows = len(next(iter(batches.largest.values())))
+    sizes = {name: outputs[name].nbytes * rows // batches.smallest for name in names}
+    _check_memory(sizes, rows, batches.smallest)
     groups: list[list[str]] = [[]]
     used = 0
     for name in names:
-        size = outputs[name].nbytes * batches.size // batches.smallest
-        if groups[-1] and used + size > memory_bytes:
+        if groups[-1] and used + sizes[name] > memory_bytes:
             groups.append([])
             used = 0
         groups[-1].append(name)
-        used += size
+        used += sizes[name]
     return groups
+
+
+def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
+    """Refuse before the machine runs out: the largest tensor of a batch is there together with the one that it is made from."""
+    largest = max(sizes, key=lambda name: sizes[name])
+    needed, limit = 2 * sizes[largest], int(_MEMORY_SHARE * usable_memory())
+    if limit and needed > limit:
+        fitting = rows * limit // needed // smallest * smallest
+        raise ResourceExhausted(
+            f"tensor '{largest}' and its source take {needed / 2**20:.0f} MiB for a batch of {rows} sample(s), "
+            f"of {limit / 2**20:.0f} MiB that calibration may use here",
+            f"calibrate with batches of at most {fitting}"
+            if fitting
+            else "give smaller samples, or calibrate on a machine with more memory",
+        )
 
 
 def _load(model: FloatModel, outputs: Sequence[str], threads: int) -> LoadedModel:
@@ -141,9 +153,19 @@ def _load(model: FloatModel, outputs: Sequence[str], threads: int) -> LoadedMode
     return get_engine("onnxruntime").load(artifact, {"threads": threads, "graph_level": "disabled", "arena": False})
 
 
-def _update(found: dict[str, TensorStatistics], arrays: Mapping[str, Array]) -> None:
+def _update(found: dict[str, TensorStatistics], arrays: Mapping[str, Array], first: int, rows: int) -> None:
+    """Add what a batch of ``rows`` samples, from number ``first`` on, made of each tensor."""
     for name, array in arrays.items():
         try:
             found[name].histogram.update(array)
         except InvalidData as error:
-            raise InvalidData(f"tensor '{name}': {error.message}", error.hint) from None
+            where = _bad_samples(array, first, rows)
+            raise InvalidData(f"tensor '{name}' becomes NaN or infinite in {where}", error.hint) from None
+
+
+def _bad_samples(array: Array, first: int, rows: int) -> str:
+    if array.shape[:1] != (rows,):
+        return f"samples {first} to {first + rows - 1}"
+    bad = first + np.flatnonzero(~np.isfinite(array.reshape(rows, -1)).all(axis=1))
+    more = f" and {bad.size - _NAMED} more" if bad.size > _NAMED else ""
+    return f"sample(s) {', '.join(map(str, bad[:_NAMED].tolist()))}{more}"

@@ -1,0 +1,85 @@
+"""Calibration data in batches, as often as asked for: one set of arrays, or batches whose shapes and lengths differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from penstock.errors import InvalidArgument, InvalidData, Unsupported
+from penstock.offline.dataset import Dataset, check_dataset
+from penstock.tensor import Array, Signature
+
+Data = Mapping[str, Array] | Iterable[Mapping[str, Array]]
+"""An array for each input by name, samples along the first axis; or any number of such mappings, of which each may have other
+sizes along the axes that the model leaves free. The latter must begin anew each time that it is iterated over: a list, or an
+object whose ``__iter__`` reads the samples from where they lie.
+"""
+
+
+class Batches:
+    """``data`` checked against ``signature`` and cut into batches of at most ``batch_size`` samples; the arrays are views.
+
+    A model whose inputs' first axes are fixed to k gets k samples at a time. Arrays that are no inputs are left out.
+    Batches that are made when they are asked for are checked each time, and run through once to begin with.
+
+    Raises InvalidData if the data do not fit the signature or are none at all; InvalidArgument if they can be had only once.
+    """
+
+    def __init__(self, signature: Signature, data: Data, batch_size: int) -> None:
+        if batch_size < 1:
+            raise InvalidArgument(f"the batch size is {batch_size}", "give at least 1")
+        fixed = {spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] > 0}
+        if len(fixed) > 1:
+            raise Unsupported(f"the inputs' first axes are fixed to different sizes: {sorted(fixed)}")
+        self._signature = signature
+        self._size = max(fixed, default=batch_size)
+        self.smallest = max(fixed, default=1)
+        """The fewest samples that the model takes."""
+        self._parts: Iterable[Mapping[str, Array]] | Dataset
+        if isinstance(data, Mapping):
+            self._parts = self._check(data)
+        elif iter(data) is data:
+            raise InvalidArgument(
+                "the calibration batches can be iterated over only once, and calibration needs several passes",
+                "give a list, or an object whose __iter__ begins anew",
+            )
+        else:
+            self._parts = data
+        self._survey()
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        for part in self._datasets():
+            for start in range(0, part.count, self._size):
+                yield part.rows(start, start + self._size)
+
+    def _survey(self) -> None:
+        self.count = 0
+        """Number of batches."""
+        self.largest: dict[str, Array] = {}
+        """The batch that takes the most memory."""
+        digest, most = hashlib.sha256(), -1
+        for part in self._datasets():
+            digest.update(part.digest.encode())
+            self.count += -(-part.count // self._size)
+            batch = part.rows(0, self._size)
+            size = sum(array.nbytes for array in batch.values())
+            if size > most:
+                most, self.largest = size, batch
+        if not self.count:
+            raise InvalidData("there are no calibration batches", "give at least one sample, better some hundred")
+        self.digest = digest.hexdigest()
+        """Of names, types, shapes and values, in order."""
+
+    def _datasets(self) -> Iterator[Dataset]:
+        if isinstance(self._parts, Dataset):
+            yield self._parts
+            return
+        for number, part in enumerate(self._parts):
+            try:
+                yield self._check(part)
+            except InvalidData as error:
+                raise InvalidData(f"calibration batch {number}: {error.message}", error.hint) from None
+
+    def _check(self, arrays: Mapping[str, Array]) -> Dataset:
+        named = {name: arrays[name] for name in self._signature.input_names if name in arrays}
+        return check_dataset(named, self._signature)
