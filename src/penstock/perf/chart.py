@@ -17,7 +17,7 @@ _COLORS = {"fp32": "#2563eb", "bf16": "#d97706", "int8": "#059669"}
 _SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc2626", "#0891b2", "#be185d")
 _LINE = 15
 """Pixels from one line of text to the next."""
-_BAR, _NAMES, _LONGEST_NAME = 20, 210, 32
+_BAR, _NAMES, _LONGEST_NAME = 20, 210, 28
 """Pixels of a row of bars, of the column of names, and letters in a name that fits there."""
 
 

@@ -226,3 +226,22 @@ def test_outputs_that_cannot_be_paired_are_refused() -> None:
     halving = get_engine("onnxruntime").load(models.fails_on_odd_batch(), {"threads": 1})
     with pytest.raises(Unsupported, match=r"'y' has shape \[2, 4\] for 4 samples"):
         answers(halving, make_dataset({"x": np.ones((4, 2), np.float32)}, None))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels"),
+    [
+        ({"scores": SCORES}, np.array([0, 1, 2, 1])),
+        ({"scores": SCORES, "more": SCORES[::-1]}, None),
+        ({"box": SCORES[:, :, None]}, None),
+    ],
+    ids=["top-1", "agreement", "fidelity"],
+)
+def test_scores_are_the_accuracy_sample_by_sample(outputs: dict, labels: np.ndarray | None) -> None:
+    judge = make_judge(outputs, labels)
+    worse = {name: np.where(array > 4, -array, array) for name, array in outputs.items()}
+    scores = judge.scores(worse)
+    assert len(scores) == len(SCORES)
+    assert scores.dtype == (np.float64 if judge.metric == "fidelity" else np.bool_)
+    assert float(scores.mean()) == pytest.approx(judge.compare(worse).value)
+    assert float(scores.mean()) < float(judge.scores(outputs).mean())

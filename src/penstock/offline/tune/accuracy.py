@@ -51,19 +51,21 @@ class Judge(msgspec.Struct, frozen=True):
         if self.metric == "fidelity":
             loss = _mean_interval(sample_errors(self.reference, outputs))
             return Accuracy(self.metric, 1 - loss.value, loss, error, samples)
-        if self.labels is not None:
-            before, after = _hits(self.reference[self.output], self.labels), _hits(outputs[self.output], self.labels)
-        else:
-            targets = {name: array.argmax(axis=1) for name, array in self.reference.items()}
-            before, after = (
-                np.logical_and.reduce([_hits(given[name], target) for name, target in targets.items()])
-                for given in (self.reference, outputs)
-            )
+        before, after = self.scores(self.reference), self.scores(outputs)
         # What a label judges may differ as it likes; of the rest, the worst is held against the contract.
         unjudged = {name: e for name, e in errors.items() if self.labels is None or name != self.output}
         worst = max(unjudged, key=lambda name: unjudged[name], default="")
         loss = paired_interval(before, after)
         return Accuracy(self.metric, float(after.mean()), loss, error, samples, worst, unjudged.get(worst, 0.0))
+
+    def scores(self, outputs: Outputs) -> Array:
+        """How good ``outputs`` are, sample by sample: right or not as booleans, or for fidelity 1 - relative error as floats."""
+        if self.metric == "fidelity":
+            return np.asarray(1 - sample_errors(self.reference, outputs))
+        if self.labels is not None:
+            return _hits(outputs[self.output], self.labels)
+        hits = [_hits(outputs[name], array.argmax(axis=1)) for name, array in self.reference.items()]
+        return np.asarray(np.logical_and.reduce(hits))
 
     def original(self) -> Accuracy:
         """The original's own accuracy, which loses nothing by definition."""
