@@ -231,7 +231,7 @@ def test_outputs_that_cannot_be_paired_are_refused() -> None:
 @pytest.mark.parametrize(
     ("outputs", "labels"),
     [
-        ({"scores": SCORES}, np.array([0, 1, 2, 1])),
+        ({"scores": SCORES}, RIGHT),
         ({"scores": SCORES, "more": SCORES[::-1]}, None),
         ({"box": SCORES[:, :, None]}, None),
     ],
