@@ -151,7 +151,7 @@ def prunable_weights(model: ir.Model, options: PruneOptions | None = None) -> di
 
 def masked(array: Array, mask: Array) -> Array:
     """``array`` with +0 where ``mask`` is false."""
-    return np.where(mask, array, np.zeros((), array.dtype))
+    return np.asarray(np.where(mask, array, np.zeros((), array.dtype)))
 
 
 def write_weights(model: ir.Model, arrays: Mapping[str, Array]) -> None:
@@ -178,7 +178,7 @@ def sparsity(artifact: Artifact, options: PruneOptions | None = None) -> dict[st
 
 def magnitude(array: Array) -> Array:
     """``|w|``, flat, in FP32, or FP64 for FP64."""
-    return np.abs(array.reshape(-1).astype(np.float64 if array.dtype == np.float64 else np.float32))
+    return np.asarray(np.abs(array.reshape(-1).astype(np.float64 if array.dtype == np.float64 else np.float32)))
 
 
 def smallest(scores: Array, count: int) -> Array:
