@@ -1,0 +1,112 @@
+"""Elements chosen by index, by rank or by condition; indices may be negative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.offline.compress.training.operators.registry import Node, ints, operator
+from penstock.offline.compress.training.torch import Tensor, torch
+
+
+@operator("Gather")
+def gather(node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    axis = node.get("axis", 0) % x.ndim
+    at = _wrapped(indices, x.shape[axis])
+    return x.index_select(axis, at.reshape(-1)).reshape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
+
+
+@operator("GatherElements")
+def gather_elements(node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    axis = node.get("axis", 0)
+    return torch.gather(x, axis, _wrapped(indices, x.shape[axis]))
+
+
+@operator("GatherND")
+def gather_nd(node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    batch, depth = node.get("batch_dims", 0), indices.shape[-1]
+    at = [_wrapped(indices[..., axis], x.shape[batch + axis]) for axis in range(depth)]
+    grid = [
+        torch.arange(x.shape[axis]).reshape([-1 if d == axis else 1 for d in range(indices.ndim - 1)])
+        for axis in range(batch)
+    ]
+    return x[(*grid, *at)]
+
+
+@operator("ScatterND")
+def scatter_nd(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    if node.get("reduction", "none") not in ("none", "add"):
+        raise node.unsupported(f"a reduction by '{node.get('reduction')}'")
+    at = tuple(_wrapped(indices[..., axis], x.shape[axis]) for axis in range(indices.shape[-1]))
+    return x.index_put(at, updates, accumulate=node.get("reduction", "none") == "add")
+
+
+@operator("ScatterElements")
+def scatter_elements(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    axis, reduction = node.get("axis", 0), node.get("reduction", "none")
+    at = _wrapped(indices, x.shape[axis])
+    if reduction == "none":
+        return x.scatter(axis, at, updates)
+    names = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+    return x.scatter_reduce(axis, at, updates, names[reduction])
+
+
+@operator("OneHot", fixed=None)
+def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
+    """Indices out of range give a row without a one."""
+    (classes,) = ints(depth)
+    axis = node.get("axis", -1)
+    at = indices.to(torch.int64)
+    at = torch.where(at < 0, at + classes, at).unsqueeze(axis)
+    shape = [1] * at.ndim
+    shape[axis] = classes
+    return torch.where(at == torch.arange(classes).reshape(shape), values[1], values[0])
+
+
+@operator("ArgMax", fixed=None)
+def arg_max(node: Node, x: Tensor) -> Tensor:
+    return _first_or_last(node, x, torch.argmax)
+
+
+@operator("ArgMin", fixed=None)
+def arg_min(node: Node, x: Tensor) -> Tensor:
+    return _first_or_last(node, x, torch.argmin)
+
+
+def _first_or_last(node: Node, x: Tensor, function: Callable[..., Tensor]) -> Tensor:
+    axis, keep = node.get("axis", 0), bool(node.get("keepdims", 1))
+    if node.get("select_last_index", 0):
+        return x.shape[axis] - 1 - function(x.flip(axis), dim=axis, keepdim=keep)
+    return function(x, dim=axis, keepdim=keep)
+
+
+@operator("TopK")
+def top_k(node: Node, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Of equal values those of lower index come first, as ONNX wants and ``torch.topk`` does not."""
+    count, axis = (node.get("k") if k is None else int(k)), node.get("axis", -1)
+    order = torch.sort(x, dim=axis, descending=bool(node.get("largest", 1)), stable=True)
+    return order.values.narrow(axis, 0, count), order.indices.narrow(axis, 0, count)
+
+
+@operator("NonZero", fixed=None)
+def non_zero(_node: Node, x: Tensor) -> Tensor:
+    return torch.nonzero(x).T
+
+
+@operator("CumSum")
+def cum_sum(node: Node, x: Tensor, axis: Tensor) -> Tensor:
+    (along,) = ints(axis)
+    x = x.flip(along) if node.get("reverse", 0) else x
+    sums = torch.cumsum(x, along, dtype=x.dtype)
+    sums = sums - x if node.get("exclusive", 0) else sums
+    return sums.flip(along) if node.get("reverse", 0) else sums
+
+
+@operator("ArrayFeatureExtractor", domain="ai.onnx.ml")
+def array_feature_extractor(_node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    rows = x if x.ndim > 1 else x[None]
+    return rows.index_select(-1, indices.reshape(-1))
+
+
+def _wrapped(indices: Tensor, length: int) -> Tensor:
+    at = indices.to(torch.int64)
+    return torch.where(at < 0, at + length, at)

@@ -1,0 +1,81 @@
+"""Pools over spatial windows, and over whole planes."""
+
+from __future__ import annotations
+
+from penstock.offline.compress.training.operators.registry import Node, operator
+from penstock.offline.compress.training.operators.windows import Windows, pad, read_windows
+from penstock.offline.compress.training.torch import Tensor, functional, torch
+
+_MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+
+@operator("MaxPool")
+def max_pool(node: Node, x: Tensor) -> Tensor:
+    if len(node.outputs) > 1:
+        raise node.unsupported("the indices of a MaxPool")
+    windows = _read(node, x)
+    lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    padded = pad(windows.pad(x, lowest), *_overhang(node, windows, x), lowest)
+    return _MAX_POOLS[len(windows.kernel)](padded, windows.kernel, windows.stride, 0, windows.dilation)
+
+
+@operator("AveragePool")
+def average_pool(node: Node, x: Tensor) -> Tensor:
+    """Sums of windows by the number of elements in them; padding counts only if ``count_include_pad``."""
+    windows = _read(node, x)
+    overhang = _overhang(node, windows, x)
+    ones = torch.ones_like(x[:1, :1])
+    counted = windows.pad(ones, 1.0 if node.get("count_include_pad", 0) else 0.0)
+    sums = _window_sums(pad(windows.pad(x), *overhang), windows)
+    return sums / _window_sums(pad(counted, *overhang), windows)
+
+
+@operator("LpPool")
+def lp_pool(node: Node, x: Tensor) -> Tensor:
+    windows, p = _read(node, x), node.get("p", 2)
+    padded = pad(windows.pad(x), *_overhang(node, windows, x))
+    return _window_sums(padded.abs() ** p, windows) ** (1 / p)
+
+
+@operator("GlobalAveragePool")
+def global_average_pool(_node: Node, x: Tensor) -> Tensor:
+    return x.mean(list(range(2, x.ndim)), keepdim=True)
+
+
+@operator("GlobalMaxPool")
+def global_max_pool(_node: Node, x: Tensor) -> Tensor:
+    return x.amax(list(range(2, x.ndim)), keepdim=True)
+
+
+def _read(node: Node, x: Tensor) -> Windows:
+    kernel = list(node.get("kernel_shape"))
+    if len(kernel) not in _MAX_POOLS or len(kernel) != x.ndim - 2:
+        raise node.unsupported(f"a pool over {len(kernel)} axes of {x.ndim}")
+    return read_windows(node, kernel, list(x.shape[2:]))
+
+
+def _overhang(node: Node, windows: Windows, x: Tensor) -> tuple[list[int], list[int]]:
+    """Padding beyond the node's own that a last, partial window needs in ``ceil_mode``: before (none) and behind.
+
+    A window that would start behind the data and its padding in front is dropped.
+    """
+    none = [0] * len(windows.kernel)
+    if not node.get("ceil_mode", 0):
+        return none, none
+    behind = []
+    for axis, size in enumerate(x.shape[2:]):
+        step, reach = windows.stride[axis], windows.reach[axis]
+        padded = size + windows.begin[axis] + windows.end[axis]
+        last = -(-(padded - reach) // step) * step
+        if last >= size + windows.begin[axis]:
+            last -= step
+        behind.append(max(0, last + reach - padded))
+    return none, behind
+
+
+def _window_sums(x: Tensor, windows: Windows) -> Tensor:
+    kernel = torch.ones([1, 1, *windows.kernel], dtype=x.dtype)
+    planes = x.reshape(-1, 1, *x.shape[2:])
+    sums = _CONVOLUTIONS[len(windows.kernel)](planes, kernel, None, windows.stride, 0, windows.dilation)
+    return sums.reshape(*x.shape[:2], *sums.shape[2:])

@@ -1,0 +1,189 @@
+"""Operators that move elements, and those that compute shapes, exact in int64."""
+
+from __future__ import annotations
+
+from penstock.offline.compress.training.operators.elementwise import DTYPES
+from penstock.offline.compress.training.operators.registry import Node, ints, operator
+from penstock.offline.compress.training.torch import Tensor, functional, torch
+
+
+@operator("Identity")
+def identity(_node: Node, x: Tensor) -> Tensor:
+    return x
+
+
+@operator("Dropout", fixed=(1,))
+def dropout(node: Node, x: Tensor, *_ratio_and_mode: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    """As in inference: nothing is dropped."""
+    return x if len(node.outputs) == 1 else (x, torch.ones_like(x, dtype=torch.bool))
+
+
+@operator("Shape", fixed=None)
+def shape(node: Node, x: Tensor) -> Tensor:
+    return torch.tensor(list(x.shape)[node.get("start", 0) : node.get("end")], dtype=torch.int64)
+
+
+@operator("Size", fixed=None)
+def size(_node: Node, x: Tensor) -> Tensor:
+    return torch.tensor(x.numel(), dtype=torch.int64)
+
+
+@operator("Reshape")
+def reshape(node: Node, x: Tensor, shape: Tensor) -> Tensor:
+    wanted = ints(shape)
+    if not node.get("allowzero", 0):
+        wanted = [x.shape[axis] if length == 0 else length for axis, length in enumerate(wanted)]
+    return x.reshape(wanted)
+
+
+@operator("Flatten")
+def flatten(node: Node, x: Tensor) -> Tensor:
+    axis = node.get("axis", 1)
+    axis = axis + x.ndim if axis < 0 else axis
+    rows = int(torch.tensor(x.shape[:axis], dtype=torch.int64).prod())
+    columns = int(torch.tensor(x.shape[axis:], dtype=torch.int64).prod())
+    return x.reshape(rows, columns)
+
+
+@operator("Transpose")
+def transpose(node: Node, x: Tensor) -> Tensor:
+    return x.permute(*(node.get("perm") or reversed(range(x.ndim))))
+
+
+@operator("Concat")
+def concat(node: Node, *parts: Tensor) -> Tensor:
+    return torch.cat(parts, dim=node.get("axis"))
+
+
+@operator("Squeeze")
+def squeeze(node: Node, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    chosen = node.get("axes") if axes is None else ints(axes)
+    return x.squeeze() if chosen is None else x.squeeze(tuple(chosen))
+
+
+@operator("Unsqueeze")
+def unsqueeze(node: Node, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    chosen = node.get("axes") if axes is None else ints(axes)
+    rank = x.ndim + len(chosen)
+    for axis in sorted(axis % rank for axis in chosen):
+        x = x.unsqueeze(axis)
+    return x
+
+
+@operator("Slice")
+def slice_(
+    node: Node,
+    x: Tensor,
+    starts: Tensor | None = None,
+    ends: Tensor | None = None,
+    axes: Tensor | None = None,
+    steps: Tensor | None = None,
+) -> Tensor:
+    if starts is None or ends is None:  # before opset 10
+        first, last, chosen = node.get("starts"), node.get("ends"), node.get("axes")
+    else:
+        first, last, chosen = ints(starts), ints(ends), None if axes is None else ints(axes)
+    chosen = range(len(first)) if chosen is None else chosen
+    stride = [1] * len(first) if steps is None else ints(steps)
+    for axis, start, end, step in zip(chosen, first, last, stride, strict=True):
+        bounds = slice(start, end, step).indices(x.shape[axis])
+        if step > 0:
+            x = x[(slice(None),) * (axis % x.ndim) + (slice(*bounds),)]
+        else:
+            x = x.index_select(axis, torch.tensor(list(range(*bounds)), dtype=torch.int64))
+    return x
+
+
+@operator("Split")
+def split(node: Node, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+    axis, count = node.get("axis", 0), len(node.outputs)
+    parts = node.get("split") if lengths is None else ints(lengths)
+    # Without lengths the parts are equal; the last is shorter where that cannot be.
+    chosen = parts or -(-x.shape[axis] // count)
+    return tuple(torch.split(x, chosen, dim=axis))
+
+
+@operator("Expand")
+def expand(_node: Node, x: Tensor, shape: Tensor) -> Tensor:
+    return x.expand(torch.broadcast_shapes(x.shape, ints(shape)))
+
+
+@operator("Tile")
+def tile(_node: Node, x: Tensor, repeats: Tensor) -> Tensor:
+    return x.repeat(*ints(repeats)) if x.ndim else x
+
+
+@operator("Pad", fixed=(2,))
+def pad(
+    node: Node, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
+) -> Tensor:
+    sizes = list(node.get("pads")) if pads is None else ints(pads)
+    chosen = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in ints(axes)]
+    fill = node.get("value", 0.0) if value is None else value.item()
+    mode = node.get("mode", "constant")
+    for position, axis in enumerate(chosen):
+        before, behind = sizes[position], sizes[position + len(chosen)]
+        if mode == "constant":
+            pairs = [0, 0] * (x.ndim - 1 - axis) + [before, behind]
+            x = functional.pad(x, pairs, value=fill)
+        elif before or behind:
+            x = x.index_select(axis, _padded_positions(node, mode, x.shape[axis], before, behind))
+    return x
+
+
+def _padded_positions(node: Node, mode: str, length: int, before: int, behind: int) -> Tensor:
+    """Which element of ``length`` stands in each place of a padded axis."""
+    at = torch.arange(-before, length + behind)
+    if mode == "edge":
+        return at.clamp(0, length - 1)
+    if mode == "wrap":
+        return at % length
+    if mode == "reflect":
+        period = max(1, 2 * (length - 1))
+        folded = at.abs() % period
+        return torch.minimum(folded, period - folded)
+    raise node.unsupported(f"padding of mode '{mode}'")
+
+
+@operator("DepthToSpace")
+def depth_to_space(node: Node, x: Tensor) -> Tensor:
+    block, (n, c, h, w) = node.get("blocksize"), x.shape
+    if node.get("mode", "DCR") == "DCR":
+        parts = x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)
+    else:
+        parts = x.reshape(n, c // block**2, block, block, h, w).permute(0, 1, 4, 2, 5, 3)
+    return parts.reshape(n, c // block**2, h * block, w * block)
+
+
+@operator("SpaceToDepth")
+def space_to_depth(node: Node, x: Tensor) -> Tensor:
+    block, (n, c, h, w) = node.get("blocksize"), x.shape
+    parts = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(n, c * block**2, h // block, w // block)
+
+
+@operator("Trilu")
+def trilu(node: Node, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    k = 0 if diagonal is None else int(diagonal)
+    return torch.triu(x, k) if node.get("upper", 1) else torch.tril(x, k)
+
+
+@operator("ConstantOfShape", fixed=None)
+def constant_of_shape(node: Node, shape: Tensor) -> Tensor:
+    value = node.get("value")
+    if value is None:
+        return torch.zeros(ints(shape))
+    return torch.from_numpy(value.copy()).reshape(()).expand(ints(shape)).clone()
+
+
+@operator("EyeLike", fixed=None)
+def eye_like(node: Node, x: Tensor) -> Tensor:
+    rows, columns = torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])[None]
+    dtype = x.dtype if node.get("dtype") is None else DTYPES[node.get("dtype")]
+    return (columns - rows == node.get("k", 0)).to(dtype)
+
+
+@operator("Range", fixed=None)
+def range_(_node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    count = max(0, int(torch.ceil((limit - start) / delta)))
+    return start + delta * torch.arange(count, dtype=start.dtype)

@@ -1,0 +1,226 @@
+"""An ONNX graph as a torch module, and its weights written back into the same graph: nothing is exported a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidArgument, InvalidModel, PenstockError
+from penstock.offline.compress.training.operators import Node, Norms
+from penstock.offline.compress.training.operators.elementwise import DTYPES
+from penstock.offline.compress.training.program import Input, constant_tensors, read_program
+from penstock.offline.compress.training.torch import Tensor, nn, torch
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize.model import read_proto
+from penstock.tensor import Array
+
+Hook = Callable[[Tensor], Tensor]
+
+# What torch raises on shapes and types that do not fit.
+_TORCH_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
+
+
+class TrainableModel(nn.Module):  # type: ignore[misc]
+    """An ONNX graph whose FP32 weights are parameters, computed on the CPU.
+
+    A weight is an FP32 constant (initialiser or Constant node) that is the weight, bias or scale operand of an operator
+    that has one, or any other differentiable operand of more than one element that holds no mask (a value of 1e4 or more).
+    Settings (bounds of Clip, statistics of BatchNormalization, scales of QuantizeLinear and Resize) are none. ``frozen``
+    names weights to leave as they are, ``trained`` constants to train nevertheless. Integers stay exact, FP16 and BF16
+    constants as they are: train in FP32, and change the precision afterwards.
+
+    A weight that several nodes read is one parameter. BatchNormalization keeps its statistics, whatever ``train()`` says,
+    until ``update_norms``. ``double()`` gives the same model in FP64.
+
+    Raises InvalidModel if the bytes are no ONNX model; Unsupported, which names every operator without an implementation
+    and how often it is there, and says what still works; InvalidArgument if ``frozen`` or ``trained`` names no constant.
+    """
+
+    def __init__(self, artifact: Artifact, *, frozen: Collection[str] = (), trained: Collection[str] = ()) -> None:
+        super().__init__()
+        self.artifact = artifact
+        self.norms = Norms()
+        """Where BatchNormalization takes its statistics from."""
+        program = read_program(read_proto(artifact), self.norms, frozen, trained)
+        self._program = program
+        self.input_names = [entry.name for entry in program.inputs]
+        self.output_names = list(program.outputs)
+        self.weights: dict[str, Any] = {}
+        """Parameters by the name of their constant."""
+        self.weight_hooks: dict[str, Hook] = {}
+        """By name of a constant: applied to it whenever it is read; differentiable, keeps the shape."""
+        self.value_hooks: dict[str, Hook] = {}
+        """By name of an input or a computed tensor: applied to it as soon as it is there."""
+        self._frozen = frozenset(frozen)
+        self._statistics = self._find_statistics()
+        self._keys: dict[str, str] = {}
+        # Names of ONNX may hold dots, those of torch may not.
+        for index, (name, array) in enumerate(program.constants.items()):
+            tensor, key = _to_tensor(array), f"constant{index}"
+            self._keys[name] = key
+            if name in program.weights:
+                self.weights[name] = nn.Parameter(tensor)
+                self.register_parameter(key, self.weights[name])
+            else:
+                self.register_buffer(key, tensor, persistent=name in self._statistics)
+
+    @property
+    def fixed_rows(self) -> int | None:
+        """How many samples every call must have; None if that is free."""
+        return next((entry.shape[0] for entry in self._program.inputs if entry.shape), None)
+
+    def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
+        """The outputs, and the tensors and constants that ``also`` names, all after their hooks, by name.
+
+        Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names what is not there, or if a
+        node cannot be computed.
+        """
+        self._check_names(also)
+        values = {entry.name: self._hooked(entry.name, _fit(entry, inputs)) for entry in self._program.inputs}
+        kept = {name: values[name] for name in also if name in values}
+        for node, run, freed in zip(self._program.nodes, self._program.runs, self._program.last_uses, strict=True):
+            for name in node.inputs:
+                if name and name not in values:
+                    values[name] = self.constant(name)
+            operands = [values[name] if name else None for name in node.inputs]
+            for name, result in zip(node.outputs, _compute(node, run, operands), strict=True):
+                values[name] = self._hooked(name, result)
+                if name in also:
+                    kept[name] = values[name]
+            del operands
+            for name in freed:
+                values.pop(name, None)
+        for name in also:
+            if name in self._keys:
+                kept[name] = self.constant(name)
+        outputs = {name: self._output(name, kind, values) for name, kind in self._program.outputs.items()}
+        return kept | outputs
+
+    def constant(self, name: str) -> Tensor:
+        """The constant ``name`` as the graph sees it: after its hook. Raises InvalidArgument if there is none."""
+        if name not in self._keys:
+            raise InvalidArgument(f"the model has no constant '{name}'")
+        stored = getattr(self, self._keys[name])
+        hook = self.weight_hooks.get(name)
+        return stored if hook is None else hook(stored)
+
+    def update_norms(self, enabled: bool) -> None:
+        """Whether BatchNormalization takes its statistics from the batch and moves the running ones towards them."""
+        self.norms.from_batch = enabled
+
+    def to_artifact(self, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
+        """The same graph with each weight as the graph sees it, and the running statistics of BatchNormalization.
+
+        Nothing but payloads changes. Raises InvalidArgument if a hook changed a shape, InvalidModel if a weight is not
+        finite.
+        """
+        proto = read_proto(self.artifact)
+        tensors = constant_tensors(proto.graph)
+        with torch.no_grad():
+            for name in sorted({*self.weights, *self.weight_hooks, *self._statistics} & tensors.keys()):
+                _write(name, tensors[name], self.constant(name).detach().cpu())
+        return self.artifact.derive(bytes(proto.SerializeToString(deterministic=True)), step, options, facts)
+
+    def _find_statistics(self) -> frozenset[str]:
+        nodes = [node for node in self._program.nodes if node.op_type == "BatchNormalization"]
+        names = {name for node in nodes for name in node.inputs[3:5]}
+        return frozenset(names & self._program.constants.keys() - self._frozen)
+
+    def _hooked(self, name: str, value: Tensor) -> Tensor:
+        hook = self.value_hooks.get(name)
+        return value if hook is None else hook(value)
+
+    def _output(self, name: str, kind: int, values: dict[str, Tensor]) -> Tensor:
+        value = values[name] if name in values else self.constant(name)
+        dtype = DTYPES.get(kind, value.dtype)
+        # A quantised tensor is computed as floats.
+        return value.to(dtype) if value.is_floating_point() and not dtype.is_floating_point else value
+
+    def _check_names(self, also: Collection[str]) -> None:
+        computed = {name for node in self._program.nodes for name in node.outputs} | set(self.input_names)
+        if unknown := sorted({*also, *self.value_hooks, *self.weight_hooks} - computed - self._keys.keys()):
+            raise InvalidArgument(f"no tensors of the model are called {unknown}")
+        if constants := sorted(self.value_hooks.keys() - computed):
+            raise InvalidArgument(f"{constants} are constants, not values", "use weight_hooks for them")
+        if computed_hooks := sorted(self.weight_hooks.keys() - self._keys.keys()):
+            raise InvalidArgument(f"{computed_hooks} are values, not constants", "use value_hooks for them")
+
+
+def reestimate_norms(model: TrainableModel, data: Dataset, rows: int = 256) -> None:
+    """Replace the running statistics of BatchNormalization by means over batches of ``rows`` samples of ``data``.
+
+    The first aid after weights were changed: no labels, no gradients (Wu and Johnson, "Rethinking 'Batch' in BatchNorm",
+    2021, §3). Does nothing to a model without BatchNormalization.
+    """
+    norms, before = model.norms, model.norms.from_batch
+    rows = model.fixed_rows or rows
+    try:
+        with torch.no_grad():
+            for start in range(0, data.count, rows):
+                stop = min(start + rows, data.count)
+                norms.from_batch, norms.share = True, (stop - start) / stop
+                model(to_tensors(data.rows(start, stop), model))
+    finally:
+        norms.from_batch, norms.share = before, None
+
+
+def to_tensors(arrays: Mapping[str, Array], model: TrainableModel) -> dict[str, Tensor]:
+    """The arrays that are inputs of ``model``, as tensors."""
+    return {name: _to_tensor(arrays[name]) for name in model.input_names if name in arrays}
+
+
+def _to_tensor(array: Array) -> Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    try:
+        # torch neither owns nor protects numpy's memory.
+        return torch.from_numpy(np.array(array, order="C"))
+    except TypeError:
+        raise InvalidArgument(f"an array of type {array.dtype} cannot be trained with") from None
+
+
+def _fit(entry: Input, inputs: Mapping[str, Tensor]) -> Tensor:
+    if entry.name not in inputs:
+        raise InvalidArgument(f"input '{entry.name}' is missing", f"given are {sorted(inputs)}")
+    got = tuple(inputs[entry.name].shape)
+    if entry.shape is not None and (
+        len(got) != len(entry.shape)
+        or any(want not in (None, size) for want, size in zip(entry.shape, got, strict=True))
+    ):
+        wanted = ["?" if size is None else size for size in entry.shape]
+        raise InvalidArgument(
+            f"input '{entry.name}' has shape {wanted}, but is given {list(got)}",
+            "export the model with a free batch axis, or give batches of its size",
+        )
+    return inputs[entry.name]
+
+
+def _compute(node: Node, run: Callable[..., Any], operands: list[Tensor | None]) -> tuple[Tensor, ...]:
+    try:
+        results = run(node, *operands)
+    except PenstockError:
+        raise
+    except _TORCH_ERRORS as error:
+        first = str(error).strip().partition("\n")[0][:300]
+        raise InvalidArgument(f"'{node.outputs[0]}' ({node.op_type}) cannot be computed: {first}") from error
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _write(name: str, tensor: TensorProto, value: Tensor) -> None:
+    if tuple(value.shape) != tuple(tensor.dims):
+        raise InvalidArgument(
+            f"the hook of '{name}' changed its shape from {list(tensor.dims)} to {list(value.shape)}",
+            "hooks keep shapes; change the graph instead",
+        )
+    if not torch.isfinite(value).all():
+        raise InvalidModel(f"'{name}' is not finite: training diverged", "lower the learning rate")
+    dtype = DTYPES[tensor.data_type]
+    payload = value.to(dtype).contiguous().view(torch.uint8 if value.ndim else dtype).numpy().tobytes()
+    tensor.ClearField("float_data")
+    tensor.ClearField("double_data")
+    tensor.ClearField("int32_data")
+    tensor.raw_data = payload
