@@ -1,0 +1,332 @@
+"""Channels of a tensor rescaled inside a model, so that what the model computes stays the same.
+
+A tensor x may be divided by positive numbers s, one a channel, if what writes it can be divided by s, all that reads it
+multiplies s back into its weights, and every operator in between is positively homogeneous in each channel, f(s x) = s f(x).
+Cross-layer equalisation and SmoothQuant are this with different s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from penstock.errors import PenstockError
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import read_linear
+from penstock.offline.optimize.model import to_bytes
+from penstock.tensor import Array
+
+_ELEMENTWISE = frozenset({"Relu", "LeakyRelu", "Identity"})
+_POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+
+
+class Operand:
+    """A constant FP32 input of a node, in FP64 while it is being rescaled."""
+
+    def __init__(self, node: ir.Node, index: int, array: Array) -> None:
+        self.node = node
+        self.index = index
+        self.original = array.astype(np.float64)
+        self.array = self.original.copy()
+
+    def write(self) -> None:
+        """Put the array into the graph, rounded once; whoever shares the initialiser keeps the old one."""
+        value, owner = self.node.inputs[self.index], self.node.graph
+        assert value is not None
+        assert isinstance(owner, ir.Graph)
+        if np.array_equal(self.array, self.original):
+            return
+        with np.errstate(over="ignore"):
+            array = self.array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise PenstockError(
+                f"rescaling takes '{value.name}' out of the range of FP32", "lower the limit of the scales"
+            )
+        if len(value.uses()) == 1:
+            value.const_value = ir.Tensor(array, name=value.name)
+        else:
+            self.node.replace_input_with(self.index, graph.add_constant(owner, array, f"{value.name}"))
+
+
+class Side(NamedTuple):
+    """An operand whose channels, on axes of their own in ``view``, are those of a link; ``scale`` broadcasts over ``view``."""
+
+    operand: Operand
+    view: tuple[int, ...]
+    scale: tuple[int, ...]
+
+    def multiply(self, factors: Array) -> None:
+        array = self.operand.array
+        self.operand.array = (array.reshape(self.view) * factors.reshape(self.scale)).reshape(array.shape)
+
+    def ranges(self) -> Array:
+        """The largest magnitude of each channel."""
+        others = tuple(axis for axis, size in enumerate(self.scale) if size == 1 and self.view[axis] != 1)
+        return np.asarray(np.abs(self.operand.array.reshape(self.view)).max(axis=others).reshape(-1))
+
+
+class Read(NamedTuple):
+    """Where a link ends: a product with constant weights, and the tensor that it reads."""
+
+    node: ir.Node
+    side: Side
+    tensor: str
+    axis: int
+    """1 or -1."""
+    block: int
+    """Consecutive places along the axis that one channel takes: more than 1 after Flatten."""
+
+
+class Link:
+    """A tensor's way from the node that writes its channels to all the products that read them."""
+
+    def __init__(self, writer: ir.Node, channels: int) -> None:
+        self.writer = writer
+        self.channels = channels
+        self.written: list[Side] = []
+        """To be divided by s; the first is the writer's weight."""
+        self.reads: list[Read] = []
+        self.clips: list[tuple[ir.Node, float]] = []
+        """Clip from 0 to that number: homogeneous only where nothing reaches it."""
+
+    def rescale(self, s: Array) -> None:
+        """Divide the tensor by ``s``, shape (channels,), FP64, positive."""
+        for side in self.written:
+            side.multiply(1 / s)
+        for read in self.reads:
+            read.side.multiply(s)
+
+    def read_ranges(self) -> Array:
+        """The largest magnitude among all readers' weights, for each channel."""
+        return np.asarray(np.max([read.side.ranges() for read in self.reads], axis=0))
+
+    def reduce(self, array: Array, read: Read) -> Array:
+        """The largest of ``array``, a batch of the tensor that ``read`` names, for each channel."""
+        last = np.moveaxis(array, read.axis, -1).reshape(-1, self.channels, read.block)
+        return np.asarray(last.max(axis=(0, 2)).astype(np.float64))
+
+    @property
+    def name(self) -> str:
+        return f"{self.writer.outputs[0].name}"
+
+
+class Rescaling:
+    """All links of a model, in the order of their writers. Operands that several links share are shared."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._operands: dict[tuple[int, int], Operand] = {}
+        self.model = model
+        self.links = list(self._find(model))
+
+    def restore(self) -> None:
+        """Every operand as it was."""
+        for operand in self._operands.values():
+            operand.array = operand.original.copy()
+
+    def write(self) -> bytes:
+        """The model with all that was rescaled."""
+        for operand in self._operands.values():
+            operand.write()
+        return to_bytes(self.model)
+
+    def _find(self, model: ir.Model) -> Iterator[Link]:
+        for node in graph.plain_nodes(model):
+            started = self._start(node)
+            if started is None:
+                continue
+            link, axis = started
+            if self._follow(node.outputs[0], axis, 1, link) and link.reads:
+                yield link
+
+    def _operand(self, node: ir.Node, index: int) -> Operand | None:
+        value = graph.input_of(node, index)
+        array = graph.constant(value)
+        if value is None or array is None or value.dtype != ir.DataType.FLOAT or value.is_graph_output():
+            return None
+        return self._operands.setdefault((id(node), index), Operand(node, index, array))
+
+    def _start(self, node: ir.Node) -> tuple[Link, int] | None:
+        """A link that ``node`` may write, and the axis of its channels; None if it cannot be one."""
+        if any(graph.is_used(output) for output in node.outputs[1:]):
+            return None
+        if node.op_type in (*_CONVOLUTIONS, "Gemm"):
+            return self._start_linear(node)
+        place = {"MatMul": 1, "LayerNormalization": 1}.get(node.op_type)
+        if node.op_type == "Mul":
+            place = 0 if graph.is_constant(node.inputs[0]) else 1
+        weight = None if place is None else self._operand(node, place)
+        if weight is None or graph.int_attribute(node, "axis", -1) != -1:
+            return None
+        shape = weight.array.shape
+        channels = shape[-1] if shape else 1
+        if node.op_type == "MatMul":
+            if len(shape) != 2:
+                return None
+        elif channels == 1 or weight.array.size != channels or len(shape) > (graph.rank(node.outputs[0]) or 1):
+            return None
+        link = Link(node, channels)
+        link.written.append(Side(weight, shape, (*(1 for _ in shape[1:]), channels)))
+        return (link, -1) if self._bias(node, link) else None
+
+    def _start_linear(self, node: ir.Node) -> tuple[Link, int] | None:
+        linear, weight = read_linear(node), self._operand(node, 1)
+        if linear is None or weight is None:
+            return None
+        link = Link(node, linear.channels)
+        link.written.append(Side(weight, linear.channel_view, linear.scale_view))
+        axis = -1 if node.op_type == "Gemm" else 1
+        return (link, axis) if self._bias(node, link) else None
+
+    def _bias(self, node: ir.Node, link: Link) -> bool:
+        """Take the third input, where there is one, along; False if it is not one number a channel."""
+        if graph.input_of(node, 2) is None:
+            return True
+        bias = self._operand(node, 2)
+        if bias is None or bias.array.size != link.channels or bias.array.shape[-1] != link.channels:
+            return False
+        link.written.append(Side(bias, bias.array.shape, bias.array.shape))
+        return True
+
+    def _follow(self, value: ir.Value, axis: int, block: int, link: Link) -> bool:
+        """Whether every way from ``value`` on ends in a product that can take s; the link then knows them all."""
+        uses = value.uses()
+        if value.is_graph_output() or not uses:
+            return False
+        return all(
+            use.node.graph is link.writer.graph
+            and list(use.node.inputs).count(value) == 1
+            and use.node.domain == ""
+            and (self._pass(use.node, value, axis, block, link) or self._read(use.node, value, axis, block, link))
+            for use in uses
+        )
+
+    def _pass(self, node: ir.Node, value: ir.Value, axis: int, block: int, link: Link) -> bool:
+        """Whether ``node`` lets the channels through, and all that follows ends well."""
+        output = node.outputs[0]
+        if any(graph.is_used(other) for other in node.outputs[1:]):
+            return False
+        if node.op_type in _ELEMENTWISE:
+            return self._follow(output, axis, block, link)
+        if (node.op_type in _POOLS and axis == 1) or (axis == -1 and _keeps_last(node, value)):
+            return self._follow(output, axis, block, link)
+        if node.op_type == "Add" and block == 1 and self._shift(node, axis, link):
+            return self._follow(output, axis, block, link)
+        if node.op_type == "Clip" and (top := _clip_top(node)) is not None:
+            link.clips.append((node, top))
+            return self._follow(output, axis, block, link)
+        size = _flattened(node, value, axis)
+        return size is not None and self._follow(output, -1, size, link)
+
+    def _shift(self, node: ir.Node, axis: int, link: Link) -> bool:
+        """Whether ``node`` adds one constant a channel, which is then divided as well."""
+        place = next((index for index in (0, 1) if graph.is_constant(node.inputs[index])), None)
+        operand = None if place is None else self._operand(node, place)
+        if operand is None:
+            return False
+        shape = operand.array.shape
+        rank = graph.rank(node.outputs[0])
+        at = -1 if axis == -1 else 1 - rank if rank is not None and rank > 1 else 0
+        if not at or operand.array.size != link.channels or len(shape) < -at or shape[at] != link.channels:
+            return False
+        if len(shape) > (rank or 1):
+            return False
+        link.written.append(Side(operand, shape, shape))
+        return True
+
+    def _read(self, node: ir.Node, value: ir.Value, axis: int, block: int, link: Link) -> bool:
+        if graph.input_of(node, 0) is not value or (weight := self._operand(node, 1)) is None:
+            return False
+        shape = weight.array.shape
+        if node.op_type in _CONVOLUTIONS and axis == 1 and block == 1:
+            side = _convolution_side(node, weight, link.channels)
+        elif node.op_type == "Gemm" and not graph.int_attribute(node, "transA", 0):
+            side = _product_side(weight, link.channels, block, 1 if graph.int_attribute(node, "transB", 0) else 0)
+        elif node.op_type == "MatMul" and axis == -1 and len(shape) == 2:
+            side = _product_side(weight, link.channels, block, 0)
+        else:
+            return False
+        if side is None:
+            return False
+        link.reads.append(Read(node, side, f"{value.name}", axis, block))
+        return True
+
+
+def _convolution_side(node: ir.Node, weight: Operand, channels: int) -> Side | None:
+    shape = weight.array.shape
+    ones = tuple(1 for _ in shape[2:])
+    if node.op_type == "ConvTranspose":
+        return Side(weight, shape, (channels, 1, *ones)) if shape[0] == channels else None
+    groups = graph.int_attribute(node, "group", 1)
+    if shape[1] * groups != channels or shape[0] % groups:
+        return None
+    return Side(weight, (groups, shape[0] // groups, *shape[1:]), (groups, 1, shape[1], *ones))
+
+
+def _product_side(weight: Operand, channels: int, block: int, axis: int) -> Side | None:
+    shape = weight.array.shape
+    if len(shape) != 2 or shape[axis] != channels * block:
+        return None
+    if axis == 0:
+        return Side(weight, (channels, block, shape[1]), (channels, 1, 1))
+    return Side(weight, (shape[0], channels, block), (1, channels, 1))
+
+
+def _clip_top(node: ir.Node) -> float | None:
+    """The upper bound of a Clip from 0; None if it is no such."""
+    low, high = (graph.constant(graph.input_of(node, place)) for place in (1, 2))
+    bottom = graph.float_attribute(node, "min", -np.inf) if low is None else float(low.reshape(()))
+    top = graph.float_attribute(node, "max", np.inf) if high is None else float(high.reshape(()))
+    given = [graph.input_of(node, place) for place, array in ((1, low), (2, high)) if array is None]
+    if bottom != 0.0 or not 0 < top < np.inf or any(given):
+        return None
+    return top
+
+
+def _keeps_last(node: ir.Node, value: ir.Value) -> bool:
+    """Whether ``node`` works on other axes than the last one, and leaves that as it is."""
+    rank, output = graph.rank(value), node.outputs[0]
+    if rank is None or value is not graph.input_of(node, 0):
+        return False
+    match node.op_type:
+        case "ReduceMean":
+            axes = _axes(node)
+            return axes is not None and bool(axes) and all(axis % rank != rank - 1 for axis in axes)
+        case "Gather":
+            return graph.int_attribute(node, "axis", 0) % rank != rank - 1
+        case "Transpose":
+            order = graph.ints_attribute(node, "perm")
+            return order is not None and order[-1] == rank - 1
+        case "Reshape":
+            last = (shape[-1] for shape in (value.shape, output.shape) if shape is not None and shape.rank() > 0)
+            sizes = [size for size in last if isinstance(size, int)]
+            return len(sizes) == 2 and sizes[0] == sizes[1]
+    return False
+
+
+def _axes(node: ir.Node) -> list[int] | None:
+    """The axes that a ReduceMean names, as attribute or as input; None if it names none that are known."""
+    constant = graph.constant(graph.input_of(node, 1))
+    return graph.ints_attribute(node, "axes") if constant is None else [int(axis) for axis in constant.reshape(-1)]
+
+
+def _flattened(node: ir.Node, value: ir.Value, axis: int) -> int | None:
+    """Places that one channel takes along the last axis of the output; None if ``node`` does something else."""
+    output, rank = node.outputs[0], graph.rank(value)
+    if axis != 1 or value.shape is None or rank is None or rank < 3:
+        return None
+    if node.op_type == "ReduceMean" and graph.rank(output) == 2:
+        axes = _axes(node)
+        return 1 if axes is not None and {item % rank for item in axes} == set(range(2, rank)) else None
+    sizes = [size for size in value.shape[1:] if isinstance(size, int)]
+    places = math.prod(sizes[1:])
+    if len(sizes) != rank - 1:
+        return None
+    if node.op_type == "Flatten" and graph.int_attribute(node, "axis", 1) == 1:
+        return places
+    to_rows = node.op_type == "Reshape" and output.shape is not None and graph.rank(output) == 2
+    return places if to_rows and output.shape is not None and output.shape[1] == sizes[0] * places else None
