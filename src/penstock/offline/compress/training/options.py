@@ -1,0 +1,130 @@
+"""What training is told, and what it tells: options, callbacks, report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import msgspec
+import numpy as np
+
+from penstock.clock import Clock
+from penstock.errors import InvalidConfig
+from penstock.offline.compress.training.torch import Tensor
+from penstock.tensor import Array
+
+Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""(inputs, outputs and further tensors by name; the batch's row numbers in the data, int64 [n]) to a scalar, the mean over rows."""
+
+_WARM_UP = 0.05
+"""Share of the steps in which the learning rate rises to its full value."""
+
+
+class FitOptions(msgspec.Struct, frozen=True):
+    """How to train."""
+
+    epochs: float = 10
+    """Passes over the rows; parts of one count."""
+    learning_rate: float = 1e-3
+    """At its height."""
+    batch_size: int = 64
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """SGD has Nesterov momentum of 0.9."""
+    weight_decay: float = 0.0
+    """Of parameters with two axes or more; biases, scales and normalisation have none."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How the learning rate goes on after the first 5 % of the steps, in which it rises."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient of all parameters together."""
+    held_out: float = 0.0
+    """Share of the rows, drawn by ``seed``, on which the loss is validated if there is no ``validate``; not trained on."""
+    patience: int | None = None
+    """Validations in a row without a new best, after which to stop."""
+    time_s: float | None = None
+    """Seconds after which to stop; the result then depends on the machine's speed."""
+    seed: int = 0
+    threads: int = 1
+    """Sums in several threads are rounded differently: the result depends on their number."""
+
+    def check(self) -> None:
+        """Raises InvalidConfig for what makes no sense."""
+        bounds = {
+            "epochs": self.epochs > 0 and math.isfinite(self.epochs),
+            "learning_rate": self.learning_rate > 0 and math.isfinite(self.learning_rate),
+            "batch_size": self.batch_size >= 1,
+            "weight_decay": self.weight_decay >= 0,
+            "clip_norm": self.clip_norm is None or self.clip_norm > 0,
+            "held_out": 0 <= self.held_out < 1,
+            "patience": self.patience is None or self.patience >= 1,
+            "time_s": self.time_s is None or self.time_s >= 0,
+            "seed": 0 <= self.seed < 1 << 31,
+            "threads": self.threads >= 1,
+            "optimizer": self.optimizer in ("adamw", "sgd"),
+            "schedule": self.schedule in ("cosine", "constant"),
+        }
+        for name, good in bounds.items():
+            if not good:
+                raise InvalidConfig(
+                    f"training cannot use {name}={getattr(self, name)!r}", "see FitOptions for what it takes"
+                )
+
+
+class FitReport(msgspec.Struct, frozen=True):
+    """What happened in training."""
+
+    losses: list[tuple[int, float]]
+    """(steps done, mean loss since the entry before), once an epoch."""
+    scores: list[tuple[int, float]]
+    """(steps done, validation score), before the first step and once an epoch; empty without validation."""
+    steps: int
+    best_step: int
+    """The step whose parameters were kept: that of the highest score, or the last without validation."""
+    stopped: Literal["finished", "patience", "time"]
+    seconds: float
+
+    def facts(self) -> dict[str, Any]:
+        """What provenance keeps: all but the seconds, which differ from run to run."""
+        best = max((score for _, score in self.scores), default=None)
+        return {
+            "steps": self.steps,
+            "best_step": self.best_step,
+            "stopped": self.stopped,
+            "loss": [round(loss, 6) for _, loss in self.losses[:1] + self.losses[-1:]],
+            "score": [] if best is None else [round(self.scores[0][1], 6), round(best, 6)],
+        }
+
+
+class Hooks(TypedDict, total=False):
+    """What a caller of ``fit`` may add."""
+
+    parameters: Iterable[Any] | None
+    """The parameters to train; by default all of the model's. The others are left as they are."""
+    also: list[str]
+    """Tensors inside the graph that the loss wants to see."""
+    before_step: Callable[[int, int], None]
+    """Called with (steps done, all steps) before each one."""
+    after_step: Callable[[], None] | None
+    """Called after each step: puts masks back."""
+    validate: Callable[[], float] | None
+    """A score, higher is better. The parameters of the best are kept, those before the first step included."""
+    augment: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
+    """Changes a batch of inputs. The loss must then judge by the inputs it sees, not by what it knows of the row numbers."""
+    checkpoint: Path | None
+    """A file from which an interrupted run goes on; a finished one returns at once what it found. It is left there."""
+    depends_on: str
+    """What else the run is made of, such as the digest of a teacher: a checkpoint of another is refused."""
+    on_progress: Callable[[int, int], None]
+    """Called with (steps done, all steps)."""
+    clock: Clock
+
+
+def learning_rate(step: int, steps: int, options: FitOptions) -> float:
+    """The learning rate of step ``step`` (from 0) of ``steps``."""
+    warm_up = round(_WARM_UP * steps)
+    rise = min(1.0, (step + 1) / (warm_up + 1))
+    if options.schedule == "constant":
+        return options.learning_rate * rise
+    done = max(0, step - warm_up) / max(1, steps - warm_up)
+    return options.learning_rate * rise * (1 + math.cos(math.pi * done)) / 2

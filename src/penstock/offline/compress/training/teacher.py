@@ -1,0 +1,119 @@
+"""The model to learn from: an artifact in ONNX Runtime, its answers to the whole data kept, or given live to changed inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from penstock.artifact import Artifact, sha256
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
+from penstock.offline.compress.training.archive import read_archive, write_archive
+from penstock.offline.compress.training.torch import Tensor, torch
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize.model import read_proto
+from penstock.offline.tune.accuracy import answers
+from penstock.resources import usable_memory
+from penstock.tensor import Array, DataType
+
+
+class Teacher:
+    """What ``artifact`` answers to the rows of ``data``: computed once, kept in memory, and in ``cache`` if that is a folder."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        data: Dataset,
+        *,
+        also: Collection[str] = (),
+        cache: Path | None = None,
+        live: bool = False,
+        threads: int = 1,
+    ) -> None:
+        """``also`` names FP32 tensors inside the graph to be kept as well. A ``live`` teacher answers the inputs that the
+        student sees, which augmentation changes, rather than the rows they were made of.
+
+        Raises InvalidArgument if a tensor is unknown, InvalidData if an answer is NaN or infinite, ResourceExhausted if the
+        answers need more memory than there is.
+        """
+        self.digest = artifact.digest
+        exposed = _expose(artifact, also)
+        self._live = get_engine("onnxruntime").load(exposed, {"threads": threads}) if live else None
+        self.answers = _answers(exposed, data, cache, threads)
+        """FP32 where the answer is a float of any width, one row a sample."""
+        self._tensors = {name: torch.tensor(array) for name, array in self.answers.items()}
+
+    def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """The answers to a batch, of which ``tensors`` holds the inputs, and ``rows`` the row numbers (int64 [n])."""
+        if self._live is None:
+            return {name: tensor[rows] for name, tensor in self._tensors.items()}
+        inputs = {name: tensors[name].numpy() for name in self._live.signature.input_names}
+        return {name: torch.tensor(array) for name, array in _run(self._live, Dataset(inputs, None, "")).items()}
+
+
+def _expose(artifact: Artifact, also: Collection[str]) -> Artifact:
+    """``artifact`` with the tensors ``also`` as further outputs."""
+    if not also:
+        return artifact
+    proto = read_proto(artifact)
+    known = {name for node in proto.graph.node for name in node.output}
+    unknown = sorted(set(also) - known)
+    if unknown:
+        raise InvalidArgument(f"the teacher has no tensor {unknown}", "take the names from its graph")
+    outputs = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(
+        onnx.helper.make_tensor_value_info(name, DataType.FP32.onnx, None)
+        for name in dict.fromkeys(also)
+        if name not in outputs
+    )
+    return Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
+
+
+def _answers(artifact: Artifact, data: Dataset, cache: Path | None, threads: int) -> dict[str, Array]:
+    origin = {"model": artifact.digest, "data": data.digest, "onnxruntime": onnxruntime.__version__}
+    file = None if cache is None else cache / f"teacher-{sha256(repr(sorted(origin.items())).encode())[:32]}.npz"
+    if file is not None:
+        try:
+            found = read_archive(file)
+        except InvalidArgument:
+            found = None  # a damaged cache is written anew
+        if found is not None and found[1] == origin:
+            return found[0]
+    loaded = get_engine("onnxruntime").load(artifact, {"threads": threads})
+    _check_memory(loaded, data)
+    computed = _run(loaded, data)
+    loaded.unload()
+    for name, array in computed.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InvalidData(
+                f"the teacher's '{name}' is NaN or infinite on some samples", "clean the data, or mend the teacher"
+            )
+    if file is not None:
+        write_archive(file, computed, origin)
+    return computed
+
+
+def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
+    return {
+        name: array.astype(np.float32) if DataType.from_numpy(array.dtype).is_float else array
+        for name, array in answers(model, data).items()
+    }
+
+
+def _check_memory(model: LoadedModel, data: Dataset) -> None:
+    """Refuse before it is computed what would not fit."""
+    rows = model.signature.smallest_batch
+    bytes_per_row = sum(array.nbytes for array in model.forward(data.rows(0, rows)).values()) / rows
+    # Pieces, their concatenation and the tensors made of them are in memory together.
+    needed, usable = 3 * bytes_per_row * data.count, usable_memory()
+    if usable and needed > usable:
+        raise ResourceExhausted(
+            f"the teacher's answers to {data.count} samples need {needed / (1 << 30):.1f} GiB, "
+            f"and there are {usable / (1 << 30):.1f} GiB of memory",
+            "give fewer samples, or name fewer tensors as hints",
+        )
