@@ -14,15 +14,22 @@ from penstock.offline.compress.pruning.coupling import Axes, Coupling, Labels, R
 from penstock.offline.optimize import graph
 from penstock.tensor import Array
 
-ELEMENTWISE = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ELEMENTWISE = _names(
     """Abs Acos Add And Asin Atan BitShift Cast Ceil Celu Clip Cos Div Dropout Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
     HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow
     Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
-    """.split()
+    """
 )
 """Each output element is made of the input elements in its place."""
-_POOLING = ("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool")
-_REDUCTIONS = tuple(f"Reduce{kind}" for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split())
+_POOLING = _names("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool")
+_REDUCTIONS = _names(
+    """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"""
+)
 
 
 def weights_of(node: ir.Node, index: int) -> Array:
@@ -49,7 +56,12 @@ def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
     fixed: str | None = None
     for index, value in enumerate(node.inputs):
         axis = (graph.rank(value) or 0) - back
-        if value is None or value.shape is None or axis < 0 or value.shape[axis] == 1 and not graph.is_constant(value):
+        if (
+            value is None
+            or value.shape is None
+            or axis < 0
+            or (value.shape[axis] == 1 and not graph.is_constant(value))
+        ):
             if value is not None and axis >= 0 and coupling.read(value)[axis] is not None:
                 coupling.freeze(coupling.read(value)[axis], f"{describe(node)} may stretch it")
             continue
@@ -119,7 +131,7 @@ def gemm(coupling: Coupling, node: ir.Node) -> None:
         raise Unsupported(f"{describe(node)} transposes its input")
     if bias is not None:
         weights_of(node, 2)
-    rows, read = (coupling.read(node.inputs[0]) + [None, None])[:2]
+    rows, read = [*coupling.read(node.inputs[0]), None, None][:2]
     makes = 0 if graph.int_attribute(node, "transB", 0) else 1
     made = coupling.fresh(weight.shape[makes])
     coupling.slot(node, 1, makes, made, "makes")

@@ -34,7 +34,7 @@ class Slot(NamedTuple):
     """An axis of a constant, such as a weight, whose positions go with the units of ``labels``."""
 
     node: ir.Node
-    index: int
+    operand: int
     """Which input of ``node`` the constant is."""
     axis: int
     labels: Labels
@@ -43,7 +43,7 @@ class Slot(NamedTuple):
 
     @property
     def value(self) -> ir.Value:
-        value = self.node.inputs[self.index]
+        value = self.node.inputs[self.operand]
         assert value is not None
         return value
 
@@ -100,15 +100,14 @@ class Coupling:
 
     def join(self, first: Labels, second: Labels) -> None:
         """Position by position; both have one length, or one of them has length 1."""
-        for a, b in zip(*np.broadcast_arrays(first, second), strict=True):
-            a, b = self._root(int(a)), self._root(int(b))
-            if a == b:
+        for pair in zip(*np.broadcast_arrays(first, second), strict=True):
+            stays, goes = sorted(self._root(int(atom)) for atom in pair)
+            if stays == goes:
                 continue
-            a, b = min(a, b), max(a, b)
-            self._parent[b] = a
+            self._parent[goes] = stays
             for notes in (self._reasons, self._blurred):
-                if b in notes:
-                    notes.setdefault(a, notes.pop(b))
+                if goes in notes:
+                    notes.setdefault(stays, notes.pop(goes))
 
     def freeze(self, labels: Labels | None, reason: str) -> None:
         """Say that these positions cannot be cut; the first reason stays."""
@@ -142,8 +141,8 @@ class Coupling:
     def write(self, value: ir.Value, axes: Axes) -> None:
         self.axes[value] = axes
 
-    def slot(self, node: ir.Node, index: int, axis: int, labels: Labels, role: str = "goes along") -> None:
-        self.slots.append(Slot(node, index, axis, labels, role))  # type: ignore[arg-type]
+    def slot(self, node: ir.Node, operand: int, axis: int, labels: Labels, role: str = "goes along") -> None:
+        self.slots.append(Slot(node, operand, axis, labels, role))  # type: ignore[arg-type]
 
     def groups(self) -> list[Group]:
         """Every group that a layer makes, in the graph's order; frozen ones too."""

@@ -100,22 +100,20 @@ class Structure:
 
     def cut(self, kept: Kept) -> bytes:
         """The model with only the units in ``kept``. Raises InvalidArgument if a tensor would have no channels left."""
-        return Structure(self.artifact, exact=self.exact)._cut(kept)
-
-    def _cut(self, kept: Kept) -> bytes:
-        count = self.count(kept)
-        for value, axes in self.coupling.axes.items():
+        fresh = Structure(self.artifact, exact=self.exact)  # edited in place
+        count = fresh.count(kept)
+        for value, axes in fresh.coupling.axes.items():
             if any(labels is not None and len(labels) and not count(labels).any() for labels in axes):
                 raise InvalidArgument(f"nothing would be left of '{value.name}'", "keep some of its channels")
-        _slice_constants(self.slots, count)
-        for edit in self.coupling.edits:
+        _slice_constants(fresh.slots, count)
+        for edit in fresh.coupling.edits:
             edit(count)
-        for node in self.model.graph:
+        for node in fresh.model.graph:
             for output in node.outputs:
                 if not output.is_graph_output():
                     output.shape = None
-        DeadCode().call(self.model)
-        return to_bytes(self.model)
+        DeadCode().call(fresh.model)
+        return to_bytes(fresh.model)
 
 
 def analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
@@ -156,7 +154,7 @@ def _slice_constants(slots: Sequence[Slot], count: Count) -> None:
     cuts: dict[ir.Value, dict[tuple[ir.Node, int], dict[int, Array]]] = defaultdict(lambda: defaultdict(dict))
     for slot in slots:
         kept = count(slot.labels)
-        axes = cuts[slot.value][slot.node, slot.index]
+        axes = cuts[slot.value][slot.node, slot.operand]
         axes[slot.axis] = axes[slot.axis] & kept if slot.axis in axes else kept
     for value, uses in cuts.items():
         array = graph.constant(value)

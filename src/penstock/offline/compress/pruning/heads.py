@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from penstock.errors import Unsupported
 from penstock.offline.compress.pruning.channels import replace_constant, set_entry, weights_of
-from penstock.offline.compress.pruning.coupling import Axes, Count, Coupling, Labels, Rule, describe
+from penstock.offline.compress.pruning.coupling import Axes, Coupling, Labels, Rule, describe
 from penstock.offline.optimize import graph
 
 Dim = int | str | None
@@ -238,8 +238,9 @@ def split(coupling: Coupling, node: ir.Node) -> None:
     parts: list[Labels | None] = [None] * len(node.outputs)
     if labels is not None:
         sizes = _part_sizes(node, len(labels))
-        parts = list(np.split(labels, np.cumsum(sizes)[:-1]))
-        coupling.edits.append(lambda count: _write_sizes(node, coupling.opset, [int(count(p).sum()) for p in parts]))
+        made = list(np.split(labels, np.cumsum(sizes)[:-1]))
+        parts = [*made]
+        coupling.edits.append(lambda count: _write_sizes(node, coupling.opset, [int(count(p).sum()) for p in made]))
     for output, part in zip(node.outputs, parts, strict=True):
         coupling.write(output, [*x[:axis], part, *x[axis + 1 :]])
 
