@@ -95,7 +95,7 @@ class DistillationLoss:
         return torch.stack([self._term(name, tensors, answers[name], rows) for name in self.kinds]).sum()
 
     def _term(self, name: str, tensors: Mapping[str, Tensor], answer: Tensor, rows: Tensor) -> Tensor:
-        given, kind = tensors[name], self.kinds[name]
+        given, kind, softened = tensors[name], self.kinds[name], self.logits.get(name, "")
         if given.shape != answer.shape:
             raise InvalidArgument(
                 f"output '{name}' has shape {list(given.shape)}, the teacher's {list(answer.shape)}",
@@ -104,7 +104,7 @@ class DistillationLoss:
         if kind is Kind.VALUES:
             return self._squares(name, given, answer)
         if kind is Kind.PROBABILITIES:
-            given = tensors[self.logits[name]] if name in self.logits else given.clamp_min(_TINY).log()
+            given = tensors[softened] if softened in tensors else given.clamp_min(_TINY).log()
             answer = answer.clamp_min(_TINY).log()
         soft = soft_divergence(given, answer, self.temperature)
         if name == self.labelled and self.labels is not None:

@@ -1,0 +1,175 @@
+"""The integers of a quantised graph made trainable: float masters behind its initialisers, logarithms behind its scales.
+
+The graph is the one that ONNX Runtime runs, and its QuantizeLinear and DequantizeLinear have straight-through gradients, so
+placement, ranges and rounding cannot differ. Here its constants become functions of what is trained:
+
+- a scale is its first value times ``exp(t)``, so that it stays positive and learns in proportion; scales that operators share
+  stay shared. Zero points stay, so that zero remains an integer.
+- an integer weight is ``clamp(round(w / s) + z)`` of its FP32 master ``w`` (Esser et al., "Learned Step Size Quantization", 2020)
+- an INT32 bias is ``round(b / (s_x s_w))`` of its master, whatever becomes of the scales of input and weight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from penstock.errors import Unsupported
+from penstock.offline.compress.training.operators.quantization import round_through, scaled_gradient
+from penstock.offline.compress.training.torch import Tensor, nn, torch
+from penstock.offline.compress.training.trainable import TrainableModel
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize.model import read_proto
+from penstock.tensor import Array
+
+_BIAS_LIMIT = 2.0**31 - 1
+_REDUCED, _FULL = 64, 127
+
+
+class _Constant(NamedTuple):
+    """An integer initialiser, and the constants of the DequantizeLinear that reads it."""
+
+    name: str
+    scale: str
+    zero_point: str
+    axis: int
+
+
+class FakeQuantization:
+    """Puts hooks on the constants of ``model``, an INT8 graph in QDQ form, that start at exactly what they hold."""
+
+    def __init__(
+        self, model: TrainableModel, floats: Mapping[str, Array], data: Dataset, scale_rate: float = 10.0
+    ) -> None:
+        """``floats`` are the FP32 weights that the integers were made of, by the name of the integers or that without
+        ``_quantized``; a weight that is not among them, or does not round to its integers, starts from these.
+        ``scale_rate`` is how many times faster than a weight the logarithm of a scale learns.
+
+        Raises Unsupported if the model has no integer weights.
+        """
+        graph = read_proto(model.artifact).graph
+        self.model, self._rate = model, scale_rate
+        self._kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        self._readers = _constants(graph, self._kinds)
+        weights = [c for c in self._readers.values() if self._kinds[c.name] in (TensorProto.INT8, TensorProto.UINT8)]
+        if not weights:
+            raise Unsupported("the model has no integer weights", "quantise it first, in QDQ form")
+        self.masters: dict[str, Any] = {}
+        """FP32 parameters by the name of the integers that they become."""
+        self.logarithms: dict[str, Any] = {}
+        """Parameters by the name of the scale that they move."""
+        self.from_floats = 0
+        """Weights whose masters are the floats that they were made of."""
+        largest = max(int(model.constant(c.name).to(torch.int32).abs().max()) for c in weights)
+        # Symmetric weights take the whole range in their largest element, unless that is reduced to 7 bits.
+        self._limit = _REDUCED if largest <= _REDUCED else _FULL
+        for constant in weights:
+            self._add_weight(constant, floats)
+        self._add_activations(graph, data)
+        self._add_biases(graph)
+
+    @property
+    def parameters(self) -> list[Any]:
+        """All that is trained: masters, logarithms, and the weights that stayed floats."""
+        return [*self.masters.values(), *self.logarithms.values(), *self.model.parameters()]
+
+    def freeze_scales(self, frozen: bool) -> None:
+        for parameter in self.logarithms.values():
+            parameter.requires_grad_(not frozen)
+            if frozen:
+                parameter.grad = None
+
+    def _add_scale(self, name: str, elements: int, largest: int) -> None:
+        if name in self.logarithms:
+            return
+        start = self.model.constant(name).detach().clone()
+        self.logarithms[name] = logarithm = nn.Parameter(torch.zeros_like(start))
+        soften = scaled_gradient(elements, largest)
+        self.model.weight_hooks[name] = lambda _: start * torch.exp(self._rate * soften(logarithm))
+
+    def _add_weight(self, constant: _Constant, floats: Mapping[str, Array]) -> None:
+        model = self.model
+        integers = model.constant(constant.name)
+        signed = self._kinds[constant.name] == TensorProto.INT8
+        low, high = (-self._limit, self._limit) if signed else (0, 255)
+        scale = _along(model.constant(constant.scale), integers, constant.axis)
+        zero = (
+            _along(model.constant(constant.zero_point), integers, constant.axis).float() if constant.zero_point else 0.0
+        )
+        dequantised = (integers.float() - zero) * scale
+        given = floats.get(constant.name, floats.get(constant.name.removesuffix("_quantized")))
+        start = dequantised
+        if given is not None and given.shape == tuple(integers.shape):
+            candidate = torch.tensor(given.astype(np.float32))
+            rounded = torch.clamp(torch.round(candidate / scale) + zero, low, high)
+            if torch.equal(rounded, integers.float()):
+                start, self.from_floats = candidate, self.from_floats + 1
+        self.masters[constant.name] = master = nn.Parameter(start.clone())
+        self._add_scale(constant.scale, integers.numel() // max(1, scale.numel()), high)
+
+        def quantise(_: Tensor) -> Tensor:
+            step = _along(model.constant(constant.scale), master, constant.axis)
+            return torch.clamp(round_through(master / step) + zero, low, high)
+
+        model.weight_hooks[constant.name] = quantise
+
+    def _add_activations(self, graph: onnx.GraphProto, data: Dataset) -> None:
+        quantisers = [node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[1] in self._kinds]
+        rows = self.model.fixed_rows or 1
+        inputs = {name: torch.tensor(data.inputs[name][:rows]) for name in self.model.input_names}
+        with torch.no_grad():
+            values = self.model(inputs, [node.input[0] for node in quantisers])
+        for node in quantisers:
+            self._add_scale(node.input[1], values[node.input[0]].numel() // rows, 255)
+
+    def _add_biases(self, graph: onnx.GraphProto) -> None:
+        scale_of = {node.output[0]: node.input[1] for node in graph.node if node.op_type == "DequantizeLinear"}
+        for node in graph.node:
+            bias = self._readers.get(node.input[2]) if len(node.input) > 2 else None
+            if bias is None or self._kinds[bias.name] != TensorProto.INT32 or bias.name in self.masters:
+                continue
+            scales = [scale_of.get(name, "") for name in node.input[:2]]
+            if all(scale in self.logarithms for scale in scales):
+                self._add_bias(bias, scales[0], scales[1])
+
+    def _add_bias(self, bias: _Constant, input_scale: str, weight_scale: str) -> None:
+        model = self.model
+        start = model.constant(bias.scale).detach().clone()
+        product = (model.constant(input_scale) * model.constant(weight_scale)).detach()
+        # 1 but for Gemm's beta; rounding apart.
+        factor = torch.where(torch.isclose(start, product, rtol=1e-5, atol=0.0), 1.0, start / product)
+        value = model.constant(bias.name).double() * start.double()
+        self.masters[bias.name] = master = nn.Parameter(value.float())
+
+        def scale(_: Tensor) -> Tensor:
+            step = (model.constant(input_scale) * model.constant(weight_scale) * factor).detach()
+            return step.reshape(start.shape)
+
+        def quantise(_: Tensor) -> Tensor:
+            # In FP64, because INT32 has more digits than FP32.
+            return torch.clamp(round_through(master.double() / scale(start).double()), -_BIAS_LIMIT, _BIAS_LIMIT)
+
+        model.weight_hooks[bias.scale] = scale
+        model.weight_hooks[bias.name] = quantise
+
+
+def _constants(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> dict[str, _Constant]:
+    """The integer initialisers that a DequantizeLinear reads, by the name of its result."""
+    found = {}
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in kinds and node.input[1] in kinds:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+            zero_point = node.input[2] if len(node.input) > 2 else ""
+            found[node.output[0]] = _Constant(node.input[0], node.input[1], zero_point, axis)
+    return found
+
+
+def _along(values: Tensor, like: Tensor, axis: int) -> Tensor:
+    """``values``, one or one a channel, so that they broadcast over ``like``."""
+    if values.numel() == 1:
+        return values.reshape(())
+    return values.reshape([-1 if place == axis % like.ndim else 1 for place in range(like.ndim)])

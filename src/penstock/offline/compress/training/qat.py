@@ -1,0 +1,162 @@
+"""Quantisation-aware training: the INT8 graph itself is trained, from where post-training quantisation left it.
+
+The teacher is the float model, so no labels are needed. What comes back is the same graph with other integers and scales.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import msgspec
+import numpy as np
+from onnx import numpy_helper
+
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidConfig
+from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.training.batches import Batches
+from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, recover
+from penstock.offline.compress.training.fake_quantize import FakeQuantization
+from penstock.offline.compress.training.fit import reproducible
+from penstock.offline.compress.training.options import FitOptions, Hooks
+from penstock.offline.compress.training.teacher import Teacher
+from penstock.offline.compress.training.torch import torch
+from penstock.offline.compress.training.trainable import TrainableModel
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize.model import read_proto
+from penstock.offline.tune.accuracy import answers
+from penstock.tensor import Array
+
+_STEPS = 255
+"""Steps of an eight-bit integer between its smallest and its largest value."""
+
+
+class QatOptions(msgspec.Struct, frozen=True):
+    """How to train a quantised model."""
+
+    fit: FitOptions = FitOptions(epochs=20, learning_rate=5e-4, batch_size=32, held_out=0.2)
+    scale_rate: float = 10.0
+    """How many times faster than a weight the logarithm of a scale learns."""
+    frozen_after: float = 0.5
+    """Share of the steps after which the scales stay; the weights go on."""
+
+    def check(self) -> None:
+        """Raises InvalidConfig for what makes no sense."""
+        if not self.scale_rate >= 0 or not 0 <= self.frozen_after <= 1:
+            raise InvalidConfig(
+                f"training cannot use scale_rate={self.scale_rate}, frozen_after={self.frozen_after}",
+                "scale_rate >= 0, and a share of the steps from 0 to 1",
+            )
+        self.fit.check()
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    """The answers of the torch module against those of ONNX Runtime, in steps of the output.
+
+    A step is the scale of a quantised output, and 1/255 of the range of its values of one that is a float.
+    """
+
+    within_one_step: float
+    """Share of the samples whose outputs differ by at most one step everywhere."""
+    largest: float
+    """Steps."""
+
+
+def train_quantized(
+    quantized: Artifact,
+    original: Artifact,
+    data: Dataset,
+    options: QatOptions | None = None,
+    *,
+    teacher: Artifact | Teacher | None = None,
+    **hooks: Unpack[Hooks],
+) -> Artifact:
+    """``quantized`` with its integers and scales trained to answer as ``teacher``, by default ``original``, the float model that
+    ``quantized`` was made of. Graph, types and zero points stay as they are.
+
+    The best on rows held out is kept, and what is not better in ONNX Runtime than ``quantized`` on them is dropped: then the
+    bytes are those of ``quantized``, and the fact ``kept`` says "start". Raises Unsupported if there are no integer weights, and
+    as ``recover``.
+    """
+    options = options or QatOptions()
+    options.check()
+    floats = {name: numpy_helper.to_array(tensor) for name, tensor in FloatModel(original).weights.items()}
+    model = TrainableModel(quantized)
+    fake = FakeQuantization(model, floats, data, options.scale_rate)
+    if not isinstance(teacher, Teacher):
+        teacher = Teacher(teacher or original, data, live="augment" in hooks)
+
+    def before_step(step: int, steps: int) -> None:
+        fake.freeze_scales(step >= options.frozen_after * steps)
+        hooks.get("before_step", _nothing)(step, steps)
+
+    own: dict[str, Any] = {
+        "parameters": fake.parameters,
+        "before_step": before_step,
+        "depends_on": f"{hooks.get('depends_on', '')} {original.digest} {options}",
+    }
+    report = recover(model, data, teacher, options.fit, **{**hooks, **own})
+    facts: dict[str, Any] = {**report.facts(), "masters_from_floats": fake.from_floats, "teacher": teacher.digest}
+    plain = msgspec.to_builtins(options)
+    with reproducible(options.fit.threads):
+        trained = model.to_artifact("qat", plain, facts)
+        _, held = Batches(model, data).split(options.fit.held_out, options.fit.seed)
+        rows = held if len(held) else np.arange(data.count)
+        before, after = (_loss(artifact, data, teacher, rows, options.fit) for artifact in (quantized, trained))
+        agreed = agreement(model, trained, data)
+    better = after < before
+    facts |= {
+        "kept": "trained" if better else "start",
+        "held_out_loss": [round(before, 6), round(after, 6)],
+        "agreement": msgspec.to_builtins(agreed),
+    }
+    return quantized.derive(trained.data if better else quantized.data, "qat", plain, facts)
+
+
+def agreement(model: TrainableModel, artifact: Artifact, data: Dataset, graph_level: str = "all") -> Agreement:
+    """Hold ``model`` against ``artifact`` in ONNX Runtime, which at ``graph_level`` "all" runs integer kernels with a rounding of
+    their own, and at "disabled" the operators as they are written.
+    """
+    theirs = _answers(artifact, data, graph_level)
+    batches = Batches(model, data)
+    with torch.no_grad():
+        pieces = [batches.forward(batches.inputs(rows)) for rows in batches.pieces(np.arange(data.count), 64)]
+        steps = _output_steps(model)
+    worst = np.zeros(data.count)
+    for name, array in theirs.items():
+        ours = np.concatenate([piece[name].numpy() for piece in pieces]).astype(np.float64)
+        step = steps.get(name) or float(np.ptp(array)) / _STEPS or 1.0
+        difference = np.abs(ours - array).reshape(data.count, -1).max(axis=1, initial=0.0)
+        worst = np.maximum(worst, difference / step)
+    # Floats that are a step apart differ by a rounding more or less.
+    return Agreement(round(float((worst <= 1 + 1e-3).mean()), 4), round(float(worst.max()), 3))
+
+
+def _output_steps(model: TrainableModel) -> dict[str, float]:
+    graph = read_proto(model.artifact).graph
+    outputs = set(model.output_names)
+    return {
+        node.output[0]: float(model.constant(node.input[1]).max())
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.output[0] in outputs
+    }
+
+
+def _loss(artifact: Artifact, data: Dataset, teacher: Teacher, rows: Array, options: FitOptions) -> float:
+    """The loss of ``artifact`` in ONNX Runtime on ``rows``."""
+    inputs = {name: array[rows] for name, array in data.inputs.items()}
+    loss = DistillationLoss(artifact, teacher, data.labels, DistillOptions(fit=options))
+    tensors = {**inputs, **_answers(artifact, Dataset(inputs, None, ""), "all")}
+    return float(loss({name: torch.tensor(array) for name, array in tensors.items()}, torch.from_numpy(rows)))
+
+
+def _answers(artifact: Artifact, data: Dataset, graph_level: str) -> dict[str, Array]:
+    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1, "graph_level": graph_level})
+    found = answers(loaded, data)
+    loaded.unload()
+    return found
+
+
+def _nothing(*_: object) -> None:
+    pass
