@@ -1,0 +1,266 @@
+"""Iterative pruning: prune a little, retrain, and again, as far as a contract lets it go.
+
+Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the cubic schedule of
+Zhu and Gupta, "To prune, or not to prune", 2017, §3: after level t of T the share ``1 - (1 - t/T)³`` of the goal is reached, in
+large steps while much is superfluous and in small ones at the end. The paper trains the connectivity first; here the model
+comes trained. What survives keeps its value and is trained on; what is gone stays gone, through every step of the optimiser.
+
+Each level starts from the file of the one before, so that a run which was interrupted goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from penstock.artifact import Artifact, sha256
+from penstock.errors import ContractUnmet, InvalidArgument, Unsupported
+from penstock.offline.compress.pruning.held_out import HeldOut, split
+from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
+from penstock.offline.compress.training.archive import read_archive, write_archive
+from penstock.offline.compress.training.distill import recover
+from penstock.offline.compress.training.options import FitOptions, learning_rate
+from penstock.offline.compress.training.teacher import Teacher
+from penstock.offline.compress.training.torch import torch
+from penstock.offline.compress.training.trainable import TrainableModel
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize.model import load_model
+from penstock.offline.tune.contract import Contract
+
+Progress = Callable[[int, int], None]
+
+
+class IterativeOptions(msgspec.Struct, frozen=True):
+    """The goal, the way there, and what may be lost."""
+
+    goal: PruneOptions = PruneOptions()
+    """Sparsity to end with, and weights to leave alone."""
+    levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
+    """Times that pruning and retraining alternate on the way to the goal; one is one-shot pruning with retraining."""
+    contract: Contract = Contract(max_accuracy_loss=0.005)
+    """What every level must meet on the held-out data; its latency is not looked at."""
+    retrain: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
+    """Of each level. A tenth of the learning rate that the model was trained with is the paper's choice; ``weight_decay`` is the
+    L2 penalty."""
+    second_chance: Annotated[float, msgspec.Meta(ge=0)] = 3.0
+    """Where a level does not meet the contract, it is retrained for this many times ``retrain.epochs`` more; 0 for never."""
+    retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
+    """Where it still does not, halves of the way back to the last good level are tried so often."""
+    l1: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """L1 penalty of prunable weights: each step moves them by this times the learning rate towards zero. The paper finds L2
+    better where the survivors are retrained."""
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One level as it was judged. ``start`` is the level that it went on from, -1 for the original."""
+
+    start: int
+    factor: float
+    """Of the goal, between 0 and 1."""
+    epochs: float
+    sparsity: float = 0.0
+    accuracy: float = 0.0
+    loss: float = 0.0
+    objection: str = ""
+    """Why it does not meet the contract; empty if it does."""
+
+
+def prune_iteratively(
+    artifact: Artifact,
+    data: Dataset,
+    options: IterativeOptions | None = None,
+    *,
+    held_out: Dataset | None = None,
+    folder: Path | None = None,
+    on_progress: Progress = lambda *_: None,
+) -> Artifact:
+    """The sparsest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
+
+    Retraining distils from ``artifact``; labels join in if ``data`` has them. ``folder`` keeps every level: a run of the same
+    model, data and options goes on from there. The facts are the sparsity by layer, every level in the order it was tried, and
+    what the original loses at the same sparsities without retraining.
+
+    Raises ContractUnmet, with the levels as candidates, if not even the first level meets the contract; InvalidArgument if
+    ``folder`` holds another run; Unsupported for weights that cannot be trained; and as ``magnitude.prune``, ``HeldOut``, ``fit``.
+    """
+    options = options or IterativeOptions()
+    options.retrain.check()
+    if held_out is None:
+        data, held_out = split(artifact, data)
+    run = _Run(artifact, data, HeldOut(artifact, held_out, options.retrain.threads), options, folder)
+    on_progress(0, options.levels)
+    while (step := next_step(run.levels, options)) is not None:
+        run.take(step)
+        on_progress(min(len(run.levels), options.levels - 1), options.levels)
+    on_progress(options.levels, options.levels)
+    return run.result()
+
+
+def next_step(levels: Sequence[Level], options: IterativeOptions) -> Level | None:
+    """What to try after ``levels``: factor, start and epochs; None at the goal, or when the tries are used up. Pure."""
+    good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
+    reached = levels[good].factor if good >= 0 else 0.0
+    epochs = options.retrain.epochs
+    if levels and levels[-1].objection and options.second_chance:
+        last = levels[-1]
+        if last.start < 0 or levels[last.start].factor != last.factor:
+            return Level(len(levels) - 1, last.factor, epochs * options.second_chance)
+    schedule = [1 - (1 - t / options.levels) ** 3 for t in range(1, options.levels + 1)]
+    failed = [level.factor for level in levels if level.objection and level.factor > reached]
+    if not failed:
+        return next((Level(good, factor, epochs) for factor in schedule if factor > reached), None)
+    halves = {level.factor for level in levels} - set(schedule)
+    if len(halves) >= options.retries:
+        return None
+    return Level(good, (reached + min(failed)) / 2, epochs)
+
+
+class _Run:
+    """The levels so far, and the models that may still be needed."""
+
+    def __init__(
+        self, artifact: Artifact, data: Dataset, judge: HeldOut, options: IterativeOptions, folder: Path | None
+    ) -> None:
+        self.artifact, self.data, self.judge, self.options, self.folder = artifact, data, judge, options, folder
+        self.levels: list[Level] = []
+        self._models: dict[int, Artifact] = {-1: artifact}
+        self._teacher = Teacher(artifact, data)
+        origin = [artifact.digest, data.digest, judge.data.digest, msgspec.to_builtins(options)]
+        self._origin = sha256(msgspec.json.encode(origin, order="sorted"))
+
+    @property
+    def best(self) -> int:
+        """The sparsest level that meets the contract, -1 for none."""
+        good = [n for n, level in enumerate(self.levels) if not level.objection]
+        return max(good, key=lambda n: self.levels[n].sparsity, default=-1)
+
+    def take(self, step: Level) -> None:
+        """Do ``step``, or fetch it from the folder."""
+        number = len(self.levels)
+        path = self.folder / f"level-{number:03}.npz" if self.folder else None
+        found = self._stored(path) if path else None
+        if found is None:
+            training = path.with_name(f"training-{number:03}.npz") if path else None
+            model = self._retrain(step, number, training)
+            found = model, self._judged(step, model)
+            if path and training:
+                about = {"origin": self._origin, "level": msgspec.to_builtins(found[1])}
+                write_archive(path, {"model": np.frombuffer(model.data, np.uint8)}, about)
+                training.unlink(missing_ok=True)
+        self._models[number] = found[0]
+        self.levels.append(found[1])
+        self._models = {n: model for n, model in self._models.items() if n in (-1, self.best, number)}
+
+    def result(self) -> Artifact:
+        """The best model, with the story of the run."""
+        levels = msgspec.to_builtins(self.levels)
+        if self.best < 0:
+            unmet = ContractUnmet(
+                f"no level of pruning meets the contract: at the least, {self.levels[-1].objection}",
+                "allow a larger loss, more epochs, more levels, or more data",
+            )
+            unmet.candidates = tuple(levels)
+            raise unmet
+        model, level = self._models[self.best], self.levels[self.best]
+        facts = {
+            **sparsity(model, self.options.goal),
+            "metric": self.judge.judge.metric,
+            "original_accuracy": self.judge.original.value,
+            "accuracy": level.accuracy,
+            "loss": level.loss,
+            "samples": self.judge.data.count,
+            "chosen": self.best,
+            "levels": levels,
+            "one_shot": self._one_shot(),
+        }
+        return self.artifact.derive(model.data, "prune_iteratively", msgspec.to_builtins(self.options), facts)
+
+    def _stored(self, path: Path) -> tuple[Artifact, Level] | None:
+        archive = read_archive(path)
+        if archive is None:
+            return None
+        arrays, about = archive
+        if about.get("origin") != self._origin:
+            raise InvalidArgument(
+                f"'{path.parent.name}' holds a pruning run of another model, other data or other options",
+                "give another folder, or delete this one",
+            )
+        return Artifact.from_bytes(arrays["model"].tobytes()), msgspec.convert(about["level"], Level)
+
+    def _retrain(self, step: Level, number: int, checkpoint: Path | None) -> Artifact:
+        retrain = self.options.retrain
+        fit = msgspec.structs.replace(retrain, epochs=step.epochs, seed=retrain.seed + number)
+        goal = msgspec.structs.replace(self.options.goal, rule=self.options.goal.rule.scaled(step.factor))
+        extra = {"checkpoint": checkpoint} if checkpoint else {}
+        return retrain_pruned(
+            self._models[step.start], self.data, self._teacher, goal, fit, l1=self.options.l1, **extra
+        )
+
+    def _judged(self, step: Level, model: Artifact) -> Level:
+        accuracy = self.judge.accuracy(model)
+        return msgspec.structs.replace(
+            step,
+            sparsity=sparsity(model, self.options.goal)["sparsity"],
+            accuracy=accuracy.value,
+            loss=accuracy.loss.value,
+            objection=self.options.contract.accuracy_objection(accuracy),
+        )
+
+    def _one_shot(self) -> list[tuple[float, float]]:
+        """(sparsity, accuracy) of the original pruned at once to each level's sparsity, not retrained."""
+        goal, points = self.options.goal, {}
+        for factor in sorted({level.factor for level in self.levels}):
+            pruned = prune(self.artifact, msgspec.structs.replace(goal, rule=goal.rule.scaled(factor)))
+            points[pruned.provenance[-1].facts["sparsity"]] = self.judge.accuracy(pruned).value
+        return sorted(points.items())
+
+
+def retrain_pruned(
+    artifact: Artifact,
+    data: Dataset,
+    teacher: Artifact | Teacher,
+    options: PruneOptions,
+    fit: FitOptions,
+    *,
+    l1: float = 0.0,
+    **hooks: Any,
+) -> Artifact:
+    """``artifact`` pruned by ``options`` and trained to answer as ``teacher``: one level. ``hooks`` are those of ``recover``.
+
+    Raises Unsupported if a prunable weight cannot be trained, and as ``prune`` and ``recover``.
+    """
+    weights = prunable_weights(load_model(artifact), options)
+    model = TrainableModel(artifact)
+    if missing := sorted(weights.keys() - model.weights.keys()):
+        raise Unsupported(f"weight(s) {missing[:8]} cannot be trained", "train in FP32, or name them in skip")
+    masking = _Masking(model, options.rule.masks(weights), fit, l1)
+    report = recover(model, data, teacher, fit, before_step=masking.before, after_step=masking.after, **hooks)
+    return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())
+
+
+class _Masking:
+    """Keeps pruned weights at zero: in the graph by a hook, through which no gradient comes back to them, and in the
+    parameters after every step, which moments and decay would move."""
+
+    def __init__(self, model: TrainableModel, masks: Masks, fit: FitOptions, l1: float) -> None:
+        self._parameters = {name: model.weights[name] for name in masks}
+        self._masks = {name: torch.from_numpy(mask.astype(np.float32)) for name, mask in masks.items()}
+        self._fit, self._l1, self._rate = fit, l1, 0.0
+        for name, mask in self._masks.items():
+            model.weight_hooks[name] = mask.mul
+        self.after()
+
+    def before(self, step: int, steps: int) -> None:
+        self._rate = learning_rate(step, steps, self._fit)
+
+    def after(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.mul_(self._masks[name])
+                if self._l1:  # the proximal step of the penalty, which reaches zero and does not cross it
+                    shrunk = (parameter.abs() - self._rate * self._l1).clamp_min(0)
+                    parameter.copy_(parameter.sign() * shrunk)
