@@ -77,7 +77,7 @@ def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
     100 thresholds, then golden section between the neighbours of the best: for both ends shrunk together, and where the range
     need not be symmetric for each end by itself.
     """
-    error = _squared_error(histogram, scheme)
+    error = squared_error(histogram, scheme)
     widest = min_max_range(histogram, scheme)
 
     def scaled(low: Array, high: Array) -> Array:
@@ -120,7 +120,7 @@ def _distribution(histogram: Histogram) -> tuple[Array, Array]:
     return np.insert(cumulative, BINS + 1, at_zero), np.insert(histogram.edges, BINS + 1, 0.0)
 
 
-def _squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Array, Array], Array]:
+def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Array, Array], Array]:
     """A function from ranges, shape (n,) each end, to Σ count·(dequantise(quantise(x)) - x)², shape (n,)."""
     filled = np.flatnonzero(histogram.counts)
     counts = histogram.counts[filled].astype(np.float64)
@@ -128,8 +128,7 @@ def _squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Arr
     smallest, largest = scheme.activation_limits
 
     def error(low: Array, high: Array) -> Array:
-        scale = ((high - low) / (largest - smallest))[:, None]
-        zero_point = np.zeros_like(scale) if scheme.symmetric else np.round(smallest - low[:, None] / scale)
+        scale, zero_point = (numbers[:, None] for numbers in scheme.parameters(low, high))
         integers = np.clip(np.round(values / scale) + zero_point, smallest, largest)
         distance = (integers - zero_point) * scale - values
         return np.asarray((distance * distance) @ counts)

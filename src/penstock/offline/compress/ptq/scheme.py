@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from penstock.resources import MachineFacts
-from penstock.tensor import DataType
+from penstock.tensor import Array, DataType
 
 _X86 = {"x86_64", "amd64", "i686"}
 _ARM = {"aarch64", "arm64"}
@@ -31,6 +32,14 @@ class IntegerScheme(msgspec.Struct, frozen=True):
         if self.activation is DataType.UINT8:
             return 0, 255
         return (-127 if self.symmetric else -128), 127
+
+    def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Scale and zero point (float64, whole) of activations from ``low`` to ``high``; of an empty range, scale 1."""
+        smallest, largest = self.activation_limits
+        width = np.asarray(high, np.float64) - low
+        scale = np.where(width > 0, width / (largest - smallest), 1.0)
+        zero_point = np.zeros_like(scale) if self.symmetric else np.round(smallest - low / scale)
+        return scale, zero_point
 
 
 def integer_scheme(machine: MachineFacts) -> IntegerScheme:

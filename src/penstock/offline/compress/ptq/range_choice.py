@@ -1,0 +1,245 @@
+"""The method of each tensor's range chosen by what it does to the model's answers.
+
+No method is best for all tensors: KL-entropy knows nothing of the energy of what it cuts off, min-max pays for one outlier with
+every step, MSE looks at the tensor alone. So each tensor is rounded by itself, with every candidate range, in an otherwise float
+model, and the range stays that harms the outputs least. At the end the choice as a whole must stand its ground, quantised, against
+every method used for all tensors, since what is best one by one need not be best together.
+
+One session serves all tensors and candidates: see ``switches.py``. Where the outputs are class scores the harm is the angle
+between the scores with and without rounding: their order does not depend on their size, and samples that are far from all
+others, which calibration sets have, would outweigh the rest by theirs. Elsewhere it is the relative error of the outputs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidArgument
+from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
+from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges import Method, ranges, squared_error
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.compress.ptq.switches import OFF, SwitchedModel, with_switches
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.tune.accuracy import Outputs, answers, sample_errors
+from penstock.tensor import Array
+
+Progress = Callable[[int, int], None]
+
+CANDIDATES: dict[str, tuple[Method, float]] = {
+    "min-max": (Method.MIN_MAX, 100.0),
+    "percentile-99.999": (Method.PERCENTILE, 99.999),
+    "percentile-99.99": (Method.PERCENTILE, 99.99),
+    "percentile-99.9": (Method.PERCENTILE, 99.9),
+    "mse": (Method.MSE, 100.0),
+    "entropy": (Method.ENTROPY, 100.0),
+}
+"""Methods by name; of two whose ranges are alike, the first is tried."""
+
+_ALIKE = 0.01
+"""Two ranges are alike if their ends differ by less than this share of the wider one."""
+_FEWEST_CLASSES = 3
+"""Two scores less their mean have no angle but 0 and 180°."""
+
+
+class RangeChoiceOptions(msgspec.Struct, frozen=True):
+    """How much the choice may cost."""
+
+    rows: int = 32
+    """Calibration samples, evenly spaced, on which ranges are tried."""
+    max_calls: int = 1000
+    """Most passes over these samples; beyond it the tensors that are left take the range of least squared error of their own."""
+    time_s: float | None = None
+    """Seconds after which the same happens. The result then depends on the machine; None for no limit."""
+    threads: int = 1
+    """Threads of the engine while ranges are tried."""
+
+
+class TriedRange(msgspec.Struct, frozen=True):
+    """One candidate of one tensor."""
+
+    method: str
+    range: Range
+    error: float
+    """Of the model's outputs if measured, else the mean squared error of the tensor's own values."""
+
+
+class TensorChoice(msgspec.Struct, frozen=True):
+    """The range of one tensor, and what it was chosen from."""
+
+    method: str
+    range: Range
+    measured: bool
+    """Whether the error is that of the outputs. False where there was nothing to choose, or the budget was used up."""
+    tried: tuple[TriedRange, ...]
+
+
+class RangeChoice(msgspec.Struct, frozen=True):
+    """The ranges to quantise with, and why."""
+
+    ranges: dict[str, Range]
+    method: str
+    """``per tensor``, or the method that quantised the whole model better than the choice per tensor did."""
+    errors: dict[str, float]
+    """Error of the outputs of the whole quantised model by method, ``per tensor`` among them; on the rows tried."""
+    tensors: dict[str, TensorChoice]
+    calls: int
+    """Passes over the rows that were made."""
+
+
+PER_TENSOR = "per tensor"
+
+
+def choose_ranges(
+    artifact: Artifact,
+    statistics: Mapping[str, TensorStatistics],
+    data: Dataset,
+    scheme: IntegerScheme,
+    placement: Placement = Placement.LINEAR,
+    options: RangeChoiceOptions | None = None,
+    progress: Progress = lambda *_: None,
+) -> RangeChoice:
+    """The range of every tensor of ``statistics`` by the method that harms the answers on ``data`` least.
+
+    Deterministic unless ``options.time_s`` is given. Raises as ``quantize``; Unsupported if the outputs cannot be compared
+    sample by sample.
+    """
+    options = options or RangeChoiceOptions()
+    by_method = {name: ranges(statistics, method, scheme, percent) for name, (method, percent) in CANDIDATES.items()}
+    trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, options)
+    tensors: dict[str, TensorChoice] = {}
+    # Where the candidates differ most there is most to win, and a budget should be spent there.
+    order = sorted(by_method["min-max"], key=lambda name: -_spread([found[name] for found in by_method.values()]))
+    for number, name in enumerate(order):
+        candidates = distinct({method: found[name] for method, found in by_method.items()})
+        tensors[name] = trials.choose(name, candidates, statistics[name])
+        progress(number + 1, len(order) + len(by_method) + 1)
+    best = {name: tensors[name].range for name in statistics if name in tensors}
+    errors: dict[str, float] = {}
+    for name, found in {PER_TENSOR: best, **by_method}.items():
+        errors[name] = trials.whole(quantize(artifact, found, scheme, placement))
+        progress(len(order) + len(errors), len(order) + len(by_method) + 1)
+    winner = min(errors, key=lambda name: errors[name])
+    chosen = best if winner == PER_TENSOR else by_method[winner]
+    return RangeChoice(chosen, winner, errors, {name: tensors[name] for name in best}, trials.calls)
+
+
+def distinct(candidates: Mapping[str, Range]) -> dict[str, Range]:
+    """``candidates`` without those that are alike to one before them."""
+    kept: dict[str, Range] = {}
+    for name, range in candidates.items():
+        if all(_difference(range, other) >= _ALIKE for other in kept.values()):
+            kept[name] = range
+    return kept
+
+
+def output_harm(reference: Outputs, outputs: Outputs) -> float:
+    """What rounding did to the answers, 0 for nothing: the mean over samples, each by its worst output.
+
+    Of class scores, [samples, three classes or more], 1 - cosine between the scores less their means, which is what their
+    order depends on; if an output is anything else, the relative error, at most 1.
+    """
+    if any(array.ndim != 2 or array.shape[1] < _FEWEST_CLASSES for array in reference.values()):
+        return float(sample_errors(reference, outputs).mean())
+    turned = [1 - _cosine(_centred(array), _centred(outputs[name])) for name, array in reference.items()]
+    return float(np.max(turned, axis=0).mean())
+
+
+def _centred(scores: Array) -> Array:
+    return np.asarray(scores.astype(np.float64) - scores.mean(axis=1, keepdims=True, dtype=np.float64))
+
+
+def _cosine(one: Array, other: Array) -> Array:
+    """Between rows; 0 if one of them is zero or not finite."""
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.nan_to_num((one * other).sum(axis=1) / norms, nan=0.0, posinf=0.0, neginf=0.0))
+
+
+class _Trials:
+    """A float model in which one tensor at a time is rounded, on the same rows."""
+
+    def __init__(self, artifact: Artifact, data: Dataset, scheme: IntegerScheme, options: RangeChoiceOptions) -> None:
+        self._scheme, self._data, self._options = scheme, data, options
+        model = FloatModel(artifact)
+        self._numbers = {name: number for number, name in enumerate(_roundable(model))}
+        proto = with_switches(model, self._numbers, scheme)
+        self._model = SwitchedModel(_load(Artifact.from_bytes(proto.SerializeToString()), options.threads), scheme)
+        self._end = None if options.time_s is None else time.monotonic() + options.time_s
+        self.calls = 0
+        self._reference = self._answers(OFF, Range(0.0, 1.0))
+
+    def choose(self, tensor: str, candidates: Mapping[str, Range], known: TensorStatistics) -> TensorChoice:
+        """The best of ``candidates``; the first if there is only one."""
+        measured = len(candidates) > 1 and tensor in self._numbers and self._affords(len(candidates))
+        if measured:
+            number = self._numbers[tensor]
+            errors = [output_harm(self._reference, self._answers(number, range)) for range in candidates.values()]
+        else:
+            errors = _own_errors(known, list(candidates.values()), self._scheme)
+        tried = tuple(TriedRange(*one) for one in zip(candidates, candidates.values(), errors, strict=True))
+        best = min(tried, key=lambda one: one.error)
+        return TensorChoice(best.method, best.range, measured, tried)
+
+    def whole(self, quantised: Artifact) -> float:
+        """The harm that ``quantised`` does to the outputs."""
+        model = _load(quantised, self._options.threads)
+        self.calls += 1
+        return output_harm(self._reference, answers(model, self._data))
+
+    def _answers(self, which: int, range: Range) -> Outputs:
+        self._model.set(which, range)
+        self.calls += 1
+        return answers(self._model, self._data)
+
+    def _affords(self, calls: int) -> bool:
+        in_time = self._end is None or time.monotonic() < self._end
+        return in_time and self.calls + calls <= self._options.max_calls
+
+
+def _roundable(model: FloatModel) -> list[str]:
+    """Tensors that an integer model rounds and that others read; outputs cannot be cut off from what reads them outside."""
+    wide = model.activations(model.integer_nodes(Placement.WIDE))
+    return [name for name in wide if name not in model.output_names]
+
+
+def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: IntegerScheme) -> list[float]:
+    """The mean squared error of the tensor's own values with each range."""
+    histogram = known.histogram
+    if len(candidates) < 2 or not histogram.count:
+        return [0.0] * len(candidates)
+    ends = np.array([[range.low for range in candidates], [range.high for range in candidates]])
+    return [float(error) / histogram.count for error in squared_error(histogram, scheme)(*ends)]
+
+
+def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
+    """``rows`` samples of ``data``, evenly spaced, as many as the model takes at a time or a multiple of that."""
+    if rows < 1:
+        raise InvalidArgument(f"ranges cannot be tried on {rows} samples", "give at least 1")
+    loaded = _load(artifact, 1)
+    smallest = loaded.signature.smallest_batch
+    loaded.unload()
+    count = max(smallest, min(rows, data.count) // smallest * smallest)
+    picks = np.linspace(0, data.count - 1, count).round().astype(np.intp)
+    return make_dataset({name: array[picks] for name, array in data.inputs.items()}, None)
+
+
+def _load(artifact: Artifact, threads: int) -> LoadedModel:
+    return get_engine("onnxruntime").load(artifact, {"threads": threads})
+
+
+def _spread(candidates: Sequence[Range]) -> float:
+    return max(_difference(candidates[0], other) for other in candidates)
+
+
+def _difference(one: Range, other: Range) -> float:
+    width = max(one.high - one.low, other.high - other.low)
+    return max(abs(one.low - other.low), abs(one.high - other.high)) / width if width else 0.0
