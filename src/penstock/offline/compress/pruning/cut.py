@@ -135,6 +135,7 @@ def analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
     freeze_all(coupling, model.graph.outputs, "an output of the model is made of it")
     if exact:
         coupling.freeze_blurred()
+    coupling.seal()
     return coupling
 
 

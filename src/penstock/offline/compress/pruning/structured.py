@@ -1,0 +1,198 @@
+"""Structured pruning: channels and heads taken out, so that what is left is a smaller dense model, faster on any engine.
+
+Without training here: that costs accuracy, little for the first few percent. ``structured_recovery.py`` wins it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import onnx
+
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidConfig, InvalidData, PenstockError, Unsupported
+from penstock.offline.compress.pruning.cut import Kept, Structure
+from penstock.offline.compress.pruning.importance import Scores, by_activation, by_batch_norm, by_norm
+from penstock.offline.compress.pruning.widths import (
+    Counts,
+    LatencyTable,
+    best_units,
+    fastest_for_least,
+    uniform,
+)
+from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize.samples import free_sizes, generate
+from penstock.perf.measure import feed, interleave, repeat_rows, speedup
+from penstock.tensor import Array
+
+_ROUNDS = 4
+"""How often the goal of the layers is set anew when the whole model is not as fast as they promise."""
+_MEASURE_S = 1.0
+
+
+class NarrowOptions(msgspec.Struct, frozen=True):
+    """What to cut."""
+
+    width: float = 0.75
+    """Share of its units that each group keeps; the most that it keeps if ``speedup`` is given, where 1 is usual."""
+    speedup: float | None = None
+    """How many times faster the model shall be at one sample a call: widths then differ, chosen by measured latency."""
+    importance: Literal["norm", "batch_norm", "activation"] = "norm"
+    """Which units go: see ``importance.py``. ``activation`` needs data."""
+    block: int = 16
+    """Widths are multiples of this: 16 for AVX-512, 8 for AVX2 and NEON. Groups narrower than 4 blocks take smaller steps."""
+    heads: bool = True
+    """Whether attention heads are cut as well as channels."""
+    exact: bool = True
+    """Leave channels alone that a LayerNormalization or a mean runs over, since what stays would change with them."""
+    least: float = 0.25
+    """Share of its units that a group keeps at least when ``speedup`` asks for more."""
+    threads: int = 1
+    """For which latency is measured."""
+
+    def check(self) -> None:
+        """Raises InvalidConfig for what makes no sense."""
+        shares = 0 < self.width <= 1 and 0 < self.least <= 1
+        if not shares or self.block < 1 or self.threads < 1 or not (self.speedup is None or self.speedup > 1):
+            raise InvalidConfig(
+                f"structured pruning cannot use width={self.width}, least={self.least}, speedup={self.speedup}, "
+                f"block={self.block}, threads={self.threads}",
+                "0 < width, least <= 1; speedup > 1; block and threads at least 1",
+            )
+
+
+def narrow(
+    artifact: Artifact,
+    options: NarrowOptions = NarrowOptions(),  # noqa: B008 - frozen
+    data: Dataset | None = None,
+    *,
+    scores: Scores | None = None,
+    on_progress: Progress = no_progress,
+) -> Artifact:
+    """``artifact`` without its least important channels and heads. Facts: units before and after, by group; parameters.
+
+    ``scores`` take the place of ``options.importance``, such as those of ``taylor.by_taylor``. With ``speedup`` the result
+    depends on what this machine measures; without, the same arguments give the same bytes.
+    Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if
+    the speed-up cannot be had.
+    """
+    options.check()
+    structure = Structure(artifact, exact=options.exact)
+    names = cuttable(structure, heads=options.heads)
+    scores = scores or _scores(structure, options, data, on_progress)
+    widest = uniform(structure, names, options.width, options.block)
+    if options.speedup is None:
+        return apply(structure, best_units(structure, scores, widest), "narrow", options)
+    return _fast_enough(structure, scores, widest, options, probe(artifact, data))
+
+
+def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
+    """The groups to cut. Raises Unsupported, with the reasons, if there are none."""
+    names = [group.name for group in structure.groups if group.cuttable and (heads or group.unit_size == 1)]
+    if not names:
+        reasons = "; ".join(dict.fromkeys(group.reason for group in structure.groups if group.reason))
+        raise Unsupported(
+            f"no channels of the model can be cut: {reasons or 'it has no layers with constant weights'}",
+            "prune before quantisation, and export with constant weights",
+        )
+    return names
+
+
+def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, **facts: object) -> Artifact:
+    """The cut model as an artifact, checked: ONNX's checker accepts it, it loads, its outputs have the shapes of before.
+
+    Raises PenstockError if that fails, which would be a bug of the analysis.
+    """
+    origin = structure.artifact
+    data = structure.cut(kept)
+    groups = {name: [structure.group(name).units, len(numbers)] for name, numbers in kept.items()}
+    about = {"groups": groups, "parameters": [_parameters(origin.data), _parameters(data)], **facts}
+    made = origin.derive(data, step, msgspec.to_builtins(options), about)
+    sample = probe(origin)
+    before, after = _answer_shapes(origin, sample), _answer_shapes(made, sample)
+    if before != after:
+        raise PenstockError(f"the narrowed model answers in shapes {after}, the original in {before}")
+    return made
+
+
+def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
+    """The fewest rows that the model takes: of ``data``, or made up. Raises InvalidData if the model refuses them all."""
+    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1})
+    try:
+        rows = loaded.signature.smallest_batch
+        if data is not None:
+            return repeat_rows(data.inputs, rows)
+        for size in free_sizes(loaded.signature):
+            for sample in generate(loaded.signature, size):
+                try:
+                    loaded.forward(sample)
+                except PenstockError:
+                    continue
+                return dict(sample)
+    finally:
+        loaded.unload()
+    raise InvalidData("the model refuses every input that was made up for it", "give data")
+
+
+def _scores(structure: Structure, options: NarrowOptions, data: Dataset | None, on_progress: Progress) -> Scores:
+    if options.importance == "norm":
+        return by_norm(structure)
+    if options.importance == "batch_norm":
+        return by_batch_norm(structure)
+    if data is None:
+        raise InvalidData("importance by activation needs data", "give some, or use importance='norm'")
+    return by_activation(structure, data, threads=options.threads, on_progress=on_progress)
+
+
+def _fast_enough(
+    structure: Structure, scores: Scores, widest: Counts, options: NarrowOptions, sample: dict[str, Array]
+) -> Artifact:
+    """Narrow the layers until the whole model, measured, is as fast as asked for."""
+    assert options.speedup is not None
+    table = LatencyTable(structure, sample, options.threads)
+    (full,) = table.totals([{}])
+    goal, found = full / options.speedup, 1.0
+    for _ in range(_ROUNDS):
+        counts, promised = fastest_for_least(
+            structure, scores, table, widest, goal, block=options.block, least=options.least
+        )
+        kept = best_units(structure, scores, counts)
+        made = apply(structure, kept, "narrow", options, layers_ms=[round(full, 4), round(promised, 4)])
+        found = measured_speedup(structure.artifact, made, sample, options.threads)
+        if found >= options.speedup or promised > goal:
+            break
+        goal *= 0.97 * found / options.speedup
+    if found < options.speedup:
+        raise Unsupported(
+            f"the model becomes {found:.2f} times faster, not {options.speedup:g} times",
+            "ask for less, or lower the least width",
+        )
+    return made
+
+
+def measured_speedup(before: Artifact, after: Artifact, sample: Mapping[str, Array], threads: int) -> float:
+    """How many times faster ``after`` answers ``sample``, calls interleaved."""
+    models = [get_engine("onnxruntime").load(artifact, {"threads": threads}) for artifact in (before, after)]
+    timings = interleave({"before": feed(models[0], sample), "after": feed(models[1], sample)}, _MEASURE_S)
+    for model in models:
+        model.unload()
+    return speedup(timings["before"], timings["after"]).value
+
+
+def _answer_shapes(artifact: Artifact, sample: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    onnx.checker.check_model(artifact.data)
+    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1})
+    shapes = {name: array.shape for name, array in loaded.forward(sample).items()}
+    loaded.unload()
+    return shapes
+
+
+def _parameters(data: bytes) -> int:
+    """Elements of all float initialisers."""
+    tensors = onnx.load_model_from_string(data).graph.initializer
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+    return sum(int(onnx.numpy_helper.to_array(tensor).size) for tensor in tensors if tensor.data_type in floats)
