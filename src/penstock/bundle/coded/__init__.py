@@ -1,0 +1,5 @@
+"""Coded models (Deep Compression, Han et al. 2016): Huffman-coded weights in a container that decodes to the exact model file."""
+
+from penstock.bundle.coded.container import MAX_BYTES, CodingOptions, Summary, TensorSummary, decode, describe, encode
+
+__all__ = ["MAX_BYTES", "CodingOptions", "Summary", "TensorSummary", "decode", "describe", "encode"]

@@ -1,0 +1,302 @@
+"""The container of a coded model: encodes an ONNX file in few bytes, and decodes it bit for bit.
+
+The file, all numbers little-endian::
+
+    magic "PSTC", version u8, then sizes u32 of the packed header, of the header, and of its description; CRC-32 of the packed header
+    header, raw deflate: the description (msgpack, ``_Description``), then the ONNX file without what is cut out of it
+    blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
+
+A model is cut at the raw data of its initialisers and put together again, so nothing of ONNX is parsed to decode it. The
+description holds the SHA-256 of the whole; a file that decodes to anything else is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from math import prod
+
+import msgspec
+
+from penstock.bundle.coded.lanes import decode_blocks
+from penstock.bundle.coded.payloads import ITEM_SIZES, Payload, find_payloads
+from penstock.bundle.coded.tensors import Codec, Coded, Decoder, Stream, deflate, encode_tensor, entropy_bytes, inflate
+from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, Unsupported
+
+MAX_BYTES = 2 << 30
+"""ONNX files end here."""
+_MAGIC, _VERSION = b"PSTC", 1
+_HEAD = struct.Struct("<4sBIIII")
+_CRC = struct.Struct("<I")
+_BATCH_SYMBOLS = 1 << 21
+"""Decoded together: enough lanes to be fast, and a few MiB of symbols."""
+_TENSOR_DIGEST_BYTES = 8
+_SMALL_BYTES = 4096
+"""Below this, what Huffman codes do not shrink stays in the header, which is deflated as a whole."""
+
+
+class CodingOptions(msgspec.Struct, frozen=True):
+    """How to encode."""
+
+    max_code_bits: int = 11
+    """Longest Huffman code, 8 to 15 bits; an alphabet too large for it gets what it needs. Longer ones decode more slowly."""
+    min_tensor_bytes: int = 64
+    """Smaller tensors stay in the graph."""
+
+
+class TensorSummary(msgspec.Struct, frozen=True):
+    """Where the bytes of one coded tensor go."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    codec: Codec
+    dense_bytes: int
+    code_bytes: int
+    """Of the values, or of all that is stored without Huffman codes; CRCs included."""
+    gap_bytes: int
+    table_bytes: int
+    """Codebook and code lengths, before the header is deflated."""
+    values: int
+    """Elements that are stored: all, or those that are not zero."""
+    symbols: int
+    """Distinct values among these."""
+    gap_bits: int
+    entropy_bytes: float
+    """The least that codes of single symbols could take for values and gaps."""
+
+    @property
+    def sparsity(self) -> float:
+        """Share of elements that are zero and not stored."""
+        return 1 - self.values / max(1, prod(self.shape))
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Where the bytes of a coded model go."""
+
+    model_bytes: int
+    coded_bytes: int
+    header_bytes: int
+    """The deflated header: graph, small tensors, codebooks, code lengths, offsets."""
+    graph_bytes: int
+    """Graph and small tensors before deflating."""
+    tensors: tuple[TensorSummary, ...]
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the model became, everything counted."""
+        return self.model_bytes / self.coded_bytes
+
+
+class _Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    shape: list[int]
+    graph_bytes: int
+    """Bytes of the graph between the tensor before and this one."""
+    digest: bytes
+    """The first bytes of the SHA-256 of the decoded tensor."""
+    codec: Codec
+    half: bool
+    gap_bits: int
+    streams: list[Stream]
+
+
+class _Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    model_bytes: int
+    sha256: bytes
+    tensors: list[_Tensor]
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """A tensor that is ready to be decoded."""
+
+    tensor: _Tensor
+    size: int
+    decoder: Decoder
+
+
+def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
+    """The ONNX file ``model`` as a coded model; ``decode`` gives the same bytes again.
+
+    Raises InvalidModel if ``model`` is no ONNX file, InvalidArgument for options out of range, Unsupported above ``MAX_BYTES``.
+    """
+    options = options or CodingOptions()
+    if not 8 <= options.max_code_bits <= 15 or options.min_tensor_bytes < 0:
+        raise InvalidArgument(f"{options} cannot be", "give 8 to 15 bits a code, and no negative size")
+    if len(model) > MAX_BYTES:
+        raise Unsupported(f"the model takes {len(model) >> 20} MiB, and ONNX files end at 2 GiB")
+    try:
+        payloads = find_payloads(model)
+    except ValueError as error:
+        raise InvalidModel(f"this is not an ONNX file: {error}", "give an ONNX model") from None
+    tensors, graph, at = [], [], 0
+    blocks: list[bytes] = []
+    for payload in payloads:
+        data = memoryview(model)[payload.start : payload.stop]
+        coded = encode_tensor(data, ITEM_SIZES[payload.dtype], options.max_code_bits)
+        stored = coded.codec in ("verbatim", "deflate") and len(data) < _SMALL_BYTES
+        if stored or len(data) < options.min_tensor_bytes:
+            continue
+        tensors.append(_describe(payload, payload.start - at, data, coded))
+        blocks += [part for block in coded.blocks for part in (_CRC.pack(zlib.crc32(block)), block)]
+        graph.append(model[at : payload.start])
+        at = payload.stop
+    graph.append(model[at:])
+    description = msgspec.msgpack.encode(_Description(len(model), hashlib.sha256(model).digest(), tensors))
+    header = b"".join((description, *graph))
+    packed = deflate(header)
+    head = _HEAD.pack(_MAGIC, _VERSION, len(packed), len(header), len(description), zlib.crc32(packed))
+    return b"".join((head, packed, *blocks))
+
+
+def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
+    """The model file that ``encode`` was given.
+
+    Raises IntegrityError for anything that is not exactly what was encoded, or takes more than ``max_bytes`` decoded, which is
+    known before memory is taken; Unsupported if a newer Penstock wrote it.
+    """
+    description, graph, parts = _parse(data, max_bytes)
+    pieces: list[bytes | memoryview] = []
+    at = 0
+    for batch in _batches(parts):
+        symbols = decode_blocks([block for part in batch for block in part.decoder.blocks])
+        for part in batch:
+            own, symbols = symbols[: len(part.decoder.blocks)], symbols[len(part.decoder.blocks) :]
+            tensor = part.decoder.finish(own)
+            if _digest(tensor) != part.tensor.digest:
+                raise IntegrityError(
+                    f"tensor '{part.tensor.name}' of the coded model does not decode to what was encoded"
+                )
+            pieces += [graph[at : at + part.tensor.graph_bytes], tensor]
+            at += part.tensor.graph_bytes
+    model = b"".join((*pieces, graph[at:]))
+    if hashlib.sha256(model).digest() != description.sha256:
+        raise IntegrityError("the coded model does not decode to the model that was encoded")
+    return model
+
+
+def describe(data: bytes, max_bytes: int = MAX_BYTES) -> Summary:
+    """Where the bytes of a coded model go. Raises as ``decode``, but does not check digests."""
+    description, graph, parts = _parse(data, max_bytes)
+    tensors = tuple(_summarize(part) for part in parts)
+    header_bytes = _HEAD.unpack_from(data)[2] + _HEAD.size
+    return Summary(description.model_bytes, len(data), header_bytes, len(graph), tensors)
+
+
+def _describe(payload: Payload, graph_bytes: int, data: memoryview, coded: Coded) -> _Tensor:
+    return _Tensor(
+        payload.name,
+        payload.dtype,
+        list(payload.shape),
+        graph_bytes,
+        _digest(data),
+        coded.codec,
+        coded.half,
+        coded.gap_bits,
+        coded.streams,
+    )
+
+
+def _parse(data: bytes, max_bytes: int) -> tuple[_Description, memoryview, list[_Part]]:
+    """The description, the graph, and the tensors with their blocks; all sizes are checked against one another."""
+    if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
+        raise IntegrityError("this is not a coded model")
+    _, version, packed_size, header_size, description_size, crc = _HEAD.unpack_from(data)
+    if version != _VERSION:
+        raise Unsupported(f"the coded model has version {version}, this Penstock reads {_VERSION}", "upgrade")
+    body = memoryview(data)[_HEAD.size :]
+    if packed_size > len(body) or description_size > header_size:
+        raise IntegrityError("the coded model was cut off, or its sizes are wrong")
+    if header_size - description_size > max_bytes:
+        raise _too_large(header_size - description_size, max_bytes)
+    packed = body[:packed_size]
+    if zlib.crc32(packed) != crc:
+        raise IntegrityError("the header of the coded model was changed")
+    header = memoryview(inflate(packed, header_size))
+    try:
+        description = msgspec.msgpack.decode(header[:description_size], type=_Description)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"the description of the coded model cannot be read: {error}") from None
+    graph = header[description_size:]
+    sizes = _sizes(description, len(graph), max_bytes)
+    return description, graph, _parts(description, sizes, body[packed_size:])
+
+
+def _sizes(description: _Description, graph_bytes: int, max_bytes: int) -> list[int]:
+    """The bytes of each tensor. Raises IntegrityError unless everything adds up to the model."""
+    if description.model_bytes > max_bytes:
+        raise _too_large(description.model_bytes, max_bytes)
+    sizes = []
+    for tensor in description.tensors:
+        if tensor.dtype not in ITEM_SIZES or any(dim < 0 for dim in tensor.shape):
+            raise IntegrityError(f"tensor '{tensor.name}' of the coded model has no such type or shape")
+        sizes.append(prod(tensor.shape) * ITEM_SIZES[tensor.dtype])
+    before = [tensor.graph_bytes for tensor in description.tensors]
+    if min(before, default=0) < 0 or sum(before) > graph_bytes or sum(sizes) + graph_bytes != description.model_bytes:
+        raise IntegrityError("the parts of the coded model do not add up to the model")
+    return sizes
+
+
+def _parts(description: _Description, sizes: list[int], body: memoryview) -> list[_Part]:
+    """The tensors with their blocks, which must fill ``body`` to its end."""
+    parts, at = [], 0
+    for tensor, size in zip(description.tensors, sizes, strict=True):
+        blocks = []
+        for block_size in (size for stream in tensor.streams for size in stream.sizes):
+            start = at + _CRC.size
+            if block_size < 0 or start + block_size > len(body):
+                raise IntegrityError("a block of the coded model lies beyond its end")
+            block = body[start : start + block_size]
+            if zlib.crc32(block) != _CRC.unpack_from(body, at)[0]:
+                raise IntegrityError(f"a block of tensor '{tensor.name}' of the coded model was changed")
+            blocks.append(block)
+            at = start + block_size
+        coded = Coded(tensor.codec, tensor.streams, [], tensor.half, tensor.gap_bits)
+        parts.append(_Part(tensor, size, Decoder(coded, blocks, size, ITEM_SIZES[tensor.dtype])))
+    if at != len(body):
+        raise IntegrityError("the coded model goes on after its end")
+    return parts
+
+
+def _batches(parts: list[_Part]) -> Iterator[list[_Part]]:
+    batch: list[_Part] = []
+    symbols = 0
+    for part in parts:
+        batch.append(part)
+        symbols += sum(block.symbols for block in part.decoder.blocks)
+        if symbols >= _BATCH_SYMBOLS:
+            yield batch
+            batch, symbols = [], 0
+    yield batch
+
+
+def _summarize(part: _Part) -> TensorSummary:
+    tensor, decoder = part.tensor, part.decoder
+    symbols = decoder.symbols(decode_blocks(decoder.blocks)) if tensor.streams[0].count else []
+    code_bytes, gap_bytes, *_ = (*(sum(stream.sizes) + 4 * len(stream.sizes) for stream in tensor.streams), 0)
+    entropy = sum(map(entropy_bytes, symbols)) if symbols else float(code_bytes)
+    return TensorSummary(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        shape=tuple(tensor.shape),
+        codec=tensor.codec,
+        dense_bytes=part.size,
+        code_bytes=code_bytes,
+        gap_bytes=gap_bytes,
+        table_bytes=sum(len(stream.alphabet) + len(stream.lengths) for stream in tensor.streams),
+        values=tensor.streams[0].count if symbols else prod(tensor.shape),
+        symbols=int(symbols[0].max()) + 1 if symbols else 0,
+        gap_bits=tensor.gap_bits,
+        entropy_bytes=entropy,
+    )
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return hashlib.sha256(data).digest()[:_TENSOR_DIGEST_BYTES]
+
+
+def _too_large(size: int, max_bytes: int) -> IntegrityError:
+    return IntegrityError(f"the coded model says that it decodes to {size} bytes, more than the {max_bytes} allowed")

@@ -1,0 +1,256 @@
+"""How one tensor is coded: the smallest of verbatim, deflated, Huffman-coded, and Huffman-coded without its zeros.
+
+Tensors are seen as bit patterns (unsigned integers of the element's size), so that whatever is coded comes back bit for bit:
+``-0.0`` is not zero, and a NaN keeps its payload.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from math import log2
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from penstock.bundle.coded.gaps import MAX_BITS, to_gaps, to_positions
+from penstock.bundle.coded.huffman import MAX_ALPHABET, MAX_LENGTH, code_lengths, decoding_table
+from penstock.bundle.coded.lanes import BLOCK, Block, encode_block
+from penstock.errors import IntegrityError
+from penstock.tensor import Array
+
+Codec = Literal["verbatim", "deflate", "huffman", "sparse"]
+_GAP_BITS = (3, 4, 5, 6, 7, 8)
+_PATTERNS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_SAMPLE = 1 << 17
+"""Positions that show which size of gaps is best."""
+_MIN_SPARSITY = 0.1
+"""With fewer zeros than this, gaps cannot pay."""
+_STREAM_BYTES = 12
+"""About what a stream costs beside its blocks and its table."""
+
+
+class Stream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A row of symbols: ``count`` of them in blocks of ``sizes`` bytes, over an alphabet of which each symbol occurs."""
+
+    count: int
+    alphabet: bytes
+    """What the symbols stand for, rising, as differences modulo their size; floats halved if the tensor says so."""
+    lengths: bytes
+    """Code lengths, two to a byte, the first in the lower half; none if the alphabet has but one symbol."""
+    sizes: list[int]
+
+
+class Coded(NamedTuple):
+    """A tensor as coded: its streams, and their blocks in order."""
+
+    codec: Codec
+    streams: list[Stream]
+    blocks: list[bytes]
+    half: bool = False
+    """Whether the alphabet of values is FP16, to be widened to the tensor's FP32."""
+    gap_bits: int = 0
+
+    @property
+    def cost(self) -> int:
+        tables = sum(len(stream.alphabet) + len(stream.lengths) + _STREAM_BYTES for stream in self.streams)
+        return tables + sum(len(block) + 4 for block in self.blocks)
+
+
+def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
+    """The cheapest coding of ``payload``, elements of ``item_size`` bytes, with codes of at most ``limit`` bits."""
+    choices = [_stored("verbatim", bytes(payload)), _stored("deflate", deflate(payload))]
+    alphabet, index, counts = _census(np.frombuffer(payload, _PATTERNS[item_size]))
+    if len(alphabet):
+        small, half = _halved(alphabet)
+        if alphabet[0] == 0 and len(alphabet) > 1 and counts[0] > _MIN_SPARSITY * len(index):
+            choices.append(_sparse(index, small[1:], counts[1:], limit, half))
+        choices.append(Coded("huffman", *_streams([_encode(index, small, counts, limit)]), half))
+    # Inflating is the slowest way to decode, so it has to be worth it.
+    return min(choices, key=lambda coded: coded.cost * (1.02 if coded.codec == "deflate" else 1))
+
+
+def deflate(data: bytes | memoryview) -> bytes:
+    """``data`` as raw deflate at its highest level."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(data) + packer.flush()
+
+
+def inflate(data: bytes | memoryview, size: int) -> bytes:
+    """The ``size`` bytes that ``deflate`` was given; takes no memory for more. Raises IntegrityError for anything else."""
+    unpacker = zlib.decompressobj(-15)
+    try:
+        found = unpacker.decompress(data, size + 1)
+    except zlib.error as error:
+        raise IntegrityError(f"a part of the coded model does not inflate: {error}") from None
+    if len(found) != size or not unpacker.eof or unpacker.unused_data:
+        raise IntegrityError("a part of the coded model inflates to another size than it says")
+    return found
+
+
+class Decoder:
+    """Decodes one tensor in two steps, so that the blocks of many tensors can be decoded together."""
+
+    def __init__(self, coded: Coded, data: Sequence[memoryview], size: int, item_size: int) -> None:
+        """``data`` are the blocks of ``coded``; the tensor takes ``size`` bytes. Raises IntegrityError if these cannot fit."""
+        self._coded = coded
+        self._data = data
+        self._size = size
+        self._pattern = _PATTERNS[item_size]
+        self._alphabets: list[Array] = []
+        self.blocks: list[Block] = []
+        self._block_counts: list[int] = []
+        if coded.codec in ("verbatim", "deflate"):
+            _require(len(coded.streams) == len(data) == 1 and coded.streams[0].count == 0)
+            return
+        self._count = size // item_size
+        _require(size % item_size == 0)
+        value, *gaps = coded.streams
+        if coded.codec == "sparse":
+            _require(len(gaps) == 1 and 1 <= coded.gap_bits <= MAX_BITS)
+            _require(value.count <= gaps[0].count <= self._count)
+        else:
+            _require(not gaps and value.count == self._count)
+        first = np.dtype("<u2") if coded.half else self._pattern
+        for stream, kind in zip(coded.streams, (first, np.dtype("<u2")), strict=False):
+            self._add_stream(stream, kind)
+
+    def _add_stream(self, stream: Stream, kind: np.dtype[Any]) -> None:
+        alphabet = _read_alphabet(stream.alphabet, kind)
+        self._alphabets.append(alphabet)
+        _require(1 <= len(alphabet) <= MAX_ALPHABET and stream.count > 0)
+        counts = [] if len(alphabet) == 1 else _block_counts(stream.count)
+        _require(len(stream.sizes) == len(counts))
+        start = len(self.blocks)
+        own = self._data[start : start + len(counts)]
+        if counts:
+            table = decoding_table(_read_lengths(stream.lengths, len(alphabet)))
+            # Every symbol takes a bit at least: what is said to come out is bounded by what came in.
+            _require(all(count <= 8 * len(data) for count, data in zip(counts, own, strict=True)))
+            self.blocks += [Block(data, count, table) for data, count in zip(own, counts, strict=True)]
+        else:
+            _require(not stream.lengths)
+        self._block_counts.append(len(counts))
+
+    def symbols(self, decoded: Sequence[Array]) -> list[Array]:
+        """The symbols of each stream, given the symbols of ``blocks``."""
+        found, start = [], 0
+        for stream, blocks in zip(self._coded.streams, self._block_counts, strict=True):
+            parts = decoded[start : start + blocks]
+            found.append(np.concatenate(parts) if parts else np.zeros(stream.count, np.uint16))
+            start += blocks
+        return found
+
+    def finish(self, decoded: Sequence[Array]) -> bytes | memoryview:
+        """The tensor's bytes, given the symbols of ``blocks``. Raises IntegrityError."""
+        if self._coded.codec == "verbatim":
+            _require(len(self._data[0]) == self._size)
+            return self._data[0]
+        if self._coded.codec == "deflate":
+            return inflate(self._data[0], self._size)
+        symbols = self.symbols(decoded)
+        alphabet = self._alphabets[0]
+        if self._coded.half:
+            _require(self._pattern.itemsize == 4)
+            alphabet = alphabet.view("<f2").astype("<f4").view(self._pattern)
+        values = alphabet.take(symbols[0])
+        if self._coded.codec == "sparse":
+            gaps = self._alphabets[1].take(symbols[1])
+            _require(int(gaps.max()) < 1 << self._coded.gap_bits)
+            positions = to_positions(gaps, self._coded.gap_bits, len(values), self._count)
+            dense = np.zeros(self._count, self._pattern)
+            dense[positions] = values
+            values = dense
+        return values.data.cast("B")
+
+
+def entropy_bytes(symbols: Array) -> float:
+    """What no code of single symbols can go below (Shannon): bytes for ``symbols`` at the entropy of their counts."""
+    counts = np.bincount(symbols)
+    share = counts[counts > 0] / max(1, len(symbols))
+    return float(-(share * np.log2(share)).sum() * len(symbols) / 8)
+
+
+def _stored(codec: Codec, data: bytes) -> Coded:
+    return Coded(codec, [Stream(0, b"", b"", [len(data)])], [data])
+
+
+def _census(patterns: Array) -> tuple[Array, Array, Array]:
+    """The distinct patterns, rising, which of them each element is, and how often each occurs; nothing if there are too many."""
+    few = len(np.unique(patterns[: 4 * MAX_ALPHABET])) <= MAX_ALPHABET
+    alphabet = np.unique(patterns) if few else patterns[:0]
+    if len(alphabet) > MAX_ALPHABET:
+        alphabet = alphabet[:0]
+    index = np.searchsorted(alphabet, patterns) if len(alphabet) else np.zeros(0, np.int64)
+    return alphabet, index, np.bincount(index, minlength=len(alphabet))
+
+
+def _halved(alphabet: Array) -> tuple[Array, bool]:
+    """FP32 patterns as FP16 ones if none changes."""
+    if alphabet.itemsize != 4:
+        return alphabet, False
+    with np.errstate(all="ignore"):
+        halves = alphabet.view("<f4").astype("<f2")
+        exact = (halves.astype("<f4").view("<u4") == alphabet).all()
+    halves = halves.view("<u2")
+    return (halves, True) if exact and (halves[1:] > halves[:-1]).all() else (alphabet, False)
+
+
+def _encode(index: Array, alphabet: Array, counts: Array, limit: int) -> tuple[Stream, list[bytes]]:
+    """The stream of ``alphabet[index]`` and its blocks."""
+    differences = np.diff(alphabet, prepend=alphabet[:1] * 0).tobytes()
+    if len(alphabet) == 1:
+        return Stream(len(index), differences, b"", []), []
+    enough = min(MAX_LENGTH, max(limit, int(log2(len(alphabet))) + 2))
+    lengths = code_lengths(counts, enough)
+    blocks = [encode_block(index[at : at + BLOCK], lengths) for at in range(0, len(index), BLOCK)]
+    return Stream(len(index), differences, _pack_nibbles(lengths), [len(block) for block in blocks]), blocks
+
+
+def _streams(encoded: Sequence[tuple[Stream, list[bytes]]]) -> tuple[list[Stream], list[bytes]]:
+    return [stream for stream, _ in encoded], [block for _, blocks in encoded for block in blocks]
+
+
+def _sparse(index: Array, alphabet: Array, counts: Array, limit: int, half: bool) -> Coded:
+    """Elements other than the alphabet's zero, which is symbol 0 of ``index``, with their positions as gaps."""
+    positions = np.flatnonzero(index)
+    bits = min(_GAP_BITS, key=lambda bits: _gap_cost(positions[:_SAMPLE], bits))
+    used, gaps, gap_counts = np.unique(to_gaps(positions, bits), return_inverse=True, return_counts=True)
+    value = _encode(index[positions] - 1, alphabet, counts, limit)
+    return Coded(
+        "sparse", *_streams([value, _encode(gaps, used.astype("<u2"), gap_counts, limit)]), half=half, gap_bits=bits
+    )
+
+
+def _gap_cost(positions: Array, bits: int) -> float:
+    return entropy_bytes(to_gaps(positions, bits)) + (1 << bits) / 2
+
+
+def _pack_nibbles(lengths: Array) -> bytes:
+    even = np.append(lengths, np.zeros(len(lengths) % 2, np.uint8))
+    return bytes(even[0::2] | even[1::2] << 4)
+
+
+def _read_lengths(data: bytes, count: int) -> Array:
+    _require(len(data) == -(-count // 2))
+    packed = np.frombuffer(data, np.uint8)
+    lengths = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
+    _require(not lengths[count:].any())
+    return np.asarray(lengths[:count])
+
+
+def _read_alphabet(data: bytes, kind: np.dtype[Any]) -> Array:
+    _require(len(data) % kind.itemsize == 0)
+    alphabet = np.frombuffer(data, kind).cumsum(dtype=kind)
+    _require(bool((alphabet[1:] > alphabet[:-1]).all()))
+    return np.asarray(alphabet)
+
+
+def _block_counts(count: int) -> list[int]:
+    return [min(BLOCK, count - at) for at in range(0, count, BLOCK)]
+
+
+def _require(fits: bool) -> None:
+    if not fits:
+        raise IntegrityError("a tensor of the coded model is described in a way that cannot be")
