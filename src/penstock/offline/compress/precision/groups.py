@@ -1,0 +1,168 @@
+"""Groups of operators whose integers are switched together, and the INT8 model with any of them left float.
+
+Switching one operator alone would put conversions where none are in the INT8 model: between a convolution and its Relu, on
+one side of an addition, on one of the three projections of an attention. What belongs together is found in the graph alone:
+
+1. An operator that is not a product with weights joins those of its producers whose result nobody else reads; where others read
+   all of them, the last one. So the addition of a residual block joins the block's last convolution, not the one before the block.
+   Without a producer it joins its first reader.
+2. What meets in a product of two activations is one group: query, key and value of an attention.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import msgspec
+import onnx
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidArgument, Unsupported
+from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
+from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+
+_TRANSPARENT = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Softmax", "Identity", "Cast", "Dropout", "MatMul"}
+    | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Split", "Slice", "Concat", "Gather"}
+)
+"""What may lie between a projection and the product in which it meets another."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Operators that are integer together or not at all."""
+
+    name: str
+    """The first tensor that the group computes."""
+    nodes: tuple[str, ...]
+    """In the order of the graph, by their names in a ``FloatModel``."""
+    operators: tuple[str, ...]
+
+
+def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[Group, ...]:
+    """``nodes``, which are integer in ``model``, in groups: each node in exactly one, in the order of their first nodes."""
+    return _Grouping(model, nodes).groups()
+
+
+class MixedModel:
+    """A float model with what its INT8 version needs, from which any of its groups may be left out.
+
+    The same groups give the same bytes. Raises Unsupported if no operator can become integer, and whatever ``FloatModel`` does.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        statistics: Mapping[str, TensorStatistics],
+        scheme: IntegerScheme,
+        placement: Placement = Placement.LINEAR,
+        method: Method = Method.MSE,
+    ) -> None:
+        """``statistics`` come from ``collect`` on calibration data."""
+        self.artifact, self.statistics, self.scheme, self.placement = artifact, statistics, scheme, placement
+        self.ranges: dict[str, Range] = ranges(statistics, method, scheme)
+        self.model = FloatModel(artifact)
+        self.groups = find_groups(self.model, self.model.integer_nodes(placement))
+        if not self.groups:
+            raise Unsupported(
+                "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
+            )
+        self._by_name = {group.name: group for group in self.groups}
+
+    def nodes(self, names: Collection[str]) -> list[str]:
+        """The nodes of the groups called ``names``, in the order of the groups. Raises InvalidArgument for a name of none."""
+        unknown = sorted(set(names) - self._by_name.keys())
+        if unknown:
+            raise InvalidArgument(f"no group is called {unknown}", f"the groups are {list(self._by_name)}")
+        return [node for group in self.groups if group.name in names for node in group.nodes]
+
+    def others(self, name: str) -> frozenset[str]:
+        """All groups but this one."""
+        return frozenset(self._by_name) - {name}
+
+    def is_integer(self, floats: Collection[str]) -> bool:
+        """Whether anything becomes integer with these groups float."""
+        return bool(self.model.integer_nodes(self.placement, self.nodes(floats)))
+
+    def with_float(self, floats: Collection[str] = ()) -> Artifact:
+        """The INT8 version with these groups float; the original itself if they leave no product to quantise."""
+        if not self.is_integer(floats):
+            return self.artifact
+        return quantize(self.artifact, self.ranges, self.scheme, self.placement, self.nodes(floats))
+
+
+class _Grouping:
+    """Disjoint sets of ``nodes``, each known by its smallest index."""
+
+    def __init__(self, model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> None:
+        self._model, self._nodes = model, nodes
+        self._parents = list(range(len(nodes)))
+        self._writers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+        self._producers = {name: node for node in model.nodes for name in node.output if name}
+        self._readers: dict[str, list[str]] = defaultdict(list)
+        for node in model.nodes:
+            for name in dict.fromkeys(node.input):
+                self._readers[name].append(node.name)
+        for name in model.output_names:
+            self._readers[name].append("")
+
+    def groups(self) -> tuple[Group, ...]:
+        """The two rules, and what they leave together."""
+        for index, node in enumerate(self._nodes):
+            if node.op_type not in LINEAR_OPS:
+                self._join(index, self._neighbours(index, node))
+        for node in self._model.nodes:
+            if node.op_type == "MatMul" and not self._is_weighted(node):
+                meeting = sorted({root for name in node.input for root in self._projections(name)})
+                self._join(self._writers.get(node.output[0], meeting[0] if meeting else 0), meeting)
+        members: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        for index, node in enumerate(self._nodes):
+            members[self._find(index)].append(node)
+        return tuple(
+            Group(found[0].output[0], tuple(node.name for node in found), tuple(node.op_type for node in found))
+            for _, found in sorted(members.items())
+        )
+
+    def _neighbours(self, index: int, node: onnx.NodeProto) -> list[int]:
+        """The operators that an operator which is no product goes with (rule 1)."""
+        producers = sorted({self._writers[name] for name in node.input if name in self._writers})
+        if producers:
+            own = [at for at in producers if self._is_only_read_by(self._nodes[at], node)]
+            return own or producers[-1:]
+        later = range(index + 1, len(self._nodes))
+        return [at for at in later if set(self._nodes[at].input) & set(node.output)][:1]
+
+    def _is_only_read_by(self, node: onnx.NodeProto, reader: onnx.NodeProto) -> bool:
+        return {one for name in node.output for one in self._readers[name]} == {reader.name}
+
+    def _projections(self, tensor: str) -> Iterator[int]:
+        """The integer products with weights that ``tensor`` comes from by reshaping, scaling, masking, sharing out."""
+        waiting, seen = [tensor], {tensor}
+        while waiting:
+            node = self._producers.get(waiting.pop())
+            if node is None:
+                continue
+            if self._is_weighted(node):
+                if node.output[0] in self._writers:
+                    yield self._writers[node.output[0]]
+            elif node.op_type in _TRANSPARENT:
+                waiting += [name for name in node.input if name not in seen]
+                seen.update(node.input)
+
+    def _is_weighted(self, node: onnx.NodeProto) -> bool:
+        return node.op_type in LINEAR_OPS and (
+            node.op_type != "MatMul" or any(n in self._model.weights for n in node.input)
+        )
+
+    def _join(self, index: int, others: Sequence[int]) -> None:
+        for other in others:
+            low, high = sorted((self._find(index), self._find(other)))
+            self._parents[high] = low
+
+    def _find(self, index: int) -> int:
+        while self._parents[index] != index:
+            index = self._parents[index]
+        return index

@@ -1,0 +1,104 @@
+"""The order in which groups should become float again.
+
+Two neighbours that both round one tensor spoil it together: leaving either alone float wins back nothing, since the other still
+rounds it, though each by itself does the harm. So a group's part in the loss is the mean of two measurements: what it costs as the
+only integer group (Δ), and what is won back by leaving it alone float (Δ'). These are the first and the last term of its Shapley
+value, whose mean is that value where groups interact in pairs; the parts of all groups then add up to the whole loss.
+(L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.)
+
+Accuracy on some hundred samples moves in steps, and most groups move it by none or one. So a leader, the group of the largest
+part, is held against each other group, paired sample by sample; those that cannot be told from it make one tier with it, and within
+a tier the order is by the part in the divergence from the original's answers, which moves smoothly. Then the same with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from penstock.bundle.evidence import Interval
+from penstock.offline.compress.precision.trials import Outcome, Trials, mean_interval
+from penstock.tensor import Array
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One group's part in what a version of the model loses. All intervals are paired, sample by sample."""
+
+    name: str
+    part: Interval
+    """In the accuracy lost: the mean of Δ and Δ', or Δ' where Δ was not measured."""
+    alone: Interval | None
+    """Δ: accuracy lost with this group integer and no other; None if not measured, or if it holds no product to quantise."""
+    recovered: Interval
+    """Δ': accuracy won back with this group float besides those that are float already."""
+    divergence: Interval
+    """Its part in the divergence from the original's answers."""
+    by: Literal["accuracy", "divergence"]
+    """What its place rests on: divergence where its accuracy cannot be told from the leader's of its tier."""
+    expected: float
+    """Its part in the loss as far as can be told: its tier's, at least half a sample, shared out by ``divergence``."""
+
+
+def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], with_alone: bool = True) -> list[Rank]:
+    """The groups ``names`` by their part in what the version with ``floats`` left float loses, the largest first."""
+    base = frozenset(floats)
+    parts = {name: _Part(trials, base, name, with_alone) for name in names}
+
+    def is_behind(leader: str, name: str) -> bool:
+        return trials.interval(parts[leader].scores - parts[name].scores).low > 0
+
+    gains = {name: float(part.scores.mean()) for name, part in parts.items()}
+    ranks: list[Rank] = []
+    for tier in tiers(names, gains, is_behind):
+        lost = max(sum(max(0.0, gains[name]) for name in tier), 0.5 / trials.data.count)
+        steps = {name: max(0.0, float(parts[name].divergence.mean())) for name in tier}
+        whole = sum(steps.values())
+        by: Literal["accuracy", "divergence"] = "accuracy" if len(tier) == 1 else "divergence"
+        for name in sorted(tier, key=lambda name: -steps[name]):
+            share = steps[name] / whole if whole > 0 else 1 / len(tier)
+            ranks.append(parts[name].rank(by, lost * share))
+    return ranks
+
+
+def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
+    """``names`` in tiers: the one of largest gain, with all that are not behind it; then the same with the rest."""
+    rest, found = list(names), []
+    while rest:
+        leader = max(rest, key=lambda name: gains[name])
+        found.append([name for name in rest if name == leader or not is_behind(leader, name)])
+        rest = [name for name in rest if name not in found[-1]]
+    return found
+
+
+class _Part:
+    """A group's part in the loss, sample by sample."""
+
+    def __init__(self, trials: Trials, base: frozenset[str], name: str, with_alone: bool) -> None:
+        self._name, self._trials = name, trials
+        self._last = _step(trials.outcome(base | {name}), trials.outcome(base))
+        others = trials.mixed.others(name)
+        has_first = with_alone and trials.mixed.is_integer(others)
+        self._first = _step(trials.original, trials.outcome(others)) if has_first else None
+        known = [step for step in (self._first, self._last) if step is not None]
+        self.scores: Array = np.mean([scores for scores, _ in known], axis=0)
+        self.divergence: Array = np.mean([divergence for _, divergence in known], axis=0)
+
+    def rank(self, by: Literal["accuracy", "divergence"], expected: float) -> Rank:
+        interval = self._trials.interval
+        return Rank(
+            name=self._name,
+            part=interval(self.scores),
+            alone=None if self._first is None else interval(self._first[0]),
+            recovered=interval(self._last[0]),
+            divergence=mean_interval(self.divergence),
+            by=by,
+            expected=expected,
+        )
+
+
+def _step(better: Outcome, worse: Outcome) -> tuple[Array, Array]:
+    """Accuracy lost, and divergence added, from one version to another."""
+    return better.scores - worse.scores, worse.divergence - better.divergence

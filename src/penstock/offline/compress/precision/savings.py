@@ -1,0 +1,90 @@
+"""What the integers of each group save in time: versions of the model timed against the INT8 model, interleaved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.bundle.evidence import Interval
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.offline.compress.precision.trials import Trials
+from penstock.perf.measure import Timings, feed, interleave, repeat_rows, speedup
+
+_MOST_TOGETHER = 12
+"""Versions timed in one block: enough to share the INT8 model's time, few enough to share the machine's moods."""
+
+
+class Savings(msgspec.Struct, frozen=True):
+    """Of the groups that were timed."""
+
+    int8_ms: float | None
+    """Median latency of one call of the INT8 model; None if nothing was timed."""
+    saving_ms: dict[str, Interval]
+    """By group, latency with it float - latency of the INT8 model, with the 95 % interval of the paired rounds."""
+    unpaying: tuple[str, ...]
+    """Groups that are provably no slower float, each by itself and all of them together."""
+
+
+def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
+    """Time the groups ``names`` in this order for about ``budget_s`` seconds; the last ones go untimed when they are over.
+
+    Loaded at a time are as many versions as fit ``memory_bytes`` by the engine's estimate, at least two.
+    """
+    clock = _Stopwatch(trials, rows)
+    options = {"threads": trials.threads}
+    size = get_engine("onnxruntime").estimate(trials.mixed.artifact, options).memory_bytes
+    together = min(_MOST_TOGETHER, max(1, memory_bytes // size - 1))
+    saving_ms: dict[str, Interval] = {}
+    for start in range(0, len(names), together):
+        if clock.spent >= budget_s:
+            break
+        block = names[start : start + together]
+        saving_ms |= clock.time([[name] for name in block], budget_s * len(block) / len(names))
+    return Savings(clock.int8_ms, saving_ms, _unpaying(clock, saving_ms))
+
+
+def _unpaying(clock: _Stopwatch, saving_ms: dict[str, Interval]) -> tuple[str, ...]:
+    """Float neighbours share conversions, so that savings do not add up: what does not pay is timed together once more."""
+    found = [name for name, saving in saving_ms.items() if saving.high <= 0]
+    if len(found) < 2:
+        return tuple(found)
+    (together,) = clock.time([found], 0.0).values()
+    return tuple(found) if together.high <= 0 else (min(found, key=lambda name: saving_ms[name].value),)
+
+
+class _Stopwatch:
+    """Times versions against the INT8 model."""
+
+    def __init__(self, trials: Trials, rows: int) -> None:
+        self._trials = trials
+        self._sample = repeat_rows(trials.data.inputs, rows)
+        self._int8_ms: list[float] = []
+        self.spent = 0.0
+
+    @property
+    def int8_ms(self) -> float | None:
+        return float(np.median(self._int8_ms)) if self._int8_ms else None
+
+    def time(self, versions: Sequence[Sequence[str]], budget_s: float) -> dict[str, Interval]:
+        """What each of ``versions``, groups left float, loses in milliseconds; by the name of its first group."""
+        models = [self._load(floats) for floats in ((), *versions)]
+        start = time.perf_counter()
+        found = interleave({str(index): feed(model, self._sample) for index, model in enumerate(models)}, budget_s)
+        self.spent += time.perf_counter() - start
+        for model in models:
+            model.unload()
+        self._int8_ms.append(found["0"].p50_ms)
+        return {floats[0]: _saving(found["0"], found[str(index)]) for index, floats in enumerate(versions, 1)}
+
+    def _load(self, floats: Sequence[str]) -> LoadedModel:
+        return self._trials.load(self._trials.mixed.with_float(floats))
+
+
+def _saving(int8: Timings, other: Timings) -> Interval:
+    ratio = speedup(other, int8)
+    low, value, high = (int8.p50_ms * (share - 1) for share in (ratio.low, ratio.value, ratio.high))
+    return Interval(value, low, high)

@@ -1,0 +1,171 @@
+"""Which groups of an INT8 model cost its accuracy, and what each saves in time: measured, group by group.
+
+For a group g, Δ is the loss with only g integer, Δ' what is won back by leaving g alone float in the INT8 model (``ranking.py``
+makes an order of the two), and τ = latency(all but g integer) - latency(all integer) what its integers save. τ is measured, since
+conversions at a group's borders undo fusions, and is often negative.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.bundle.evidence import Accuracy, Interval
+from penstock.errors import InvalidConfig
+from penstock.offline.compress.precision.groups import Group
+from penstock.offline.compress.precision.ranking import Rank, rank_groups
+from penstock.offline.compress.precision.savings import Savings, measure_savings
+from penstock.offline.compress.precision.sqnr import TensorNoise, activation_noise, noisiest, weight_noise
+from penstock.offline.compress.precision.trials import Trials
+from penstock.offline.compress.taps import Progress, no_progress
+from penstock.perf.chart import Scale, bar_chart
+
+
+class SensitivityOptions(msgspec.Struct, frozen=True):
+    """How much to measure."""
+
+    alone: bool = True
+    """Also measure every group by itself (Δ): as many versions again."""
+    rows: int = 1
+    """Samples in a timed call, where the model leaves the choice."""
+    budget_s: float = 20.0
+    """Seconds for all latencies; the groups of least effect stay untimed when they are over. 0 times none."""
+    memory_bytes: int = 1 << 30
+    """Versions timed together are as many as fit into this by the engine's estimate, and at least two."""
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not 0 <= self.budget_s < float("inf"):
+            raise InvalidConfig(
+                f"{self.rows} rows and {self.budget_s} seconds cannot be timed",
+                "give at least 1 row, and 0 or more seconds",
+            )
+
+
+class Sensitivity(msgspec.Struct, frozen=True):
+    """Of one group."""
+
+    group: Group
+    rank: Rank
+    """With Δ and Δ'."""
+    saving_ms: Interval | None
+    """τ: milliseconds of a call that its integers save; None if not measured."""
+    activation: TensorNoise | None
+    """The noisiest of its activations that were seen in calibration."""
+    weight: TensorNoise | None
+    """The noisiest of its weights."""
+
+
+class SensitivityReport(msgspec.Struct, frozen=True):
+    """All groups, the one that costs most accuracy first."""
+
+    metric: str
+    proxy: str
+    """What ``Rank.divergence`` is measured in."""
+    samples: int
+    original: Accuracy
+    int8: Accuracy
+    divergence: float
+    """The INT8 model's from the original, mean over samples."""
+    threads: int
+    rows: int
+    int8_ms: float | None
+    """Median latency of one call; None if nothing was timed."""
+    groups: tuple[Sensitivity, ...]
+    unpaying: tuple[str, ...]
+    """Groups that are provably no slower float, each by itself and all of them together."""
+
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """Groups whose saving was not measured."""
+        return tuple(one.group.name for one in self.groups if one.saving_ms is None)
+
+
+def measure_sensitivity(
+    trials: Trials, options: SensitivityOptions | None = None, on_progress: Progress = no_progress
+) -> SensitivityReport:
+    """Measure every group of ``trials``. Raises what loading or running a version raises.
+
+    Without latencies the same arguments give the same report. Memory: the versions timed together, and a few bytes for each
+    sample and version.
+    """
+    options = options or SensitivityOptions()
+    _run(trials, options.alone, on_progress)
+    ranks = rank_groups(trials, (), [group.name for group in trials.mixed.groups], options.alone)
+    rows = options.rows if trials.signature.batchable else trials.signature.smallest_batch
+    savings = Savings(None, {}, ())
+    if options.budget_s > 0:
+        savings = measure_savings(trials, [rank.name for rank in ranks], rows, options.budget_s, options.memory_bytes)
+    int8 = trials.outcome()
+    return SensitivityReport(
+        metric=trials.judge.metric,
+        proxy=trials.proxy,
+        samples=trials.data.count,
+        original=trials.original.accuracy,
+        int8=int8.accuracy,
+        divergence=float(int8.divergence.mean()),
+        threads=trials.threads,
+        rows=rows,
+        int8_ms=savings.int8_ms,
+        groups=_sensitivities(trials, ranks, savings),
+        unpaying=savings.unpaying,
+    )
+
+
+def score(rank: Rank, saving_ms: Interval | None) -> float:
+    """Accuracy to expect per millisecond given up; a saving counts for at least what its measurement leaves open, or a microsecond,
+    and as one millisecond where it was not measured.
+    """
+    if saving_ms is None:
+        return rank.expected
+    return rank.expected / max(saving_ms.value, (saving_ms.high - saving_ms.low) / 2, 1e-3)
+
+
+def sensitivity_chart(report: SensitivityReport) -> str:
+    """SVG: for each group, in order of rank, its part in the loss and in the divergence, and τ, side by side."""
+    rows = [
+        (
+            one.group.name,
+            one.rank.part.value,
+            one.rank.divergence.value,
+            one.saving_ms.value if one.saving_ms else float("nan"),
+        )
+        for one in report.groups
+    ]
+    return bar_chart(
+        rows,
+        "What each group costs in accuracy and saves in time",
+        Scale(f"part in the {report.metric} lost", "{:.1%}"),
+        Scale(f"part in the {report.proxy}", "{:.2g}"),
+        Scale("ms saved by integers", "{:.2g}"),
+    )
+
+
+def _run(trials: Trials, with_alone: bool, on_progress: Progress) -> None:
+    """Run every version that the ranking needs."""
+    mixed = trials.mixed
+    versions = [{group.name} for group in mixed.groups]
+    if with_alone:
+        versions += [others for group in mixed.groups if mixed.is_integer(others := set(mixed.others(group.name)))]
+    for done, floats in enumerate(versions, 1):
+        trials.outcome(floats)
+        on_progress(done, len(versions))
+
+
+def _sensitivities(trials: Trials, ranks: list[Rank], savings: Savings) -> tuple[Sensitivity, ...]:
+    mixed = trials.mixed
+    groups = {group.name: group for group in mixed.groups}
+    noise = activation_noise(mixed.statistics, mixed.ranges, mixed.scheme)
+    found = []
+    for rank in ranks:
+        group = groups[rank.name]
+        nodes = [node for node in mixed.model.nodes if node.name in group.nodes]
+        activations = {name: noise[name] for name in mixed.model.activations(nodes) if name in noise}
+        found.append(
+            Sensitivity(
+                group=group,
+                rank=rank,
+                saving_ms=savings.saving_ms.get(rank.name),
+                activation=noisiest(activations),
+                weight=noisiest(weight_noise(mixed.model, nodes, mixed.scheme)),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,131 @@
+"""Signal to quantisation noise of tensors, by where the noise comes from: values out of range, or rounding.
+
+SQNR = 10·log10(Σ x² / Σ (x - x̂)²). For activations the sums are integrals over the histogram of calibration, with the values of
+a bin spread evenly over it. What quantisation does to them is piecewise linear, so the integrals are exact: over one step Δ
+rounding costs Δ³/12, and beyond the last integer the squared excess integrates to its cube by three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from penstock.offline.compress.ptq.histogram import Histogram, Range, TensorStatistics
+from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.tensor import Array
+
+_MOST_DB = 200.0
+"""A ratio beyond this is no noise at all; a report can hold no infinity."""
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """Mean squares of a tensor's values and of what quantisation adds to them."""
+
+    signal: float
+    clipping: float
+    """From values beyond the largest and smallest integer: the range error."""
+    rounding: float
+
+    @property
+    def sqnr_db(self) -> float:
+        """In decibels, at most 200: 6 for each bit, where a tensor fills its range evenly."""
+        noise = self.clipping + self.rounding
+        if noise <= self.signal * 10 ** (-_MOST_DB / 10):
+            return _MOST_DB
+        return max(-_MOST_DB, 10 * math.log10(max(self.signal, 1e-300) / noise))
+
+    @property
+    def clipping_share(self) -> float:
+        """The share of the noise that comes from clipping."""
+        noise = self.clipping + self.rounding
+        return self.clipping / noise if noise > 0 else 0.0
+
+
+class TensorNoise(msgspec.Struct, frozen=True):
+    """One tensor's noise in short."""
+
+    tensor: str
+    sqnr_db: float
+    clipping_share: float
+    """The share of the noise that comes from clipping; the rest is rounding."""
+
+
+def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
+    """The tensor of lowest SQNR; None if there is none."""
+    if not noises:
+        return None
+    name = min(noises, key=lambda name: noises[name].sqnr_db)
+    return TensorNoise(name, noises[name].sqnr_db, noises[name].clipping_share)
+
+
+def activation_noise(
+    statistics: Mapping[str, TensorStatistics], ranges: Mapping[str, Range], scheme: IntegerScheme
+) -> dict[str, Noise]:
+    """Of every tensor that has a range and was seen on data; one with a range by definition was not."""
+    return {
+        name: histogram_noise(known.histogram, ranges[name], scheme)
+        for name, known in statistics.items()
+        if name in ranges and known.histogram.count
+    }
+
+
+def histogram_noise(histogram: Histogram, range: Range, scheme: IntegerScheme) -> Noise:
+    """The noise of quantising a tensor with this histogram, which is not empty, to this range."""
+    filled = np.flatnonzero(histogram.counts)
+    edges = np.clip(histogram.edges, histogram.min, histogram.max)
+    low, high = edges[filled], edges[filled + 1]
+    shares = histogram.counts[filled] / histogram.count
+    signal = (low * low + low * high + high * high) / 3
+    smallest, largest = scheme.activation_limits
+    step = (range.high - range.low) / (largest - smallest)
+    if step <= 0:  # only ever zeros, which are exact
+        return Noise(float(shares @ signal), float(shares @ signal), 0.0)
+    zero_point = 0 if scheme.symmetric else round(smallest - range.low / step)
+    first, last = (smallest - zero_point) * step, (largest - zero_point) * step
+    # A difference of integrals over next to nothing would be all cancellation.
+    middle, reach = (low + high) / 2, np.maximum(high - low, 1e-6 * step) / 2
+    low, high = middle - reach, middle + reach
+
+    # Antiderivatives of the squared error.
+    def excess(x: Array) -> Array:
+        return np.asarray(np.clip(x - last, 0, None) ** 3 - np.clip(first - x, 0, None) ** 3) / 3
+
+    def remainder(x: Array) -> Array:
+        steps = np.clip(x, first, last) / step
+        whole = np.round(steps)
+        return np.asarray(step**3 * (whole / 12 + (steps - whole) ** 3 / 3))
+
+    clipping, rounding = (shares @ ((f(high) - f(low)) / (high - low)) for f in (excess, remainder))
+    return Noise(float(shares @ signal), max(0.0, float(clipping)), max(0.0, float(rounding)))
+
+
+def weight_noise(model: FloatModel, nodes: Iterable[onnx.NodeProto], scheme: IntegerScheme) -> dict[str, Noise]:
+    """Of the weights of the products among ``nodes``: each output channel by its largest magnitude, so that nothing is clipped."""
+    found: dict[str, Noise] = {}
+    for node in nodes:
+        tensor = model.weights.get(node.input[1]) if node.op_type in LINEAR_OPS else None
+        if tensor is not None and tensor.name not in found:
+            found[tensor.name] = channel_noise(numpy_helper.to_array(tensor), output_axis(node), scheme)
+    return found
+
+
+def channel_noise(weight: Array, axis: int, scheme: IntegerScheme) -> Noise:
+    """The noise of signed bytes, symmetric, with a scale for each index along ``axis``."""
+    channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
+    steps = np.abs(channels).max(axis=1, keepdims=True, initial=0.0) / (64 if scheme.reduce_range else 127)
+    steps[steps == 0] = 1.0
+    error = np.round(channels / steps) * steps - channels
+    return Noise(float((channels**2).mean()), 0.0, float((error**2).mean()))
+
+
+def output_axis(node: onnx.NodeProto) -> int:
+    """The axis of a product's weight along which its output channels lie."""
+    if node.op_type == "Conv":
+        return 0
+    return 0 if any(attribute.name == "transB" and attribute.i for attribute in node.attribute) else 1
