@@ -19,7 +19,7 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset
@@ -64,9 +64,12 @@ def equalize(
 
     With ``data`` by the ranges of activations, without by those of weights. A Clip from 0 (ReLU6) is passed only with data that
     never reach its bound, and then becomes a Relu. Tensors that branch, other than to products alone, stay as they are.
-    Raises InvalidModel, Unsupported if the model cannot be read, InvalidData if the data do not fit.
+    Raises InvalidModel, Unsupported if the model cannot be read or holds BatchNormalization, InvalidData if the data do not fit.
     """
-    rescaling = Rescaling(infer_shapes(read_proto(artifact)))
+    model = infer_shapes(read_proto(artifact))
+    if any(node.op_type == "BatchNormalization" for node in model.graph):
+        raise Unsupported("BatchNormalization stands between the layers to equalise", "fold it first, with optimize()")
+    rescaling = Rescaling(model)
     links = [link for link in rescaling.links if link.writer.op_type in _LINEAR]
     reached, saturation = _observe(artifact, links, data, options, progress)
     links = [
