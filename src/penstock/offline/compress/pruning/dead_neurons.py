@@ -23,7 +23,7 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.pruning.magnitude import write_weights
-from penstock.offline.compress.pruning.pairs import POOLING, Layer, Pair, find_pairs
+from penstock.offline.compress.pruning.pairs import POOLING, Pair, array_of, find_pairs
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
 from penstock.offline.optimize.verify import Verifier
@@ -39,25 +39,20 @@ def remove_dead_neurons(artifact: Artifact, samples: Sequence[Mapping[str, Array
     Raises InvalidModel, Unsupported if the model cannot be read, PenstockError if the answers changed.
     """
     model = infer_shapes(read_proto(artifact))
-    removed: dict[str, int] = {}
-    widths = {_name(pair.first): pair.first.weights().shape[0] for pair in find_pairs(model)}
-    while found := {_name(pair.first): count for pair in find_pairs(model) if (count := _shrink(pair, model))}:
-        for name, count in found.items():
-            removed[name] = removed.get(name, 0) + count
-    layers = {name: {"channels": widths[name], "removed": count} for name, count in sorted(removed.items())}
-    facts: dict[str, Any] = {"removed": sum(removed.values()), "layers": layers, "max_relative_error": 0.0}
-    if not removed:
+    widths = _widths(model)
+    while sum(_shrink(pair, model) for pair in find_pairs(model)):
+        pass
+    left = _widths(model)
+    layers = {name: {"channels": widths[name], "removed": widths[name] - left[name]} for name in widths}
+    facts: dict[str, Any] = {"removed": sum(layer["removed"] for layer in layers.values()), "layers": layers}
+    if not facts["removed"]:
         return artifact.derive(artifact.data, "remove_dead_neurons", {}, facts)
     data = to_bytes(model)
     verifier = Verifier(artifact, samples)
-    if not verifier.obstacle:
-        verdict = verifier.check(data)
-        if verdict.failure:
-            raise PenstockError(f"removing dead neurons changed the answers: {verdict.failure}")
-        facts["max_relative_error"] = verdict.max_relative_error
-    else:
-        facts["max_relative_error"] = None
-    return artifact.derive(data, "remove_dead_neurons", {}, facts)
+    verdict = verifier.check(data)
+    if verdict.failure and not verifier.obstacle:
+        raise PenstockError(f"removing dead neurons changed the answers: {verdict.failure}")
+    return artifact.derive(data, "remove_dead_neurons", {}, {**facts, "max_relative_error": verdict.max_relative_error})
 
 
 def _shrink(pair: Pair, model: ir.Model) -> int:
@@ -94,10 +89,7 @@ def _fold(pair: Pair, values: Array, model: ir.Model) -> bool:
         second.node.resize_inputs(3)
         second.node.replace_input_with(2, graph.add_constant(model.graph, moved, f"{second.weight.name}_bias"))
     else:
-        name, array = second.bias.name, graph.constant(second.bias)
-        assert name is not None
-        assert array is not None
-        write_weights(model, {name: moved.reshape(array.shape)})
+        write_weights(model, {str(second.bias.name): moved.reshape(array_of(second.bias).shape)})
     return True
 
 
@@ -113,7 +105,7 @@ def _constants(pair: Pair, model: ir.Model) -> Array:
     biases = pair.first.biases()
     if not pair.between:
         return biases.astype(np.float64)
-    positions = (1,) * (pair.first.rank - 2) if pair.first.is_convolution else ()
+    positions = (1,) * (array_of(pair.first.weight).ndim - 2)
     proto = _between(pair, model)
     try:
         options = {"graph_level": "disabled", "threads": 1}
@@ -144,5 +136,6 @@ def _between(pair: Pair, model: ir.Model) -> onnx.ModelProto:
     return onnx.helper.make_model(body, opset_imports=opsets, ir_version=model.ir_version)
 
 
-def _name(layer: Layer) -> str:
-    return str(layer.weight.name)
+def _widths(model: ir.Model) -> dict[str, int]:
+    """Channels between each pair, by the weight that makes them."""
+    return {str(pair.first.weight.name): len(pair.first.weights()) for pair in find_pairs(model)}

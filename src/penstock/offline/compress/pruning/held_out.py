@@ -25,13 +25,10 @@ class HeldOut:
         self.judge: Judge = make_judge(self._answers(original), data.labels)
         self.original = self.judge.original()
 
-    def judged(self, candidate: Artifact) -> tuple[Accuracy, float]:
+    def assess(self, candidate: Artifact) -> tuple[Accuracy, float]:
         """The accuracy of ``candidate``, and its mean divergence from the original's answers, which moves smoothly."""
         outputs = self._answers(candidate)
         return self.judge.compare(outputs), float(divergence(self.judge, outputs).mean())
-
-    def accuracy(self, candidate: Artifact) -> Accuracy:
-        return self.judge.compare(self._answers(candidate))
 
     def _answers(self, artifact: Artifact) -> Outputs:
         loaded: LoadedModel = get_engine("onnxruntime").load(artifact, {"threads": self.threads})

@@ -102,7 +102,7 @@ def measure_layers(
         for place, point in enumerate(points):
             on_progress(number * len(points) + place, len(weights) * len(points))
             rule = LayerRule({name: point})
-            rows.append(judge.judged(prune(artifact, msgspec.structs.replace(options, rule=rule))))
+            rows.append(judge.assess(prune(artifact, msgspec.structs.replace(options, rule=rule))))
         accuracies, divergences = zip(*rows, strict=True)
         curves.append(
             LayerCurve(

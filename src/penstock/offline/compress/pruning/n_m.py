@@ -26,7 +26,7 @@ from penstock.offline.compress.pruning.magnitude import (
     sparsity_facts,
     write_weights,
 )
-from penstock.offline.compress.pruning.pairs import find_pairs
+from penstock.offline.compress.pruning.pairs import array_of, find_pairs
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
 from penstock.tensor import Array
@@ -59,23 +59,25 @@ def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
     if options.n >= options.m:
         raise InvalidConfig(f"{options.n} of {options.m} weights kept leaves nothing to prune", "choose n below m")
     model = infer_shapes(read_proto(artifact))
-    selection = PruneOptions(skip=options.skip)
-    axes = {name: _input_axis(model.graph.initializers[name]) for name in prunable_weights(model, selection)}
-    layers: dict[str, dict[str, Any]] = {}
-    for name, axis in axes.items():
-        array = _array(model, name)
-        size = 0 if axis is None else array.shape[axis]
-        if axis is None or size % options.m:
-            layers[name] = {"left_alone": "read in two ways" if axis is None else f"{size} input channels"}
-            continue
-        before = kept_share(_rows(array, axis), options)
-        array = _reordered(model, name, options) if options.comparisons else array
-        mask = _mask(array, axis, options)
-        write_weights(model, {name: masked(array, mask)})
-        layers[name] = {"kept": round(kept_share(_rows(array, axis), options), 6), "kept_in_order": round(before, 6)}
-    weights = prunable_weights(model, selection)
-    facts = {**sparsity_facts(weights), "pattern": layers, "faster_on_cpu": False}
+    names = prunable_weights(model, PruneOptions(skip=options.skip))
+    layers = {name: _prune_layer(model, name, options) for name in names}
+    facts = {**sparsity_facts({name: _array(model, name) for name in names}), "pattern": layers, "faster_on_cpu": False}
     return artifact.derive(to_bytes(model), "prune_n_m", msgspec.to_builtins(options), facts)
+
+
+def _prune_layer(model: ir.Model, name: str, options: NMOptions) -> dict[str, Any]:
+    """Prune one weight in place; what to say of it."""
+    array, axis = _array(model, name), _input_axis(model.graph.initializers[name])
+    if axis is None:
+        return {"left_alone": "its readers sum over different axes"}
+    if array.shape[axis] % options.m:
+        return {"left_alone": f"{options.m} does not divide its {array.shape[axis]} input channels"}
+    before = kept_share(_rows(array, axis), options)
+    if options.comparisons:
+        array = _reordered(model, name, options)
+    mask = np.moveaxis(n_m_mask(np.moveaxis(array, axis, -1), options.n, options.m), -1, axis)
+    write_weights(model, {name: masked(array, mask)})
+    return {"kept": round(kept_share(_rows(array, axis), options), 6), "kept_in_order": round(before, 6)}
 
 
 def n_m_mask(rows: Array, n: int, m: int) -> Array:
@@ -90,7 +92,7 @@ def n_m_mask(rows: Array, n: int, m: int) -> Array:
 def kept_share(rows: Array, options: NMOptions) -> float:
     """Share of the magnitude of [rows, columns] that the pattern keeps."""
     total = float(rows.sum())
-    return _kept(rows.reshape(len(rows), -1, options.m), options.n) / total if total else 1.0
+    return float(_kept(rows.reshape(len(rows), 1, -1, options.m), options.n)[0]) / total if total else 1.0
 
 
 def find_order(rows: Array, options: NMOptions) -> Array:
@@ -124,19 +126,15 @@ def _best_swap(rows: Array, first: Array, second: Array, n: int) -> tuple[int, i
     swaps = [(i, j) for i in range(m) for j in range(m)]
     for number, (i, j) in enumerate(swaps, 1):
         pairs[number, 0, i], pairs[number, 1, j] = second[j], first[i]
-    kept = _kept_each(rows[:, pairs], n)
+    kept = _kept(rows[:, pairs], n)
     best = int(kept.argmax())
     return swaps[best - 1] if kept[best] > kept[0] * (1 + 1e-9) else None
 
 
-def _kept_each(groups: Array, n: int) -> Array:
+def _kept(groups: Array, n: int) -> Array:
     """Of magnitudes [rows, choices, groups, m], what each choice keeps."""
     m = groups.shape[-1]
     return np.asarray(np.partition(groups, m - n, axis=-1)[..., m - n :].sum(axis=(0, 2, 3)))
-
-
-def _kept(groups: Array, n: int) -> float:
-    return float(_kept_each(groups[:, None], n)[0])
 
 
 def _reordered(model: ir.Model, name: str, options: NMOptions) -> Array:
@@ -149,9 +147,7 @@ def _reordered(model: ir.Model, name: str, options: NMOptions) -> Array:
 
 
 def _array(model: ir.Model, name: str) -> Array:
-    array = graph.constant(model.graph.initializers[name])
-    assert array is not None
-    return array
+    return array_of(model.graph.initializers[name])
 
 
 def _input_axis(weight: ir.Value) -> int | None:
@@ -174,7 +170,3 @@ def _input_axis(weight: ir.Value) -> int | None:
 def _rows(array: Array, axis: int) -> Array:
     magnitudes = np.moveaxis(np.abs(array.astype(np.float64)), axis, -1)
     return magnitudes.reshape(-1, magnitudes.shape[-1])
-
-
-def _mask(array: Array, axis: int, options: NMOptions) -> Array:
-    return np.moveaxis(n_m_mask(np.moveaxis(array, axis, -1), options.n, options.m), -1, axis)

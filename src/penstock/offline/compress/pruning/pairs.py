@@ -46,30 +46,18 @@ class Layer(NamedTuple):
     def is_convolution(self) -> bool:
         return self.node.op_type in _CONVOLUTIONS
 
-    @property
-    def rank(self) -> int:
-        """Axes of the weight."""
-        return int(self._array().ndim)
-
     def weights(self) -> Array:
         """The weight as [out channels, in channels, positions]."""
-        array = self._array()
-        return np.moveaxis(array, (self.out_axis, self.in_axis), (0, 1)).reshape(
-            array.shape[self.out_axis], array.shape[self.in_axis], -1
-        )
+        array = array_of(self.weight)
+        ordered = np.moveaxis(array, (self.out_axis, self.in_axis), (0, 1))
+        return ordered.reshape(*ordered.shape[:2], -1)
 
     def biases(self) -> Array:
         """One number per output channel; zeros where there is no bias."""
-        array = graph.constant(self.bias)
-        if array is not None:
-            return array.reshape(-1)
+        if self.bias is not None:
+            return array_of(self.bias).reshape(-1)
         weights = self.weights()
         return np.zeros(len(weights), weights.dtype)
-
-    def _array(self) -> Array:
-        array = graph.constant(self.weight)
-        assert array is not None
-        return array
 
 
 class Pair(NamedTuple):
@@ -88,25 +76,21 @@ class Pair(NamedTuple):
         edits = {self.first.weight: (channels, self.first.out_axis), self.second.weight: (columns, self.second.in_axis)}
         if self.first.bias is not None:
             edits[self.first.bias] = (channels, -1)
-        for value, (indices, axis) in edits.items():
-            array = graph.constant(value)
-            assert array is not None
-            assert value.name is not None
-            write_weights(model, {value.name: np.take(array, indices, axis)})
-        for node in (self.first.node, *self.between, *([self.flatten] if self.flatten else [])):
-            for output in node.outputs:
-                output.shape = None
-        self.first.output.shape = None
-        self._resize(model, len(columns))
+        write_weights(model, {str(value.name): np.take(array_of(value), *edit) for value, edit in edits.items()})
+        steps = [self.first.node, *self.between, *([self.flatten] if self.flatten else [])]
+        for value in [self.first.output, *(output for node in steps for output in node.outputs)]:
+            value.shape = None
+        if self.flatten is not None and self.flatten.op_type == "Reshape":
+            batch, width = (int(size) for size in array_of(self.flatten.inputs[1]))
+            target = np.array([batch, width if width == -1 else len(columns)], np.int64)
+            self.flatten.replace_input_with(1, graph.add_constant(model.graph, target, "shape"))
 
-    def _resize(self, model: ir.Model, width: int) -> None:
-        if self.flatten is None or self.flatten.op_type != "Reshape":
-            return
-        shape = graph.constant(self.flatten.inputs[1])
-        assert shape is not None
-        if shape[1] not in (-1, width):
-            new = graph.add_constant(model.graph, np.array([shape[0], width], np.int64), "shape")
-            self.flatten.replace_input_with(1, new)
+
+def array_of(value: ir.Value | None) -> Array:
+    """The array of a value that is known to be constant."""
+    array = graph.constant(value)
+    assert array is not None
+    return array
 
 
 def find_pairs(model: ir.Model) -> list[Pair]:
