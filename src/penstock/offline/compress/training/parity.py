@@ -50,8 +50,8 @@ def relative_error(ours: Array, theirs: Array) -> float:
     finite = np.isfinite(theirs)
     if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
         return float("inf")
-    difference = np.abs(ours - theirs, where=finite, out=np.zeros_like(ours)).max(initial=0.0)
-    magnitude = np.abs(theirs, where=finite, out=np.zeros_like(ours)).max(initial=0.0)
+    difference = np.abs(ours[finite] - theirs[finite]).max(initial=0.0)
+    magnitude = np.abs(theirs[finite]).max(initial=0.0)
     return float(difference / magnitude if magnitude else difference)
 
 

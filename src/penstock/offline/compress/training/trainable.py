@@ -56,6 +56,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         self.value_hooks: dict[str, Hook] = {}
         """By name of an input or a computed tensor: applied to it as soon as it is there."""
         self._frozen = frozenset(frozen)
+        self._computed = {name for node in program.nodes for name in node.outputs} | set(self.input_names)
         self._statistics = self._find_statistics()
         self._keys: dict[str, str] = {}
         # Names of ONNX may hold dots, those of torch may not.
@@ -141,13 +142,12 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         return value.to(dtype) if value.is_floating_point() and not dtype.is_floating_point else value
 
     def _check_names(self, also: Collection[str]) -> None:
-        computed = {name for node in self._program.nodes for name in node.outputs} | set(self.input_names)
-        if unknown := sorted({*also, *self.value_hooks, *self.weight_hooks} - computed - self._keys.keys()):
+        if unknown := sorted(set(also) - self._computed - self._keys.keys()):
             raise InvalidArgument(f"no tensors of the model are called {unknown}")
-        if constants := sorted(self.value_hooks.keys() - computed):
-            raise InvalidArgument(f"{constants} are constants, not values", "use weight_hooks for them")
-        if computed_hooks := sorted(self.weight_hooks.keys() - self._keys.keys()):
-            raise InvalidArgument(f"{computed_hooks} are values, not constants", "use value_hooks for them")
+        if unknown := sorted(self.value_hooks.keys() - self._computed):
+            raise InvalidArgument(f"value hooks name {unknown}, which the model does not compute")
+        if unknown := sorted(self.weight_hooks.keys() - self._keys.keys()):
+            raise InvalidArgument(f"weight hooks name {unknown}, which are no constants of the model")
 
 
 def reestimate_norms(model: TrainableModel, data: Dataset, rows: int = 256) -> None:
@@ -219,8 +219,7 @@ def _write(name: str, tensor: TensorProto, value: Tensor) -> None:
     if not torch.isfinite(value).all():
         raise InvalidModel(f"'{name}' is not finite: training diverged", "lower the learning rate")
     dtype = DTYPES[tensor.data_type]
-    payload = value.to(dtype).contiguous().view(torch.uint8 if value.ndim else dtype).numpy().tobytes()
-    tensor.ClearField("float_data")
-    tensor.ClearField("double_data")
-    tensor.ClearField("int32_data")
-    tensor.raw_data = payload
+    value = value if dtype.is_floating_point else value.round()
+    for field in ("float_data", "double_data", "int32_data", "int64_data"):
+        tensor.ClearField(field)
+    tensor.raw_data = value.to(dtype).reshape(-1).view(torch.uint8).numpy().tobytes()

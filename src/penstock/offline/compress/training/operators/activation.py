@@ -39,20 +39,10 @@ def elu(node: Node, x: Tensor) -> Tensor:
     return functional.elu(x, node.get("alpha", 1.0))
 
 
-@operator("Celu")
-def celu(node: Node, x: Tensor) -> Tensor:
-    return functional.celu(x, node.get("alpha", 1.0))
-
-
 @operator("Selu")
 def selu(node: Node, x: Tensor) -> Tensor:
     alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
     return functional.elu(x, alpha) * gamma
-
-
-@operator("ThresholdedRelu")
-def thresholded_relu(node: Node, x: Tensor) -> Tensor:
-    return torch.where(x > node.get("alpha", 1.0), x, torch.zeros_like(x))
 
 
 @operator("HardSigmoid")
@@ -63,11 +53,6 @@ def hard_sigmoid(node: Node, x: Tensor) -> Tensor:
 @operator("Gelu")
 def gelu(node: Node, x: Tensor) -> Tensor:
     return functional.gelu(x, approximate=node.get("approximate", "none"))
-
-
-@operator("Swish")
-def swish(node: Node, x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x * node.get("alpha", 1.0))
 
 
 @operator("Softmax")

@@ -40,16 +40,6 @@ def scatter_nd(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
     return x.index_put(at, updates, accumulate=node.get("reduction", "none") == "add")
 
 
-@operator("ScatterElements")
-def scatter_elements(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    axis, reduction = node.get("axis", 0), node.get("reduction", "none")
-    at = _wrapped(indices, x.shape[axis])
-    if reduction == "none":
-        return x.scatter(axis, at, updates)
-    names = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-    return x.scatter_reduce(axis, at, updates, names[reduction])
-
-
 @operator("OneHot", fixed=None)
 def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
     """Indices out of range give a row without a one."""

@@ -45,11 +45,8 @@ def instance_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -
 
 @operator("GroupNormalization", weights=(1, 2))
 def group_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Before opset 21 ``scale`` and ``bias`` have one element per group, since then one per channel."""
-    groups = node.get("num_groups")
-    if node.opset < 21:
-        scale, bias = (values.repeat_interleave(x.shape[1] // groups) for values in (scale, bias))
-    return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
+    """As of opset 21; the older form, one scale per group, is withdrawn from ONNX."""
+    return functional.group_norm(x, node.get("num_groups"), scale, bias, node.get("epsilon", 1e-5))
 
 
 @operator("LpNormalization")
@@ -63,10 +60,3 @@ def local_response_normalization(node: Node, x: Tensor) -> Tensor:
     squares = functional.pad((x * x).movedim(1, -1), ((size - 1) // 2, size // 2))
     sums = squares.unfold(-1, size, 1).sum(-1).movedim(-1, 1)
     return x / (node.get("bias", 1.0) + node.get("alpha", 1e-4) / size * sums) ** node.get("beta", 0.75)
-
-
-@operator("MeanVarianceNormalization")
-def mean_variance_normalization(node: Node, x: Tensor) -> Tensor:
-    axes = list(node.get("axes") or [0, 2, 3])
-    centred = x - x.mean(axes, keepdim=True)
-    return centred / (centred.pow(2).mean(axes, keepdim=True).sqrt() + 1e-9)

@@ -1,6 +1,6 @@
 """QuantizeLinear and DequantizeLinear with straight-through gradients (Bengio, Léonard and Courville 2013).
 
-Numbers and rounding are ONNX Runtime's: ``x / scale`` rounded half to even, the zero point added, clamped. Between the two
+Numbers and rounding are ONNX Runtime's: ``x / scale`` clamped, rounded half to even, the zero point added. Between the two
 operators a quantised tensor is a float tensor that holds integers, because torch differentiates nothing else.
 
 For ``y = dequantize(quantize(x, s), s)`` the composed gradients are those of Esser et al., "Learned Step Size
@@ -26,24 +26,24 @@ def round_through(x: Tensor) -> Tensor:
 def scaled_gradient(elements: int, largest: int) -> Callable[[Tensor], Tensor]:
     """A weight hook for the scale of ``elements`` values: the same scale, its gradient by ``1 / sqrt(elements * largest)``."""
     factor = 1 / math.sqrt(elements * largest)
-    return lambda scale: scale * factor + (scale - scale * factor).detach()
+    return lambda scale: scale.detach() + (scale - scale.detach()) * factor
 
 
 @operator("QuantizeLinear", fixed=(1,))
 def quantize_linear(node: Node, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
     dtype = _integer(node, zero_point)
     bounds = torch.iinfo(dtype)
-    scale, zero = _per_axis(node, x, scale), 0.0
-    if zero_point is not None:
-        zero = _per_axis(node, x, zero_point).to(x.dtype)
-    return torch.clamp(round_through(x / scale) + zero, bounds.min, bounds.max)
+    zero = x.new_zeros(()) if zero_point is None else _per_axis(node, x, zero_point).to(x.dtype)
+    # Clamped first, an infinity still has a nearest integer.
+    inside = torch.clamp(x / _per_axis(node, x, scale), bounds.min - zero, bounds.max - zero)
+    return round_through(inside) + zero
 
 
 @operator("DequantizeLinear", fixed=(1,))
 def dequantize_linear(node: Node, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
     scale = _per_axis(node, x, scale)
     # Integers are subtracted as such: an int32 bias may have more digits than a float holds.
-    exact = x if x.is_floating_point() else x.to(torch.int64)
+    exact = x if x.is_floating_point() else x.to(torch.int32)
     if zero_point is not None:
         exact = exact - _per_axis(node, x, zero_point).to(exact.dtype)
     return exact.to(scale.dtype) * scale

@@ -1,4 +1,4 @@
-"""Resize and Upsample: each axis in turn, as a weighted sum of a few source elements."""
+"""Resize: each axis in turn, as a weighted sum of a few source elements."""
 
 from __future__ import annotations
 
@@ -14,14 +14,6 @@ class _Rule(NamedTuple):
     mode: str
     coordinates: str
     nearest: str
-
-
-@operator("Upsample", fixed=(1,))
-def upsample(node: Node, x: Tensor, scales: Tensor | None = None) -> Tensor:
-    factors = list(node.get("scales")) if scales is None else scales.tolist()
-    sizes = [int(length * factor) for length, factor in zip(x.shape, factors, strict=True)]
-    rule = _Rule(node.get("mode", "nearest"), "asymmetric", "floor")
-    return _resize(node, x, sizes, factors, rule)
 
 
 @operator("Resize", fixed=(1, 2))
@@ -41,7 +33,7 @@ def resize(
         for axis, factor in zip(axes, scales.tolist(), strict=True):
             lengths[axis], factors[axis] = int(x.shape[axis] * factor), factor
     coordinates = "asymmetric" if node.opset < 11 else node.get("coordinate_transformation_mode", "half_pixel")
-    nearest = "floor" if node.opset < 11 else node.get("nearest_mode", "round_prefer_floor")
+    nearest = "old" if node.opset < 11 else node.get("nearest_mode", "round_prefer_floor")
     return _resize(node, x, lengths, factors, _Rule(node.get("mode", "nearest"), coordinates, nearest))
 
 
@@ -53,7 +45,9 @@ def _resize(node: Node, x: Tensor, lengths: list[int], factors: list[float], rul
         places = _places(node, rule.coordinates, source, length, factor)
         view = [-1 if d == axis else 1 for d in range(x.ndim)]
         if rule.mode == "nearest":
-            x = x.index_select(axis, _nearest(rule.nearest, places).clamp(0, source - 1))
+            # Before opset 11 ONNX Runtime takes the next element when it shrinks an axis, the last when it grows one.
+            nearest = rule.nearest if rule.nearest != "old" else "ceil" if factor < 1 else "floor"
+            x = x.index_select(axis, _nearest(nearest, places).clamp(0, source - 1))
         elif rule.mode in ("linear", "bilinear", "trilinear"):
             below = torch.floor(places)
             share = (places - below).to(x.dtype).reshape(view)
@@ -65,8 +59,8 @@ def _resize(node: Node, x: Tensor, lengths: list[int], factors: list[float], rul
 
 
 def _places(node: Node, coordinates: str, source: int, length: int, factor: float) -> Tensor:
-    """For each element of the result, its place in the source, FP64."""
-    at = torch.arange(length, dtype=torch.float64)
+    """For each element of the result, its place in the source; FP32 as in ONNX Runtime, which decides ties."""
+    at = torch.arange(length, dtype=torch.float32)
     if coordinates == "asymmetric":
         return at / factor
     if coordinates == "align_corners":

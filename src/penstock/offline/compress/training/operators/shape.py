@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.offline.compress.training.operators.elementwise import DTYPES
 from penstock.offline.compress.training.operators.registry import Node, ints, operator
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 
@@ -174,13 +173,6 @@ def constant_of_shape(node: Node, shape: Tensor) -> Tensor:
     if value is None:
         return torch.zeros(ints(shape))
     return torch.from_numpy(value.copy()).reshape(()).expand(ints(shape)).clone()
-
-
-@operator("EyeLike", fixed=None)
-def eye_like(node: Node, x: Tensor) -> Tensor:
-    rows, columns = torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])[None]
-    dtype = x.dtype if node.get("dtype") is None else DTYPES[node.get("dtype")]
-    return (columns - rows == node.get("k", 0)).to(dtype)
 
 
 @operator("Range", fixed=None)
