@@ -16,11 +16,12 @@ from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, InvalidData, PenstockError, Unsupported
 from penstock.offline.compress.pruning.cut import Kept, Structure
 from penstock.offline.compress.pruning.importance import Scores, by_activation, by_batch_norm, by_norm
+from penstock.offline.compress.pruning.latency import LatencyTable
 from penstock.offline.compress.pruning.widths import (
-    Counts,
-    LatencyTable,
+    Grid,
     best_units,
     fastest_for_least,
+    make_grid,
     uniform,
 )
 from penstock.offline.compress.taps import Progress, no_progress
@@ -82,12 +83,14 @@ def narrow(
     """
     options.check()
     structure = Structure(artifact, exact=options.exact)
+    least = 0.0 if options.speedup is None else options.least
     names = cuttable(structure, heads=options.heads)
+    grids = {name: make_grid(structure.group(name), options.block, least) for name in names}
     scores = scores or _scores(structure, options, data, on_progress)
-    widest = uniform(structure, names, options.width, options.block)
     if options.speedup is None:
-        return apply(structure, best_units(structure, scores, widest), "narrow", options)
-    return _fast_enough(structure, scores, widest, options, probe(artifact, data))
+        counts = uniform(structure, grids, options.width)
+        return apply(structure, best_units(structure, scores, counts), "narrow", options)
+    return _fast_enough(structure, scores, grids, options, probe(artifact, data))
 
 
 def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
@@ -149,17 +152,16 @@ def _scores(structure: Structure, options: NarrowOptions, data: Dataset | None, 
 
 
 def _fast_enough(
-    structure: Structure, scores: Scores, widest: Counts, options: NarrowOptions, sample: dict[str, Array]
+    structure: Structure, scores: Scores, grids: Mapping[str, Grid], options: NarrowOptions, sample: dict[str, Array]
 ) -> Artifact:
     """Narrow the layers until the whole model, measured, is as fast as asked for."""
     assert options.speedup is not None
     table = LatencyTable(structure, sample, options.threads)
+    widest = uniform(structure, grids, options.width)
     (full,) = table.totals([{}])
     goal, found = full / options.speedup, 1.0
     for _ in range(_ROUNDS):
-        counts, promised = fastest_for_least(
-            structure, scores, table, widest, goal, block=options.block, least=options.least
-        )
+        counts, promised = fastest_for_least(structure, scores, table, widest, goal, grids)
         kept = best_units(structure, scores, counts)
         made = apply(structure, kept, "narrow", options, layers_ms=[round(full, 4), round(promised, 4)])
         found = measured_speedup(structure.artifact, made, sample, options.threads)

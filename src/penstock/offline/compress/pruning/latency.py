@@ -1,0 +1,161 @@
+"""How long the layers of a model take at any widths, measured one by one: the latency table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+from penstock.offline.compress.pruning.coupling import Labels
+from penstock.offline.compress.pruning.cut import Kept, Structure
+from penstock.offline.compress.taps import Taps
+from penstock.offline.dataset import make_dataset
+from penstock.offline.optimize import graph
+from penstock.perf.measure import feed, interleave
+from penstock.tensor import Array
+
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_SECONDS = 0.04
+"""For which a layer is measured at one width."""
+
+
+class _Axis(NamedTuple):
+    """An axis of an operand: how many positions are of no group, and of which units the others are."""
+
+    fixed: int
+    parts: tuple[tuple[str, Array], ...]
+
+    def length(self, masks: Mapping[str, Array]) -> int:
+        """``masks`` says of the units of some groups whether they stay; all others do."""
+        return self.fixed + sum(
+            int(masks[name][numbers].sum()) if name in masks else len(numbers) for name, numbers in self.parts
+        )
+
+
+class Layer(NamedTuple):
+    """A node at certain widths; equal ones take equal time."""
+
+    node: bytes
+    """Operator and attributes, serialised."""
+    shapes: tuple[tuple[int, ...], ...]
+    constant: tuple[bool, ...]
+
+
+class LatencyTable:
+    """Milliseconds of the layers of a model at any widths, each measured in ONNX Runtime when first asked for.
+
+    ``sample`` gives the shapes of activations; the time is that of its rows. All widths of one question run interleaved.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        sample: Mapping[str, Array],
+        threads: int,
+        known: dict[Layer, float] | None = None,
+    ) -> None:
+        """``known`` are milliseconds from before, to which those measured here are added."""
+        self._structure, self._threads = structure, threads
+        self._nodes = [node for node in structure.model.graph if node.op_type in _LAYERS and node.domain == ""]
+        names = [value.name for node in self._nodes for value in node.inputs if value and not graph.is_constant(value)]
+        taps = Taps(structure.artifact, make_dataset(dict(sample), None), batch_size=_rows(sample), threads=threads)
+        self._shapes = {name: array.shape for name, array in taps.run([name for name in names if name])}
+        self._axes = {node: [self._operand(node, index) for index in range(len(node.inputs))] for node in self._nodes}
+        self._opsets = [onnx.helper.make_opsetid(*item) for item in structure.model.opset_imports.items()]
+        self._ms = {} if known is None else known
+
+    def totals(self, plans: Sequence[Kept]) -> list[float]:
+        """Milliseconds of all layers together, for each of ``plans``."""
+        wanted = [[self._layer(node, masks) for node in self._nodes] for masks in map(self._masks, plans)]
+        self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
+        return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]
+
+    def _masks(self, plan: Kept) -> dict[str, Array]:
+        masks = {name: np.zeros(self._structure.group(name).units, bool) for name in plan}
+        for name, numbers in plan.items():
+            masks[name][list(numbers)] = True
+        return masks
+
+    def _operand(self, node: ir.Node, index: int) -> list[_Axis]:
+        value = node.inputs[index]
+        if value is None:
+            return []
+        array = graph.constant(value)
+        if array is None:
+            labels = self._structure.coupling.read(value)
+            shape = self._shapes[value.name or ""]
+        else:
+            shape = array.shape
+            labels = [None] * array.ndim
+            for slot in self._structure.slots:
+                if slot.node is node and slot.operand == index:
+                    labels[slot.axis] = slot.labels
+        return [self._axis(label, length) for label, length in zip(labels, shape, strict=True)]
+
+    def _axis(self, labels: Labels | None, length: int) -> _Axis:
+        if labels is None:
+            return _Axis(length, ())
+        found = [(group.name, self._structure.unit_numbers(group.name, labels)) for group in self._structure.groups]
+        parts = tuple((name, numbers[numbers >= 0]) for name, numbers in found if (numbers >= 0).any())
+        return _Axis(length - sum(len(numbers) for _, numbers in parts), parts)
+
+    def _layer(self, node: ir.Node, masks: Mapping[str, Array]) -> Layer:
+        operands = self._axes[node]
+        shapes = tuple(tuple(axis.length(masks) for axis in operand) for operand in operands)
+        proto = onnx.NodeProto(op_type=node.op_type, attribute=ir.to_proto(node).attribute)
+        groups = graph.int_attribute(node, "group", 1)
+        for attribute in proto.attribute:
+            if attribute.name == "group" and groups > 1:
+                attribute.i = groups * shapes[0][1] // operands[0][1].length({})
+        constant = tuple(graph.is_constant(value) for value in node.inputs)
+        return Layer(proto.SerializeToString(deterministic=True), shapes, constant)
+
+    def _measure(self, layers: set[Layer]) -> None:
+        ordered = sorted(layers)
+        loaded = [get_engine("onnxruntime").load(self._model(layer), {"threads": self._threads}) for layer in ordered]
+        rng = np.random.default_rng(0)
+        runs: dict[str, Callable[[], object]] = {}
+        for number, (layer, model) in enumerate(zip(ordered, loaded, strict=True)):
+            given = [shape for shape, constant in zip(layer.shapes, layer.constant, strict=True) if not constant]
+            names = model.signature.input_names
+            runs[str(number)] = feed(
+                model, {n: rng.standard_normal(s).astype(np.float32) for n, s in zip(names, given, strict=True)}
+            )
+        if runs:
+            timings = interleave(runs, _SECONDS * len(runs))
+            self._ms.update({layer: timings[str(number)].p50_ms for number, layer in enumerate(ordered)})
+        for model in loaded:
+            model.unload()
+
+    def _model(self, layer: Layer) -> Artifact:
+        """A model of the layer alone, weights drawn at random."""
+        node = onnx.NodeProto.FromString(layer.node)
+        names = [f"x{index}" for index in range(len(layer.shapes))]
+        node.input.extend(names)
+        node.output.append("y")
+        rng = np.random.default_rng(0)
+        pairs = list(zip(names, layer.shapes, layer.constant, strict=True))
+        weights = [
+            onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+            for name, shape, constant in pairs
+            if constant
+        ]
+        inputs = [
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+            for name, shape, constant in pairs
+            if not constant
+        ]
+        output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+        body = onnx.helper.make_graph([node], "layer", inputs, [output], weights)
+        made = onnx.helper.make_model(body, opset_imports=self._opsets, ir_version=self._structure.model.ir_version)
+        return Artifact.from_bytes(made.SerializeToString(deterministic=True))
+
+
+def _rows(sample: Mapping[str, Array]) -> int:
+    return len(next(iter(sample.values())))
