@@ -15,7 +15,7 @@ import pytest
 import models
 from bundles import FILES, MACHINE, manifest_for, packed
 from penstock.artifact import Format, sha256
-from penstock.bundle.manifest import FileEntry, Manifest, Variant, encode
+from penstock.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, Variant, encode
 from penstock.bundle.open import is_bundle, open_bundle
 from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, file_entries, zip_bytes
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
@@ -272,8 +272,8 @@ def test_a_manifest_that_names_a_file_outside(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema(tmp_path: Path) -> None:
-    path = _forged(tmp_path / "a.bundle", manifest_for(FILES, schema_version=2), FILES)
-    with pytest.raises(Unsupported, match="schema version 2.*upgrade"):
+    path = _forged(tmp_path / "a.bundle", manifest_for(FILES, schema_version=SCHEMA_VERSION + 1), FILES)
+    with pytest.raises(Unsupported, match=rf"schema version {SCHEMA_VERSION + 1}.*upgrade"):
         open_bundle(path)
 
 

@@ -6,7 +6,7 @@ names the whole bundle: the manifest holds the digest of every file, and ``Bundl
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,8 +16,10 @@ from penstock.errors import IntegrityError, InvalidArgument, Unsupported
 from penstock.resources import MachineFacts
 from penstock.tensor import Signature
 
-SCHEMA_VERSION = 1
-"""Raised when a reader of the old schema would misread the new one."""
+SCHEMA_VERSION = 2
+"""The newest that this reads. Raised when a reader of the old schema would misread the new one: 2 has coded variants."""
+_PLAIN_VERSION = 1
+"""Written where no variant is coded, so that old readers read it."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -39,6 +41,11 @@ class Variant(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
     """Instruction sets without which its answers or its speed are not what was measured."""
+    coding: Literal["", "coded"] = ""
+    """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded when it is loaded."""
+    decoded_bytes: int = 0
+    decoded_sha256: str = ""
+    """Size and digest of the model that a coded file decodes to."""
 
 
 class ServingConfig(msgspec.Struct, frozen=True):
@@ -70,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True):
     evidence: Evidence | None = None
     tools: dict[str, str] = {}
     """Versions of the tools that built it."""
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = _PLAIN_VERSION
 
     def variant(self, name: str) -> Variant:
         """The variant called ``name``. Raises InvalidArgument."""
@@ -83,8 +90,9 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The canonical bytes of ``manifest``."""
-    return msgspec.json.encode(manifest, order="sorted")
+    """The canonical bytes of ``manifest``, of the least schema version that says to whom it can be given."""
+    version = max(manifest.schema_version, SCHEMA_VERSION if _is_coded(manifest) else _PLAIN_VERSION)
+    return msgspec.json.encode(msgspec.structs.replace(manifest, schema_version=version), order="sorted")
 
 
 def decode(data: bytes) -> Manifest:
@@ -95,9 +103,16 @@ def decode(data: bytes) -> Manifest:
             raise Unsupported(
                 f"the bundle has schema version {version}, this Penstock reads up to {SCHEMA_VERSION}", "upgrade"
             )
-        return msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the bundle's manifest cannot be read: {error}") from None
+    if version <= _PLAIN_VERSION and _is_coded(manifest):
+        raise IntegrityError(f"the bundle has a coded variant, which schema version {version} does not know")
+    return manifest
+
+
+def _is_coded(manifest: Manifest) -> bool:
+    return any(variant.coding for variant in manifest.variants)
 
 
 class _Versioned(msgspec.Struct):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.artifact import Artifact, Format, sha256
+from penstock.bundle import coded
 from penstock.bundle.manifest import Manifest, Variant, decode
 from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, check_path
 from penstock.errors import IntegrityError, NotFound, Unavailable
@@ -42,8 +43,16 @@ class Bundle:
             raise NotFound(f"bundle '{self.name}' has no file '{path}'", f"it has: {sorted(self._files)}") from None
 
     def artifact(self, variant: Variant) -> Artifact:
-        """The model file of ``variant``."""
-        return Artifact.from_bytes(self.read(variant.file), Format.ONNX, self.manifest.provenance)
+        """The model of ``variant``, decoded if it is coded. Raises NotFound; IntegrityError if it decodes to another model."""
+        data = self.read(variant.file)
+        if variant.coding:
+            data = coded.decode(data, min(variant.decoded_bytes, coded.MAX_BYTES))
+        artifact = Artifact.from_bytes(data, Format.ONNX, self.manifest.provenance)
+        if variant.coding and (artifact.size_bytes, artifact.digest) != (variant.decoded_bytes, variant.decoded_sha256):
+            raise IntegrityError(
+                f"variant '{variant.name}' of bundle '{self.name}' decodes to another model than was packed"
+            )
+        return artifact
 
     def choose(self, machine: MachineFacts, has_engine: Callable[[str], bool] = lambda _: True) -> Variant:
         """The first variant whose instruction sets ``machine`` has and whose engine ``has_engine`` knows to be installed.

@@ -19,8 +19,12 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 from penstock.artifact import sha256
-from penstock.bundle.manifest import FileEntry, Manifest, decode, encode
+from penstock.bundle.coded import CodingOptions
+from penstock.bundle.coded import encode as encode_model
+from penstock.bundle.manifest import FileEntry, Manifest, Variant, decode, encode
 from penstock.errors import AlreadyExists, IntegrityError, PenstockError, ResourceExhausted
 
 MANIFEST = "manifest.json"
@@ -36,6 +40,36 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
     """The manifest's list for ``files`` (relative path -> content), sorted by path."""
     return tuple(FileEntry(path, len(data), sha256(data)) for path, data in sorted(files.items()))
+
+
+def code_variants(
+    manifest: Manifest, files: Mapping[str, bytes], options: CodingOptions | None = None
+) -> tuple[Manifest, dict[str, bytes]]:
+    """The same bundle with each variant's model coded where that makes its file smaller. Raises as ``coded.encode``."""
+    plain = {variant.file for variant in manifest.variants if not variant.coding}
+    coded = {path: encode_model(files[path], options) for path in sorted(plain)}
+    coded = {path: data for path, data in coded.items() if len(data) < len(files[path])}
+    variants = tuple(
+        _coded_variant(variant, files[variant.file]) if variant.file in coded else variant
+        for variant in manifest.variants
+    )
+    kept = {path: data for path, data in files.items() if path not in coded}
+    kept |= {_coded_path(path): data for path, data in coded.items()}
+    return msgspec.structs.replace(manifest, variants=variants, files=file_entries(kept)), kept
+
+
+def _coded_variant(variant: Variant, model: bytes) -> Variant:
+    return msgspec.structs.replace(
+        variant,
+        file=_coded_path(variant.file),
+        coding="coded",
+        decoded_bytes=len(model),
+        decoded_sha256=sha256(model),
+    )
+
+
+def _coded_path(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix(".coded"))
 
 
 def pack(

@@ -77,6 +77,8 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         f"served as {escape(serving.variant)}: {serving.instances} instance(s) × {serving.threads} thread(s), "
         f"batches up to {serving.max_batch}; {size_bytes / 1024:.0f} KiB with {len(manifest.variants)} variant(s)"
     )
+    for line in _coded(manifest):
+        console.print(line)
     evidence = manifest.evidence
     if evidence is None:
         return
@@ -96,6 +98,16 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         console.print("[yellow]note[/yellow]    the machine was busy while measuring: build again when it is quiet")
     for note in evidence.notes:
         console.print(f"note    {escape(note)}")
+
+
+def _coded(manifest: Manifest) -> list[str]:
+    """A line for each coded variant."""
+    stored = {entry.path: entry.size_bytes for entry in manifest.files}
+    return [
+        f"{escape(one.name)} is coded in {stored[one.file] / 1024:.1f} KiB, {one.decoded_bytes / 1024:.1f} KiB once it is loaded"
+        for one in manifest.variants
+        if one.coding
+    ]
 
 
 def _verdict(evidence: Evidence) -> str:
