@@ -1,0 +1,140 @@
+"""Weights of large products in INT8 or INT4 with one scale a block, activations FP32 outside: for products bound by memory.
+
+Written as ONNX Runtime's MatMulNBits, which multiplies without unpacking first. A block is a run of weights along the summed axis.
+Integers are unsigned with their zero in the middle; the weight of largest magnitude becomes the integer -2^(bits-1), which alone uses
+all levels, so the scale has the opposite sign of that weight (as in the Q4_0 format of llama.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from onnx import helper, numpy_helper
+
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+from penstock.offline.compress.precision.products import (
+    MICROSOFT,
+    Product,
+    Replacement,
+    products,
+    replaced,
+    with_bias,
+)
+from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.dataset import Dataset
+from penstock.offline.tune.accuracy import answers, output_errors
+from penstock.tensor import Array
+
+_SHARES = np.linspace(1.0, 0.5, 21)
+"""Of the scale by the largest weight: what the search by squared error tries."""
+_INTEGERS, _FLOATS = 4, 1
+"""ONNX Runtime's ``accuracy_level``: activations rounded to INT8 a block and row, or kept."""
+
+
+class WeightOnlyOptions(msgspec.Struct, frozen=True):
+    """How ``quantize_weights`` quantises."""
+
+    bits: Literal[4, 8] = 8
+    """Of a weight."""
+    block_size: Literal[16, 32, 64, 128, 256] = 32
+    """Weights that share an FP32 scale; a smaller block is more accurate, and larger on disk."""
+    search: bool = False
+    """Choose the scale of each block by least squared error instead of by its largest weight."""
+    integer_products: bool = True
+    """Let the kernel round activations to INT8, each row and block by itself, so that no answer depends on batch mates.
+    Without, ONNX Runtime 1.31 on x86 is slower than FP32 for 8 bits by far.
+    """
+    least_weights: Annotated[int, msgspec.Meta(ge=1)] = 1 << 16
+    """Products with fewer weights stay float."""
+
+
+def quantize_weights(
+    artifact: Artifact, data: Dataset | None = None, options: WeightOnlyOptions | None = None
+) -> Artifact:
+    """``artifact`` with the weights of its large products in blocks of integers; it runs on ONNX Runtime only.
+
+    Facts: the relative error of the weights, and with ``data`` that of the worst output, ``output_error``.
+    Raises Unsupported if there is no product large enough, and as ``FloatModel``.
+    """
+    options = options or WeightOnlyOptions()
+    model = FloatModel(artifact)
+    found = products(model, options.least_weights)
+    replacements: dict[str, Replacement] = {}
+    lost = total = 0.0
+    for number, product in enumerate(found):
+        integers, scales = block_integers(product.weight, options)
+        error = block_values(integers, scales, len(product.weight), options.bits) - product.weight
+        lost += float(np.square(error, dtype=np.float64).sum())
+        total += float(np.square(product.weight, dtype=np.float64).sum())
+        replacements[product.node.name] = _block_product(product, number, integers, scales, options)
+    written = replaced(model, replacements, [MICROSOFT])
+    facts = {
+        "products": len(found),
+        "weights": sum(product.weight.size for product in found),
+        "weight_error": round((lost / total) ** 0.5, 6) if total else 0.0,
+        "size_ratio": round(len(written) / artifact.size_bytes, 4),
+    }
+    if data is not None:
+        facts["output_error"] = round(_output_error(artifact, Artifact.from_bytes(written), data), 6)
+    return artifact.derive(written, "quantize_weights", msgspec.to_builtins(options), facts)
+
+
+def block_integers(weight: Array, options: WeightOnlyOptions) -> tuple[Array, Array]:
+    """``weight`` [K, N] as integers, uint8 [N, blocks, block size], and scales, FP32 [N, blocks]; what is beyond K is zero."""
+    rows, columns = weight.shape
+    blocks = -(-rows // options.block_size)
+    padded = np.zeros((columns, blocks * options.block_size), np.float32)
+    padded[:, :rows] = weight.T
+    values = padded.reshape(columns, blocks, options.block_size)
+    middle = 1 << (options.bits - 1)
+    largest = np.take_along_axis(values, np.abs(values).argmax(axis=2)[..., None], axis=2)
+    scales = -largest / middle
+    best, least = scales, np.full(scales.shape, np.inf, np.float32)
+    for share in _SHARES if options.search else ():
+        error = np.square(_rounded(values, scales * share, middle) * (scales * share) - values).sum(
+            axis=2, keepdims=True
+        )
+        best, least = np.where(error < least, scales * share, best), np.minimum(error, least)
+    best = best.astype(np.float32)
+    return (_rounded(values, best, middle) + middle).astype(np.uint8), best[..., 0]
+
+
+def block_values(integers: Array, scales: Array, rows: int, bits: int) -> Array:
+    """The weights that ``block_integers`` stands for, FP32 [rows, N]."""
+    values = (integers.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]
+    return values.reshape(len(integers), -1)[:, :rows].T
+
+
+def _rounded(values: Array, scales: Array, middle: int) -> Array:
+    safe = np.where(scales == 0, 1, scales)
+    return np.clip(np.round(values / safe), -middle, middle - 1)
+
+
+def _block_product(
+    product: Product, number: int, integers: Array, scales: Array, options: WeightOnlyOptions
+) -> Replacement:
+    # Two to a byte, the first in the low half.
+    packed = integers if options.bits == 8 else integers[..., ::2] | (integers[..., 1::2] << 4)
+    weight, result = f"{product.weight_name}_int{options.bits}", f"{product.output}_blocks{number}"
+    tensors = [numpy_helper.from_array(packed, weight), numpy_helper.from_array(scales, f"{weight}_scale")]
+    node = helper.make_node(
+        "MatMulNBits",
+        [product.input, weight, f"{weight}_scale"],
+        [result],
+        domain=MICROSOFT,
+        K=product.weight.shape[0],
+        N=product.weight.shape[1],
+        bits=options.bits,
+        block_size=options.block_size,
+        accuracy_level=_INTEGERS if options.integer_products else _FLOATS,
+    )
+    return Replacement(with_bias(product, [node], result), tensors)
+
+
+def _output_error(before: Artifact, after: Artifact, data: Dataset) -> float:
+    engine = get_engine("onnxruntime")
+    reference, outputs = (answers(engine.load(model, {"threads": 1}), data) for model in (before, after))
+    return max(output_errors(reference, outputs).values())
