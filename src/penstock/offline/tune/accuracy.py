@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.engines.base import LoadedModel
-from penstock.errors import InvalidData, PenstockError, Unsupported
+from penstock.errors import InvalidArgument, InvalidData, PenstockError, Unsupported
 from penstock.offline.dataset import Dataset
 from penstock.tensor import Array, DataType
 
@@ -115,8 +115,38 @@ def paired_interval(before: Array, after: Array) -> Interval:
     """Mean of ``before - after`` (booleans per sample) with the adjusted Wald interval of Agresti and Min (2005) for
     matched pairs, which stays honest when no pair differs."""
     count = len(before)
-    lost = float((before & ~after).sum())
-    won = float((~before & after).sum())
+    return _matched_pairs(count, float((before & ~after).sum()), float((~before & after).sum()))
+
+
+def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) -> int | None:
+    """How many samples prove a loss within ``max_loss`` at 95 % confidence, by the upper bound of ``paired_interval``.
+
+    ``loss`` is the true loss, and ``changed`` the share of samples that are right in one model only; it is at least the size of
+    the loss. All are shares. None if no number of samples does: the loss is not below what is allowed.
+    """
+    if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
+        raise InvalidArgument(
+            f"a loss of {loss}, of {max_loss} allowed, with {changed} of the samples changed, is not possible",
+            "give shares: 0.01 for one point",
+        )
+    if loss >= max_loss:
+        return None
+    changed = max(changed, abs(loss))
+    lost, won = (changed + loss) / 2, (changed - loss) / 2
+
+    def proves(count: int) -> bool:
+        return _matched_pairs(count, count * lost, count * won).high <= max_loss
+
+    few, enough = 0, 1
+    while not proves(enough):
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if proves(middle) else (middle, enough)
+    return enough
+
+
+def _matched_pairs(count: int, lost: float, won: float) -> Interval:
     n, b, c = count + 2.0, lost + 0.5, won + 0.5
     centre, spread = (b - c) / n, _Z95 * ((b + c) - (b - c) ** 2 / n) ** 0.5 / n
     return Interval((lost - won) / count, centre - spread, centre + spread)

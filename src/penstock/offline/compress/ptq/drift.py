@@ -1,0 +1,138 @@
+"""Whether calibration data are like the data that a model is judged on: of other data, the ranges are those of another task.
+
+Each tensor's histograms on both are held against one another by the population stability index over tenths of the calibration
+values: PSI = Σ (e - c)·ln(e / c), c and e being the shares of a bin. By convention 0.1 is a change and 0.25 a shift. Two samples of
+one population have a PSI of about (bins - 1)(1/n + 1/m) [Yurdakul, "Statistical Properties of Population Stability Index", 2018];
+n and m are taken as the numbers of samples, since values within a sample are not independent, and a finding must exceed that well.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidData
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.histogram import BINS, Histogram
+from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel
+from penstock.offline.dataset import Dataset
+from penstock.tensor import Array
+
+_SHIFT = 0.25
+_NOISE_FACTOR = 3.0
+"""How many times the expected PSI of equal populations a finding must exceed."""
+_TENTHS = 10
+_BEYOND = 0.001
+"""Share of values beyond the calibrated extremes that is worth a word."""
+_PSEUDO_COUNT = 0.5
+"""Added to each bin, in samples, so that an empty one has a finite logarithm."""
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """One tensor on calibration and evaluation data."""
+
+    tensor: str
+    psi: float
+    """Population stability index, natural logarithm."""
+    threshold: float
+    """The PSI from which on the difference is taken for real, by the numbers of samples."""
+    calibration_median: float
+    evaluation_median: float
+    beyond: float
+    """Share of evaluation values below the least or above the largest calibration value, to the width of a bin of 1/2048."""
+
+    @property
+    def is_shifted(self) -> bool:
+        return self.psi > self.threshold or self.beyond > _BEYOND
+
+    @property
+    def text(self) -> str:
+        """The evidence as a sentence."""
+        parts = []
+        if self.psi > self.threshold:
+            parts.append(
+                f"its values are distributed otherwise (PSI {self.psi:.2f}, above {self.threshold:.2f}): "
+                f"the median is {self.calibration_median:.3g} in calibration and {self.evaluation_median:.3g} in evaluation"
+            )
+        if self.beyond > _BEYOND:
+            parts.append(f"{self.beyond:.1%} of its evaluation values lie beyond all that calibration saw")
+        return f"tensor '{self.tensor}': {'; '.join(parts) or f'alike (PSI {self.psi:.2f})'}"
+
+
+def find_drift(artifact: Artifact, calibration: Dataset, evaluation: Dataset, threads: int = 1) -> list[Drift]:
+    """Every FP32 input and first-layer result of ``artifact`` on both, in the model's order; warn of those that are shifted.
+
+    Raises as ``collect``; InvalidData if there is neither, as for a model of integers only.
+    """
+    model = FloatModel(artifact)
+    tensors = [name for name in model.input_names if model.is_float(name)] + _first_layer(model)
+    if not tensors:
+        raise InvalidData("the model has no FP32 input or first layer to compare data by")
+    before, after = (
+        collect(artifact, data.inputs, list(dict.fromkeys(tensors)), threads=threads)
+        for data in (calibration, evaluation)
+    )
+    counts = calibration.count, evaluation.count
+    return [compare_histograms(name, before[name].histogram, after[name].histogram, counts) for name in before]
+
+
+def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogram, samples: tuple[int, int]) -> Drift:
+    """The drift between two histograms that are not empty; ``samples`` is how many independent samples each stands for."""
+    if not (calibration.count and evaluation.count):
+        raise InvalidData(f"tensor '{tensor}' is empty, so that nothing can be compared")
+    exponent = max(calibration.exponent, evaluation.exponent)
+    old, new = _shares(calibration, exponent), _shares(evaluation, exponent)
+    tenth = np.floor(_TENTHS * (np.cumsum(old) - old / 2)).clip(0, _TENTHS - 1).astype(np.intp)
+    # Zero is often a tenth or more by itself; one bin cannot be split, so it goes where its middle lies.
+    groups = np.unique(tenth, return_inverse=True)[1]
+    bins = int(groups.max()) + 1
+    shares = []
+    for part, count in ((old, samples[0]), (new, samples[1])):
+        mass = np.bincount(groups, part, bins) * count + _PSEUDO_COUNT
+        shares.append(mass / mass.sum())
+    psi = float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())
+    expected = (bins - 1) * (1 / samples[0] + 1 / samples[1])
+    filled = np.flatnonzero(old)
+    return Drift(
+        tensor,
+        psi,
+        max(_SHIFT, _NOISE_FACTOR * expected),
+        _median(old, exponent),
+        _median(new, exponent),
+        float(new[: filled[0]].sum() + new[filled[-1] + 1 :].sum()),
+    )
+
+
+def shift_warnings(found: list[Drift]) -> list[str]:
+    """What to tell the user; empty if the data are alike."""
+    return [f"calibration data are unlike the evaluation data: {one.text}" for one in found if one.is_shifted]
+
+
+def _first_layer(model: FloatModel) -> list[str]:
+    """Results of the linear operators that read an input, through nothing but operators that move data."""
+    reached = set(model.input_names)
+    found = []
+    for node in model.nodes:
+        if reached.isdisjoint(node.input):
+            continue
+        if node.op_type in LINEAR_OPS:
+            found += [name for name in node.output if model.is_float(name)]
+        else:
+            reached.update(node.output)
+    return found
+
+
+def _shares(histogram: Histogram, exponent: int) -> Array:
+    """Share of each of the 4096 bins and of zero, which stands between the halves: shape (4097,), with R = 2^exponent."""
+    counts = histogram.counts
+    for _ in range(min(exponent - histogram.exponent, 12)):
+        merged = np.zeros_like(counts)
+        merged[BINS // 2 : BINS // 2 + BINS] = counts.reshape(-1, 2).sum(axis=1)
+        counts = merged
+    return np.insert(counts.astype(np.float64), BINS, histogram.zeros) / histogram.count
+
+
+def _median(shares: Array, exponent: int) -> float:
+    middles = np.insert((np.arange(-BINS, BINS) + 0.5) * (2.0**exponent / BINS), BINS, 0.0)
+    return float(middles[np.searchsorted(np.cumsum(shares), 0.5)])
