@@ -77,9 +77,12 @@ class Pair(NamedTuple):
         if self.first.bias is not None:
             edits[self.first.bias] = (channels, -1)
         write_weights(model, {str(value.name): np.take(array_of(value), *edit) for value, edit in edits.items()})
-        steps = [self.first.node, *self.between, *([self.flatten] if self.flatten else [])]
-        for value in [self.first.output, *(output for node in steps for output in node.outputs)]:
-            value.shape = None
+        axis = 1 if self.first.is_convolution else -1
+        for node in [self.first.node, *self.between]:
+            _resize(node.outputs[0], axis, len(channels))
+        _resize(self.first.output, axis, len(channels))
+        if self.flatten is not None:
+            _resize(self.flatten.outputs[0], -1, len(columns))
         if self.flatten is not None and self.flatten.op_type == "Reshape":
             batch, width = (int(size) for size in array_of(self.flatten.inputs[1]))
             target = np.array([batch, width if width == -1 else len(columns)], np.int64)
@@ -204,6 +207,13 @@ def _sample_size(value: ir.Value) -> int | None:
     dims = [] if value.shape is None else list(value.shape.dims)[1:]
     sizes = [dim for dim in dims if isinstance(dim, int)]
     return math.prod(sizes) if dims and len(sizes) == len(dims) else None
+
+
+def _resize(value: ir.Value, axis: int, size: int) -> None:
+    if value.shape is not None:
+        dims = list(value.shape.dims)
+        dims[axis] = size
+        value.shape = ir.Shape(dims)
 
 
 def _is_own(value: ir.Value) -> bool:
