@@ -1,0 +1,90 @@
+"""Which tensors of a model can share values, and what kind of layer each belongs to."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from penstock.errors import InvalidConfig, InvalidModel, Unsupported
+from penstock.offline.optimize import graph
+from penstock.tensor import Array
+
+Kind = Literal["conv", "fc", "bias", "other"]
+
+_WEIGHT_INPUTS: dict[str, tuple[Kind, tuple[int, ...]]] = {
+    "Conv": ("conv", (1,)),
+    "ConvTranspose": ("conv", (1,)),
+    "Gemm": ("fc", (1,)),
+    "MatMul": ("fc", (0, 1)),
+}
+_INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
+_MIN_BIAS = 16
+
+
+class Layer(NamedTuple):
+    """A constant tensor whose values may be shared."""
+
+    kind: Kind
+    array: Array
+    """FP32, FP16, or the 8-bit integers that DequantizeLinear reads."""
+    zero: int
+    """The value that stands for zero: the zero point of integers."""
+
+
+def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, Layer]:
+    """Weights and biases of Conv, ConvTranspose, Gemm and MatMul by name, float or behind DequantizeLinear, and those ``named``.
+
+    A tensor that several nodes read is there once, as conv if any of them is one. Raises Unsupported if there is none,
+    InvalidConfig if a named tensor is not there, InvalidModel if one is not finite.
+    """
+    found = {}
+    for name, value in model.graph.initializers.items():
+        kind, zero = _kind(value)
+        if (kind is None and name not in named) or value.dtype not in (*graph.FLOATS, *_INTEGERS):
+            continue
+        array = graph.constant(value)
+        if array is None or array.dtype not in (np.float32, np.float16, np.int8, np.uint8) or not array.size:
+            continue
+        if not np.isfinite(array).all():
+            raise InvalidModel(f"weight '{name}' holds NaN or infinity", "export the model again, or train it anew")
+        found[name] = Layer(kind or "other", array, zero)
+    if unknown := sorted(named - found.keys()):
+        raise InvalidConfig(f"no tensors that can share values are called {unknown}", f"there are {sorted(found)}")
+    if not any(layer.kind != "bias" for layer in found.values()):
+        raise Unsupported(
+            "the model has no Conv, Gemm or MatMul with constant weights, so there is nothing to share",
+            "store it as it is",
+        )
+    return found
+
+
+def _kind(value: ir.Value) -> tuple[Kind | None, int]:
+    """What ``value`` is to the nodes that read it, and its zero point; None if it is no weight of theirs."""
+    kinds: set[Kind] = set()
+    zero = 0
+    for node, index in value.uses():
+        if node.op_type == "DequantizeLinear" and index == 0:
+            point = graph.constant(graph.input_of(node, 2))
+            zero = int(point.reshape(-1)[0]) if point is not None and point.size else 0
+            kinds |= {
+                kind for use in node.outputs[0].uses() if (kind := _operand(use.node, use.idx, False)) in ("conv", "fc")
+            }
+        elif value.dtype in graph.FLOATS and (operand := _operand(node, index, _is_bias(value))):
+            kinds.add(operand)
+    order: tuple[Kind, ...] = ("conv", "fc", "bias")
+    return next((kind for kind in order if kind in kinds), None), zero
+
+
+def _operand(node: ir.Node, index: int, may_be_bias: bool) -> Kind | None:
+    kind, inputs = _WEIGHT_INPUTS.get(node.op_type, ("other", ()))
+    if index in inputs:
+        return kind
+    is_bias = may_be_bias and (node.op_type == "Add" or (node.op_type in _WEIGHT_INPUTS and index == 2))
+    return "bias" if is_bias else None
+
+
+def _is_bias(value: ir.Value) -> bool:
+    shape = graph.static_shape(value)
+    return shape is not None and len(shape) == 1 and shape[0] >= _MIN_BIAS
