@@ -65,7 +65,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def cuttable(self) -> bool:
-        return len(self.frozen) < self.units
+        return len(self.frozen) < self.units and self.units > 1
 
     @property
     def width(self) -> int:
@@ -76,8 +76,12 @@ class Group(msgspec.Struct, frozen=True):
 class Coupling:
     """The atoms of a graph while the rules of its operators run, and afterwards its units and groups."""
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, second_choice: Collection[ir.Node] = ()) -> None:
         self.opset = opset
+        self.second_choice = second_choice
+        """Nodes of ``choices`` that shall choose otherwise."""
+        self.choices: dict[ir.Node, Labels] = {}
+        """Nodes that could have laid the units along another axis, and the units that they made."""
         self.axes: dict[ir.Value, Axes] = {}
         self.slots: list[Slot] = []
         self.edits: list[Callable[[Count], None]] = []

@@ -23,9 +23,9 @@ from penstock.offline.compress.pruning.coupling import (
     forget,
     freeze_all,
 )
+from penstock.offline.compress.pruning.prepare import prepare
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
-from penstock.offline.optimize.passes.constant_folding import ConstantFolding
+from penstock.offline.optimize.model import to_bytes
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
@@ -46,7 +46,7 @@ class Structure:
     def __init__(self, artifact: Artifact, *, exact: bool = True) -> None:
         self.artifact = artifact
         self.exact = exact
-        self.model = _prepare(artifact)
+        self.model = prepare(artifact)
         self.coupling = analyse(self.model, exact=exact)
         members = self.coupling.members()
         self.groups: tuple[Group, ...] = tuple(self.coupling.groups())
@@ -117,8 +117,28 @@ class Structure:
 
 
 def analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
-    """The coupling of a model whose values carry what shape inference found."""
-    coupling = Coupling(graph.opset(model))
+    """The coupling of a model whose values carry what shape inference found.
+
+    Where Reshape splits channels into axes of which any could carry the units ([heads, size], [3, width]), a second choice is
+    tried: for those that turn out frozen, then for all. The reading under which most can be cut, in finest units, is taken.
+    """
+    first = best = _follow(model, exact, frozenset())
+    frozen = [node for node, labels in first.choices.items() if any(first.reason(int(atom)) for atom in labels)]
+    for otherwise in (frozen, list(first.choices)):
+        if otherwise and _freedom(other := _follow(model, exact, frozenset(otherwise))) > _freedom(best):
+            best = other
+    return best
+
+
+def _freedom(coupling: Coupling) -> tuple[int, int]:
+    """How many channels of all layers can be cut, and in how many units."""
+    made = [coupling.roots(slot.labels) for slot in coupling.slots if slot.role == "makes"]
+    free = [root for roots in made for root in roots.tolist() if not coupling.reason(root)]
+    return len(free), len(set(free))
+
+
+def _follow(model: ir.Model, exact: bool, second_choice: frozenset[ir.Node]) -> Coupling:
+    coupling = Coupling(graph.opset(model), second_choice)
     for node in model.graph:
         rule = _RULES.get(node.op_type) if node.domain == "" and not graph.has_subgraph(node) else None
         try:
@@ -136,18 +156,19 @@ def analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
     if exact:
         coupling.freeze_blurred()
     coupling.seal()
+    _keep_something(coupling)
     return coupling
 
 
-def _prepare(artifact: Artifact) -> ir.Model:
-    model = infer_shapes(read_proto(artifact))
-    ConstantFolding().call(model)
-    for node in list(model.graph):
-        source = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
-        if source is not None and graph.is_constant(source):
-            graph.replace_by_input(node, source)
-    DeadCode().call(model)
-    return infer_shapes(ir.to_proto(model))
+def _keep_something(coupling: Coupling) -> None:
+    """A part of a group that stands alone, such as a half after Split, must not lose all: its first unit stays."""
+    groups = [set(roots.tolist()) for _, roots in coupling.members()]
+    for value, axes in coupling.axes.items():
+        for labels in axes:
+            mine = set() if labels is None else set(coupling.roots(labels).tolist())
+            whole = any(group <= mine for group in groups) or any(coupling.reason(root) for root in mine)
+            if labels is not None and mine and not whole:
+                coupling.freeze(labels[:1], f"something must be left of '{value.name}'")
 
 
 def _slice_constants(slots: Sequence[Slot], count: Count) -> None:

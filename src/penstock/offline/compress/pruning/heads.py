@@ -136,23 +136,28 @@ def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], afte
     view = [1] * len(sizes)
     view[held[0]] = -1
     grid = np.broadcast_to(labels.reshape(view), sizes).reshape(made)
-    axis = _axis_of_units(coupling, grid)
+    axis, is_choice = _axis_of_units(coupling, node, grid)
     rows = np.moveaxis(grid, axis, 0).reshape(made[axis], -1)
     for column in range(1, rows.shape[1]):
         coupling.join(rows[:, 0], rows[:, column])
     result[axis] = np.ascontiguousarray(rows[:, 0])
+    if is_choice:
+        coupling.choices[node] = rows[:, 0]
     return result
 
 
-def _axis_of_units(coupling: Coupling, grid: Labels) -> int:
-    """The axis along which units differ, if there is one; else the last but one: of [heads, size] or [3, heads, size] heads."""
+def _axis_of_units(coupling: Coupling, node: ir.Node, grid: Labels) -> tuple[int, bool]:
+    """The axis along which units differ, if there is one; else the last but one: of [heads, size] or [3, heads, size] heads.
+
+    The second choice is the last axis. Also whether there was a choice.
+    """
     wide = [axis for axis, size in enumerate(grid.shape) if size > 1]
     roots = coupling.roots(grid.reshape(-1)).reshape(grid.shape)
     for axis in wide:
         rows = np.moveaxis(roots, axis, 0).reshape(grid.shape[axis], -1)
         if (rows == rows[:, :1]).all():
-            return axis
-    return wide[-2] if len(wide) > 1 else (wide or [0])[-1]
+            return axis, False
+    return (wide[-1 if node in coupling.second_choice else -2], True) if len(wide) > 1 else ((wide or [0])[0], False)
 
 
 def _known(dims: list[Dim]) -> tuple[int, ...]:
