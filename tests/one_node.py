@@ -75,7 +75,7 @@ def agree(
     model = one_node(op_type, operands, list(kinds), opset, domain, **attributes)
     feeds = {f"x{i}": operand for i, operand in enumerate(operands) if isinstance(operand, np.ndarray)}
     theirs = run_ort(model, feeds)
-    model = _with_shapes(model, theirs)
+    model = with_shapes(model, theirs)
     with torch.no_grad():
         ours = TrainableModel(Artifact.from_bytes(model))(
             {name: torch.from_numpy(array) for name, array in feeds.items()}
@@ -91,7 +91,7 @@ def agree(
             np.testing.assert_array_equal(array, want)
 
 
-def _with_shapes(model: bytes, results: list[np.ndarray]) -> bytes:
+def with_shapes(model: bytes, results: list[np.ndarray]) -> bytes:
     """The checker wants shapes of outputs, which only a run tells."""
     proto = onnx.load_model_from_string(model)
     for value, result in zip(proto.graph.output, results, strict=True):

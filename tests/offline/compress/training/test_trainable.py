@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import weakref
 from pathlib import Path
 
@@ -154,6 +155,12 @@ def test_a_diverged_model_is_not_written() -> None:
         model.to_artifact("train", {}, {})
 
 
+def _integers() -> Artifact:
+    n = Network()
+    n.op("Reshape", "x", n.weight(np.array([0, 1, 4], np.int64)), name="y")
+    return n.artifact({"x": ["N", 4]}, {"y": ["N", 1, 4]})
+
+
 @pytest.mark.parametrize("hooks", ["weight_hooks", "value_hooks"])
 def test_hooks_on_unknown_names_are_refused(hooks: str) -> None:
     model = TrainableModel(networks.mlp())
@@ -165,6 +172,8 @@ def test_hooks_on_unknown_names_are_refused(hooks: str) -> None:
 def test_other_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="nowhere"):
         TrainableModel(networks.mlp(), frozen=["nowhere"])
+    with pytest.raises(InvalidArgument, match=r"\['w0'\] are not FP32"):
+        TrainableModel(_integers(), trained=["w0"])
     with pytest.raises(InvalidArgument, match="nowhere"):
         TrainableModel(networks.mlp())({"x": torch.ones(1, 16)}, also=["nowhere"])
 
@@ -316,6 +325,25 @@ def test_dynamic_axes_run_in_exact_integers() -> None:
     for rows, tokens_ in ((1, 4), (3, 7)):
         x = torch.randn(rows, tokens_, 6)
         torch.testing.assert_close(model({"x": x})["y"], x.reshape(rows, tokens_, 2, 3).transpose(1, 2))
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    model = TrainableModel(networks.mlp())
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.weights["w0"].zero_()
+    assert model.weights["w0"].any()
+    assert not twin.constant("w0").any()
+    assert not _weights(twin.to_artifact("t", {}, {}))["w0"].any()
+
+
+def test_statistics_are_part_of_the_state(digits: Artifact, images: Dataset) -> None:
+    model = TrainableModel(digits)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    reestimate_norms(model, images)
+    assert not torch.equal(model.constant("stem.1.running_mean"), torch.tensor(_weights(digits)["stem.1.running_mean"]))
+    model.load_state_dict(before)
+    assert model.to_artifact("t", {}, {}).data == TrainableModel(digits).to_artifact("t", {}, {}).data
 
 
 def test_local_functions_are_inlined() -> None:

@@ -19,6 +19,7 @@ from penstock.tensor import Array
 _OLDEST_OPSET = 9
 _MASK = 1e4
 """Attention masks hold -1e4, the lowest float or minus infinity; no weight is as large as that."""
+_TRAINED = (np.float32, np.float64)
 _DOMAINS = {"ai.onnx": ""}
 _STILL_WORKS = (
     "post-training quantisation, other precisions, pruning, low rank and weight sharing work without training; "
@@ -51,7 +52,7 @@ def read_program(proto: onnx.ModelProto, norms: Norms, frozen: Collection[str], 
     """Read a checked model. Local functions are inlined.
 
     Raises Unsupported, which names all operators that cannot be computed, for sequences, old opsets and odd types;
-    InvalidArgument if ``frozen`` or ``trained`` names what is no constant.
+    InvalidArgument if ``frozen`` names no constant, or ``trained`` none of FP32.
     """
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
@@ -62,7 +63,7 @@ def read_program(proto: onnx.ModelProto, norms: Norms, frozen: Collection[str], 
     constants |= _plain_constants(proto.graph)
     nodes = tuple(_node(node, opset, norms) for node in protos)
     operators = [OPERATORS[_key(node)] for node in protos]
-    _check_names(constants, (*frozen, *trained))
+    _check_names(constants, frozen, trained)
     chosen = _weights(constants, list(zip(nodes, operators, strict=True)))
     outputs = {value.name: value.type.tensor_type.elem_type for value in proto.graph.output}
     return Program(
@@ -98,7 +99,7 @@ def _weights(constants: dict[str, Array], nodes: list[tuple[Node, Any]]) -> set[
     for node, operator in nodes:
         for position, name in enumerate(node.inputs):
             array = constants.get(name)
-            if array is None or array.dtype not in (np.float32, np.float64) or operator.fixed is None:
+            if array is None or array.dtype not in _TRAINED or operator.fixed is None:
                 continue
             if position in operator.fixed:
                 barred.add(name)
@@ -155,12 +156,11 @@ def _plain_constants(graph: onnx.GraphProto) -> dict[str, Array]:
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     found = {}
     for node in graph.node:
-        (attribute,) = node.attribute if node.op_type == "Constant" else (None,)
-        if attribute is None or attribute.name == "value":
-            continue
-        if attribute.name not in dtypes:
-            raise Unsupported(f"constant '{node.output[0]}' is text or sparse", _STILL_WORKS)
-        found[node.output[0]] = np.asarray(onnx.helper.get_attribute_value(attribute), dtypes[attribute.name])
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name in dtypes:
+                found[node.output[0]] = np.asarray(onnx.helper.get_attribute_value(attribute), dtypes[attribute.name])
+            elif attribute.name != "value":
+                raise Unsupported(f"constant '{node.output[0]}' is text or sparse", _STILL_WORKS)
     return found
 
 
@@ -182,7 +182,7 @@ def _node(node: onnx.NodeProto, opset: int, norms: Norms) -> Node:
 def _attribute(attribute: onnx.AttributeProto) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
-        return value.decode()
+        return value.decode(errors="replace")
     return _array(value) if isinstance(value, TensorProto) else value
 
 
@@ -205,7 +205,8 @@ def _last_uses(nodes: tuple[Node, ...], outputs: Collection[str]) -> tuple[tuple
     return tuple(reversed(freed))
 
 
-def _check_names(constants: dict[str, Array], names: Collection[str]) -> None:
-    unknown = sorted(set(names) - constants.keys())
-    if unknown:
+def _check_names(constants: dict[str, Array], frozen: Collection[str], trained: Collection[str]) -> None:
+    if unknown := sorted({*frozen, *trained} - constants.keys()):
         raise InvalidArgument(f"no constants of the model are called {unknown}", "give names of initialisers")
+    if wrong := sorted(name for name in trained if constants[name].dtype not in _TRAINED):
+        raise InvalidArgument(f"{wrong} are not FP32 and cannot be trained", "train the scales of integers instead")

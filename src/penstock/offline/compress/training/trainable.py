@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from onnx import TensorProto
 
@@ -12,16 +13,13 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError
 from penstock.offline.compress.training.operators import Node, Norms
 from penstock.offline.compress.training.operators.elementwise import DTYPES
-from penstock.offline.compress.training.program import Input, constant_tensors, read_program
+from penstock.offline.compress.training.program import Input, Program, constant_tensors, read_program
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
 Hook = Callable[[Tensor], Tensor]
-
-# What torch raises on shapes and types that do not fit.
-_TORCH_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
 
 
 class TrainableModel(nn.Module):  # type: ignore[misc]
@@ -46,7 +44,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         self.norms = Norms()
         """Where BatchNormalization takes its statistics from."""
         program = read_program(read_proto(artifact), self.norms, frozen, trained)
-        self._program = program
+        self._program = msgspec.structs.replace(program, constants={})
         self.input_names = [entry.name for entry in program.inputs]
         self.output_names = list(program.outputs)
         self.weights: dict[str, Any] = {}
@@ -55,9 +53,8 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         """By name of a constant: applied to it whenever it is read; differentiable, keeps the shape."""
         self.value_hooks: dict[str, Hook] = {}
         """By name of an input or a computed tensor: applied to it as soon as it is there."""
-        self._frozen = frozenset(frozen)
         self._computed = {name for node in program.nodes for name in node.outputs} | set(self.input_names)
-        self._statistics = self._find_statistics()
+        self._statistics = _statistics(program)
         self._keys: dict[str, str] = {}
         # Names of ONNX may hold dots, those of torch may not.
         for index, (name, array) in enumerate(program.constants.items()):
@@ -88,7 +85,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
                 if name and name not in values:
                     values[name] = self.constant(name)
             operands = [values[name] if name else None for name in node.inputs]
-            for name, result in zip(node.outputs, _compute(node, run, operands), strict=True):
+            for name, result in zip(node.outputs, _compute(node, run, operands), strict=False):
                 values[name] = self._hooked(name, result)
                 if name in also:
                     kept[name] = values[name]
@@ -125,11 +122,6 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
             for name in sorted({*self.weights, *self.weight_hooks, *self._statistics} & tensors.keys()):
                 _write(name, tensors[name], self.constant(name).detach().cpu())
         return self.artifact.derive(bytes(proto.SerializeToString(deterministic=True)), step, options, facts)
-
-    def _find_statistics(self) -> frozenset[str]:
-        nodes = [node for node in self._program.nodes if node.op_type == "BatchNormalization"]
-        names = {name for node in nodes for name in node.inputs[3:5]}
-        return frozenset(names & self._program.constants.keys() - self._frozen)
 
     def _hooked(self, name: str, value: Tensor) -> Tensor:
         hook = self.value_hooks.get(name)
@@ -173,6 +165,13 @@ def to_tensors(arrays: Mapping[str, Array], model: TrainableModel) -> dict[str, 
     return {name: _to_tensor(arrays[name]) for name in model.input_names if name in arrays}
 
 
+def _statistics(program: Program) -> frozenset[str]:
+    """Names of the constants that BatchNormalization moves."""
+    nodes = [node for node in program.nodes if node.op_type == "BatchNormalization"]
+    names = {name for node in nodes for name in node.inputs[3:5]}
+    return frozenset(names & program.constants.keys())
+
+
 def _to_tensor(array: Array) -> Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
@@ -204,10 +203,13 @@ def _compute(node: Node, run: Callable[..., Any], operands: list[Tensor | None])
         results = run(node, *operands)
     except PenstockError:
         raise
-    except _TORCH_ERRORS as error:
+    except Exception as error:  # torch raises what it likes on shapes and types that do not fit
         first = str(error).strip().partition("\n")[0][:300]
         raise InvalidArgument(f"'{node.outputs[0]}' ({node.op_type}) cannot be computed: {first}") from error
-    return results if isinstance(results, tuple) else (results,)
+    results = results if isinstance(results, tuple) else (results,)
+    if len(results) < len(node.outputs):
+        raise node.unsupported("its further outputs")
+    return results
 
 
 def _write(name: str, tensor: TensorProto, value: Tensor) -> None:

@@ -12,6 +12,8 @@ def batch_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean
 
     A batch with one value per channel has no variance and is normalised by the running statistics.
     """
+    if node.get("training_mode", 0):
+        raise node.unsupported("statistics of the batch at inference")
     norms = node.norms
     share = 1 - node.get("momentum", 0.9) if norms.share is None else norms.share
     from_batch = norms.from_batch and x.numel() > x.shape[1]
