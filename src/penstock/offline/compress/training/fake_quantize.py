@@ -43,7 +43,7 @@ class FakeQuantization:
     """Puts hooks on the constants of ``model``, an INT8 graph in QDQ form, that start at exactly what they hold."""
 
     def __init__(
-        self, model: TrainableModel, floats: Mapping[str, Array], data: Dataset, scale_rate: float = 10.0
+        self, model: TrainableModel, floats: Mapping[str, Array], data: Dataset, scale_rate: float = 100.0
     ) -> None:
         """``floats`` are the FP32 weights that the integers were made of, by the name of the integers or that without
         ``_quantized``; a weight that is not among them, or does not round to its integers, starts from these.
