@@ -1,11 +1,12 @@
-"""Data without a network: scikit-learn's digits, characters rendered from installed fonts, the standard library's docstrings;
-and a user's MNIST folder, where there is one.
+"""Data without a network: scikit-learn's digits, characters rendered from installed fonts, text of the standard library; and a
+user's MNIST folder, where there is one.
 
 Every set is split once by a fixed seed, or as it came, into samples to train, to calibrate (part of the former) and to test on.
 """
 
 from __future__ import annotations
 
+import encodings
 import functools
 import gzip
 import importlib
@@ -13,6 +14,7 @@ import inspect
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from pydoc_data import topics
 from types import ModuleType
 from typing import NamedTuple
 
@@ -27,14 +29,14 @@ from penstock.tensor import Array
 
 CALIBRATION = 100
 """Samples that calibration may look at, as few as people have."""
-TOKENS = 96
+TOKENS = 64
 """Characters of text in a sample."""
 _SEED = 0
 _FONTS = Path("/usr/share/fonts")
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_TEXTS = ("asyncio", "difflib", "doctest", "email", "http", "logging", "typing", "unittest")
-_WINDOWS = 420
-"""Most windows taken of one package, so that no class is much larger than another."""
+_PACKAGES = ("asyncio", "email", "http", "json", "logging", "unittest")
+_WINDOWS = 900
+"""Most windows taken of a kind of text, so that none is much larger than another."""
 
 
 class Split(NamedTuple):
@@ -84,17 +86,25 @@ def glyphs(count: int = 12_000) -> Split:
 
 
 @functools.cache
-def docstrings() -> Split:
-    """Text from the docstrings of eight packages of the standard library, to tell which: ``input`` int64 [N, 96], the codes of
-    characters below 128; windows do not overlap."""
-    windows, labels = [], []
-    for label, name in enumerate(_TEXTS):
-        text = "\n".join(_docstrings(importlib.import_module(name)))
+def texts() -> Split:
+    """What the standard library holds, by kind: code, docstrings, the language reference and tables of encodings. ``input`` int64
+    [N, 64], the codes of characters below 128; windows do not overlap."""
+    modules = [importlib.import_module(name) for name in _PACKAGES]
+    files = [file for module in modules for file in sorted(Path(module.__path__[0]).glob("*.py"))]
+    kinds = (
+        "".join(file.read_text() for file in files),
+        "\n".join(text for module in modules for text in _docstrings(module)),
+        "\n".join(topics.topics.values()),
+        "".join(file.read_text() for file in sorted(Path(encodings.__path__[0]).glob("cp*.py"))),
+    )
+    windows = []
+    rng = np.random.default_rng(_SEED)
+    for text in kinds:
         codes = np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int64)
-        found = codes[: len(codes) // TOKENS * TOKENS].reshape(-1, TOKENS)[:_WINDOWS]
-        windows.append(found)
-        labels += [label] * len(found)
-    return _split(np.concatenate(windows), np.array(labels), 0.25)
+        found = codes[: len(codes) // TOKENS * TOKENS].reshape(-1, TOKENS)
+        windows.append(rng.permutation(found)[:_WINDOWS])
+    labels = np.repeat(np.arange(len(windows)), [len(part) for part in windows])
+    return _split(np.concatenate(windows), labels, 0.25)
 
 
 def mnist(folder: Path) -> Split:

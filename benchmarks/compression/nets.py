@@ -97,7 +97,7 @@ def mlp() -> Artifact:
 
 
 def encoder() -> Artifact:
-    """Two transformer layers of width 64 over characters, their mean, eight classes."""
+    """Two transformer layers of width 64 over characters, their mean, four classes."""
     net, width = Net(), 64
     x = net.op("Gather", net.normal(0.5, 128, width), "input")
     x = net.op("Add", x, net.normal(0.5, TOKENS, width))
@@ -106,7 +106,7 @@ def encoder() -> Artifact:
         inner = net.gelu(net.linear(x, width, 4 * width))
         x = net.layer_norm(net.op("Add", x, net.linear(inner, 4 * width, width)), width)
     mean = net.op("ReduceMean", x, axes=[1], keepdims=0)
-    return net.artifact(net.gemm(mean, width, 8), [TOKENS], [8], TensorProto.INT64)
+    return net.artifact(net.gemm(mean, width, 4), [TOKENS], [4], TensorProto.INT64)
 
 
 def autoencoder() -> Artifact:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.offline.compress.training.fit import FitOptions, Loss, fit
-from penstock.offline.compress.training.trainable import TrainableModel
-
 from benchmarks.compression import data, nets
 from benchmarks.compression.data import Split
 from penstock.artifact import Artifact, sha256
 from penstock.engines.registry import get_engine
+from penstock.offline.compress.training.fit import FitOptions, Loss, fit
 from penstock.offline.compress.training.torch import Tensor, functional, torch
+from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import answers, make_judge
 
@@ -37,7 +36,7 @@ TASKS: dict[str, Task] = {
     "depthwise": Task(nets.depthwise, data.digits, FitOptions(epochs=40, learning_rate=3e-3)),
     "residual": Task(nets.residual, data.digits, FitOptions(epochs=25, learning_rate=2e-3)),
     "MLP": Task(nets.mlp, data.digits, FitOptions(epochs=40, learning_rate=3e-3)),
-    "encoder": Task(nets.encoder, data.docstrings, FitOptions(epochs=25, learning_rate=1e-3, weight_decay=0.1)),
+    "encoder": Task(nets.encoder, data.texts, FitOptions(epochs=10, learning_rate=2e-3, weight_decay=0.1)),
     "autoencoder": Task(nets.autoencoder, data.patterns, FitOptions(epochs=80, learning_rate=3e-3)),
     "LeNet-300-100": Task(nets.lenet_300_100, data.digits28, FitOptions(epochs=30, learning_rate=1e-3)),
     "LeNet-5": Task(nets.lenet_5, data.digits28, FitOptions(epochs=15, learning_rate=1e-3)),
