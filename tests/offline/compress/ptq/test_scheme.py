@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from penstock.offline.compress.ptq.scheme import integer_scheme
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.resources import MachineFacts
 from penstock.tensor import DataType
 
@@ -32,3 +33,13 @@ def test_scheme_by_instruction_set(
     assert scheme.reduce_range is reduce_range
     assert not scheme.symmetric
     assert scheme.reason
+
+
+def test_scale_and_zero_point_of_a_range() -> None:
+    affine = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
+    scale, zero = affine.parameters(np.array([-1.0, 0.0, 0.0]), np.array([3.0, 2.55, 0.0]))
+    np.testing.assert_allclose(scale, [4 / 255, 0.01, 1.0])
+    assert zero.tolist() == [64, 0, 0]
+    symmetric = IntegerScheme(DataType.INT8, DataType.INT8, False, "test", symmetric=True)
+    scale, zero = symmetric.parameters(np.array(-2.54), np.array(2.54))
+    assert (float(scale), float(zero)) == (pytest.approx(0.02), 0)

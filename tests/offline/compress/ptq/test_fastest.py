@@ -1,0 +1,54 @@
+"""Placements by the stopwatch: all of them, ranked, and ready to use. No assertion depends on how fast this machine is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import networks
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidArgument
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.fastest import FastestOptions, candidate_schemes, fastest_placement
+from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.dataset import make_dataset
+from penstock.resources import MachineFacts, machine_facts
+from penstock.tensor import DataType
+
+DATA = make_dataset({"x": networks.images(8)}, None)
+QUICK = FastestOptions(budget_s=0.05)
+
+
+def test_every_placement_and_scheme_is_ranked() -> None:
+    artifact = networks.cnn(8)
+    timed = fastest_placement(artifact, collect(artifact, DATA.inputs), DATA, candidate_schemes(machine_facts()), QUICK)
+    assert len(timed) == 4
+    assert [one.p50_ms for one in timed] == sorted(one.p50_ms for one in timed)
+    assert {(one.placement, one.scheme.activation) for one in timed} == {
+        (placement, activation) for placement in Placement for activation in (DataType.UINT8, DataType.INT8)
+    }
+    for one in timed:
+        assert one.speedup.low <= one.speedup.value <= one.speedup.high
+        assert get_engine("onnxruntime").load(one.artifact, {}).forward(DATA.rows(0, 1))["y"].shape == (1, 10)
+
+
+def test_what_is_written_the_same_is_timed_once() -> None:
+    artifact, x = networks.mlp(), np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    data = make_dataset({"x": x}, None)
+    schemes = candidate_schemes(machine_facts())[:1]
+    timed = fastest_placement(artifact, collect(artifact, data.inputs), data, schemes * 2, QUICK)
+    assert len({one.artifact.digest for one in timed}) == len(timed) == 1
+
+
+def test_fixed_batch_and_no_schemes() -> None:
+    artifact = networks.cnn(8, batch=2)
+    statistics = collect(artifact, DATA.inputs)
+    assert fastest_placement(artifact, statistics, DATA, candidate_schemes(machine_facts())[:1], QUICK)
+    with pytest.raises(InvalidArgument, match="no integer schemes"):
+        fastest_placement(artifact, statistics, DATA, [], QUICK)
+
+
+@pytest.mark.parametrize("isa", [("avx2",), ("avx512_vnni",)])
+def test_no_scheme_saturates(isa: tuple[str, ...]) -> None:
+    machine = MachineFacts("cpu", "x86_64", isa, 1, 0, 1, "Linux", "3.11")
+    assert [one.reduce_range for one in candidate_schemes(machine)] == [isa == ("avx2",)] * 2
