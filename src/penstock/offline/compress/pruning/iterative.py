@@ -89,6 +89,8 @@ def prune_iteratively(
     """
     options = options or IterativeOptions()
     options.retrain.check()
+    # A goal that the rule refuses is refused now, not at the last level.
+    options.goal.rule.masks(prunable_weights(load_model(artifact), options.goal))
     if held_out is None:
         data, held_out = split(artifact, data)
     run = _Run(artifact, data, HeldOut(artifact, held_out, options.retrain.threads), options, folder)
