@@ -16,6 +16,7 @@ from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.offline.dataset import Dataset, check_dataset
 from penstock.offline.optimize.model import read_proto
+from penstock.perf.measure import repeat_rows
 from penstock.tensor import Array, DataType
 
 Progress = Callable[[int, int], None]
@@ -52,6 +53,8 @@ class Taps:
         loaded.unload()
         self.data = check_dataset(data.inputs, signature)
         self.batch_size = batch_size if signature.batchable else signature.smallest_batch
+        self.batchable = signature.batchable
+        """Whether a call takes any number of samples, or exactly ``batch_size``."""
         self._smallest = signature.smallest_batch
 
     def run(self, names: Sequence[str], progress: Progress = no_progress) -> Iterator[tuple[str, Array]]:
@@ -73,6 +76,13 @@ class Taps:
                     yield name, array
                 progress(number * len(starts) + done, len(groups) * len(starts))
             model.unload()
+
+    def shapes(self, names: Sequence[str], rows: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of those tensors in a call of ``rows`` samples, or of as many as a call takes."""
+        model = self._load(list(dict.fromkeys(names)))
+        outputs = model.forward(repeat_rows(self.data.inputs, rows if self.batchable else self.batch_size))
+        model.unload()
+        return {name: array.shape for name, array in outputs.items()}
 
     def _groups(self, names: list[str]) -> list[list[str]]:
         if not names:

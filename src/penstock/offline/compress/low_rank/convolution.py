@@ -1,0 +1,137 @@
+"""Convolutions as two or three thinner ones. Weights are (outputs, inputs, *kernel), strides and pads belong to ``layers.py``.
+
+CHANNEL  the whole kernel to r channels, then 1×1: principal components of the results (Zhang et al. 2015, §3.1)
+SPATIAL  a column of the kernel to r channels, then a row (M. Jaderberg et al., "Speeding up Convolutional Neural Networks with
+         Low Rank Expansions", 2014, scheme 2)
+TUCKER   1×1 to fewer channels, the kernel among them, 1×1 back (Y.-D. Kim et al., "Compression of Deep Convolutional Neural
+         Networks for Fast and Low Power Mobile Applications", 2016)
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import numpy as np
+
+from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Split, descending
+from penstock.tensor import Array
+
+_SWEEPS = 5
+
+
+class Form(enum.Enum):
+    """How a layer is split. A matrix product has CHANNEL only."""
+
+    CHANNEL = "channel"
+    SPATIAL = "spatial"
+    TUCKER = "tucker"
+
+
+def forms(kernel: tuple[int, ...]) -> tuple[Form, ...]:
+    """The ways to split a layer with that kernel, () being a matrix product."""
+    if math.prod(kernel) == 1:
+        return (Form.CHANNEL,)
+    return tuple(Form) if len(kernel) == 2 and min(kernel) > 1 else (Form.CHANNEL, Form.TUCKER)
+
+
+def products(shape: tuple[int, ...], form: Form | None, ranks: tuple[int, ...] = ()) -> int:
+    """Multiplications for one place of the result, at stride 1; of the whole layer if ``form`` is None."""
+    outputs, inputs, *kernel = shape
+    places = math.prod(kernel)
+    match form:
+        case None:
+            return outputs * inputs * places
+        case Form.CHANNEL:
+            return ranks[0] * (inputs * places + outputs)
+        case Form.SPATIAL:
+            return ranks[0] * (inputs * kernel[0] + outputs * kernel[1])
+        case Form.TUCKER:
+            return inputs * ranks[0] + ranks[0] * places * ranks[1] + ranks[1] * outputs
+
+
+def rank_choices(shape: tuple[int, ...], form: Form, count: int = 8) -> list[tuple[int, ...]]:
+    """Up to ``count`` ranks that multiply less than the whole layer, ascending, in multiples of 16, or 8 in narrow layers."""
+    outputs, inputs, *_ = shape
+    dense = products(shape, None)
+    found: list[tuple[int, ...]]
+    if form is Form.TUCKER:
+        shares = [(at + 1) / (count + 1) for at in range(count)]
+        found = [(_multiple(inputs * share, inputs), _multiple(outputs * share, outputs)) for share in shares]
+    else:
+        most = dense / products(shape, form, (1,))
+        found = [(_multiple(most * (at + 1) / (count + 1), most),) for at in range(count)]
+    return sorted({ranks for ranks in found if products(shape, form, ranks) < dense})
+
+
+def spatial(weight: Array, inputs: Moments | None) -> Decomposition:
+    """Decompose a weight (outputs, inputs, height, width) into columns and rows of its kernel, for ``spatial_split``.
+
+    Errors are those of the weights, weighed by how much the input channels carry and go together.
+    """
+    outputs, channels, height, width = weight.shape
+    matrix = weight.astype(np.float64).transpose(0, 3, 1, 2)
+    weighed = np.einsum("oxcy,cd->oxdy", matrix, _root(inputs, channels)).reshape(outputs * width, -1)
+    carried, left = descending(weighed @ weighed.T)
+    return Decomposition(left, left.T @ matrix.reshape(outputs * width, channels * height), carried, None, None)
+
+
+def spatial_split(found: Decomposition, rank: int, shape: tuple[int, ...]) -> Split:
+    """Factors (rank, inputs, height, 1) and (outputs, rank, 1, width) of a weight of ``shape``."""
+    outputs, channels, height, width = shape
+    columns, rows = found.at(rank).factors
+    return Split(
+        (
+            columns.reshape(rank, channels, height, 1),
+            rows.reshape(outputs, width, rank).transpose(0, 2, 1)[:, :, None, :],
+        )
+    )
+
+
+def tucker(
+    weight: Array, ranks: tuple[int, int], inputs: Moments | None, results: Moments | None
+) -> tuple[Split, float]:
+    """Factors (q, inputs, 1…), (p, q, *kernel) and (outputs, p, 1…) for ``ranks`` (q, p), and the error as in ``spatial``.
+
+    The higher-order SVD, then sweeps that improve one side given the other (L. De Lathauwer et al., "On the Best Rank-1 and
+    Rank-(R1, …, RN) Approximation of Higher-Order Tensors", 2000). With data the results' side is that of their principal
+    components, and the inputs' side the best for it.
+    """
+    outputs, channels, *kernel = weight.shape
+    ones = (1,) * len(kernel)
+    root = _root(inputs, channels)
+    whole = np.einsum("ock,cd->odk", weight.reshape(outputs, channels, -1), root)
+    before = _leading(whole.transpose(1, 0, 2), ranks[0])
+    after = _leading(whole, ranks[1])
+    if results is not None:
+        after = descending(results.second)[1][:, : ranks[1]]
+    for _ in range(_SWEEPS):
+        before = _leading(np.einsum("odk,op->dpk", whole, after), ranks[0])
+        if results is not None:
+            break
+        after = _leading(np.einsum("odk,dq->oqk", whole, before), ranks[1])
+    core = np.einsum("odk,op,dq->pqk", whole, after, before, optimize=True)
+    first = np.linalg.solve(root.T, before).T.reshape(ranks[0], channels, *ones)
+    energy = float((whole * whole).sum())
+    error = np.sqrt(max(0.0, energy - float((core * core).sum())) / max(energy, 1e-300))
+    last = after.reshape(outputs, ranks[1], *ones)
+    return Split((first, core.reshape(ranks[1], ranks[0], *kernel), last)), float(error)
+
+
+def _root(inputs: Moments | None, channels: int) -> Array:
+    """Lower triangular L with L Lᵀ = E[xxᵀ] of the channels, and some of the identity; the identity without data."""
+    if inputs is None or not np.trace(inputs.second) > 0:
+        return np.eye(channels)
+    second = inputs.second
+    return np.linalg.cholesky(second + 1e-3 * np.trace(second) / channels * np.eye(channels))
+
+
+def _leading(unfolded: Array, rank: int) -> Array:
+    """The leading ``rank`` left singular vectors of an array whose first axis is unfolded against the others."""
+    matrix = unfolded.reshape(len(unfolded), -1)
+    return descending(matrix @ matrix.T)[1][:, :rank]
+
+
+def _multiple(value: float, most: float) -> int:
+    step = 16 if most >= 64 else 8
+    return max(step, round(value / step) * step)

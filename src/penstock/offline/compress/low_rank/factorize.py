@@ -1,0 +1,325 @@
+"""A model whose heavy layers are split into thinner ones, as thin as an error of the outputs allows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from penstock.artifact import Artifact
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidArgument, Unsupported
+from penstock.offline.compress.low_rank import convolution, rank_choice
+from penstock.offline.compress.low_rank.convolution import Form
+from penstock.offline.compress.low_rank.layers import Layer, layers, replace
+from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Split, decompose
+from penstock.offline.compress.low_rank.rank_choice import Choice
+from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
+from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.optimize.model import read_proto, to_bytes
+from penstock.offline.tune.accuracy import Outputs, answers, sample_errors
+from penstock.perf.measure import feed, interleave, repeat_rows
+
+Accept = Callable[[Artifact], bool]
+Assignment = Mapping[str, Way]
+"""How to run each layer, by name; those left out stay whole."""
+
+_ROWS = 4096
+"""Rows of a tensor of one batch that count towards its moments, evenly spaced: neighbouring pixels say much the same."""
+_MODEL_SECONDS = 1.0
+
+
+class FactorizeOptions(msgspec.Struct, frozen=True):
+    """How to split layers."""
+
+    max_error: float = 0.05
+    """Mean relative error of the outputs on the data, 0 to 1, up to which layers are made thinner."""
+    target_speedup: float | None = None
+    """Stop as soon as the times of the layers promise this much for the whole model."""
+    rank: int | None = None
+    """This rank for every matrix product and no choice, no timing; layers that it would not make cheaper stay whole."""
+    forms: tuple[str, ...] = ("channel", "spatial", "tucker")
+    """The ways to split a convolution that may be chosen; matrix products know "channel" only."""
+    aware: bool = True
+    """By the data's moments: the least change of results. Otherwise of weights."""
+    min_ms: float = 0.05
+    """Layers that take less are left alone: a second call costs as much as it saves."""
+    rows: int = 1
+    """Samples in one call, as the model will be served."""
+    samples: int = 64
+    """Samples on which errors of the outputs are measured, the last of the data; all others give the moments, if there are more."""
+    batch_size: int = 32
+    threads: int = 1
+
+
+_DEFAULTS = FactorizeOptions()
+
+
+def factorize(
+    artifact: Artifact,
+    data: Dataset,
+    options: FactorizeOptions = _DEFAULTS,
+    *,
+    accept: Accept | None = None,
+    progress: Progress = no_progress,
+) -> Artifact:
+    """``artifact`` (FP32) with Gemm, MatMul and Conv split wherever that saves measured time within ``max_error``.
+
+    ``accept`` decides in place of ``max_error``. The choice rests on times taken here; the facts hold them, and whoever gives a
+    ``rank`` gets the same bytes for the same arguments. Fine-tuning afterwards wins back accuracy: ``training.distill.recover``.
+    Raises Unsupported if no layer can be split or none becomes faster, InvalidArgument for a ``rank`` from which no layer gains,
+    InvalidData if the data do not fit.
+    """
+    factory = _Factory(artifact, data, options, progress)
+    if options.rank is not None:
+        assignment = factory.at_rank(options.rank)
+        facts: dict[str, Any] = {}
+    else:
+        assignment, facts = factory.choose(accept)
+    found = factory.build(assignment)
+    facts |= {
+        "error": factory.error(found),
+        "layers": {name: factory.describe(name, way) for name, way in assignment.items()},
+    }
+    asked = {**msgspec.structs.asdict(options), "data": data.digest}
+    return artifact.derive(found.data, "factorize", asked, facts)
+
+
+class _Factory:
+    """One model, what its layers see, and models made of it."""
+
+    def __init__(self, artifact: Artifact, data: Dataset, options: FactorizeOptions, progress: Progress) -> None:
+        self._proto = read_proto(artifact)
+        self._options = options
+        self.layers = {layer.name: layer for layer in layers(self._model())}
+        if not self.layers:
+            raise Unsupported(
+                "the model has no layer to split", "low rank needs Gemm, MatMul or Conv with constant FP32 weights"
+            )
+        self._artifact = artifact
+        self._taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
+        fit, self._held_out = _parts(data, options.samples, 1 if self._taps.batchable else self._taps.batch_size)
+        self._reference = self._answers(artifact)
+        self._results: dict[str, Moments] = {}
+        self._sources: dict[str, Moments] = {}
+        self._decompositions: dict[tuple[str, Form], Decomposition] = {}
+        self._errors: dict[tuple[str, Way], float] = {}
+        if options.aware:
+            self._observe(Taps(artifact, fit, batch_size=options.batch_size, threads=options.threads), progress)
+
+    def at_rank(self, rank: int) -> dict[str, Way]:
+        way: Way = (Form.CHANNEL, (rank,))
+        products = {name: layer for name, layer in self.layers.items() if not layer.kernel}
+        gains = {name: way for name, layer in products.items() if 0 < rank < break_even(layer.weight.shape)}
+        if not gains:
+            limits = {name: round(break_even(layer.weight.shape), 1) for name, layer in products.items()}
+            raise InvalidArgument(f"rank {rank} makes no product cheaper", f"give less than mn / (m + n): {limits}")
+        return gains
+
+    def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
+        """The furthest way along the path of cheapest steps that is accepted, and what it promises."""
+        times, whole_ms = self._times()
+        names = list(times)
+        options = [rank_choice.frontier(self._choices(name, times[name])) for name in names]
+        if not any(len(choices) > 1 for choices in options):
+            raise Unsupported("no layer becomes faster by being split", "give a larger model, or more rows in a call")
+        stops = rank_choice.path(options)
+
+        def chosen(stop: int) -> list[Choice]:
+            return [choices[at] for choices, at in zip(options, stops[stop], strict=True)]
+
+        def assignment(stop: int) -> dict[str, Way]:
+            return {
+                name: (at.form, at.ranks) for name, at in zip(names, chosen(stop), strict=True) if at.form is not None
+            }
+
+        def promised(stop: int) -> float:
+            saved = sum(choices[0].ms - at.ms for choices, at in zip(options, chosen(stop), strict=True))
+            return whole_ms / max(whole_ms - saved, 1e-6)
+
+        enough = self._options.target_speedup or float("inf")
+        count = next((stop + 1 for stop in range(len(stops)) if promised(stop) >= enough), len(stops))
+
+        def accepted(stop: int) -> bool:
+            found = self.build(assignment(stop))
+            return accept(found) if accept is not None else self.error(found) <= self._options.max_error
+
+        stop = rank_choice.furthest(count, accepted)
+        facts = {"promised_speedup": round(promised(stop), 3), "ms": whole_ms, "stop": [stop, count - 1]}
+        return assignment(stop), facts | {"table": _table(times)}
+
+    def build(self, assignment: Assignment) -> Artifact:
+        """The model with those layers split."""
+        model = self._model()
+        here = {layer.name: layer for layer in layers(model)}
+        for name, (form, ranks) in assignment.items():
+            if form is not None:
+                replace(here[name], form, self._split(name, form, ranks))
+        return Artifact.from_bytes(to_bytes(model))
+
+    def error(self, found: Artifact) -> float:
+        """Mean relative error of the outputs on the samples held out."""
+        return float(sample_errors(self._reference, self._answers(found)).mean())
+
+    def describe(self, name: str, way: Way) -> dict[str, Any]:
+        form, ranks = way
+        assert form is not None
+        layer = self.layers[name]
+        weights = sum(factor.size for factor in self._split(name, form, ranks).factors)
+        return {
+            "form": form.value,
+            "ranks": list(ranks),
+            "shape": list(layer.weight.shape),
+            "weights": round(weights / layer.weight.size, 4),
+            "error": round(self._error(name, form, ranks), 6),
+        }
+
+    def _choices(self, name: str, times: Mapping[Way, float]) -> list[Choice]:
+        """All that was timed, with errors: the layer's own, and for each form one model shows what it does to the outputs."""
+        found = [Choice(times[WHOLE], 0.0)]
+        for form in dict.fromkeys(form for form, _ in times if form is not None):
+            ways = [way for way in times if way[0] is form and times[way] < times[WHOLE]]
+            if not ways:
+                continue
+            probe = ways[len(ways) // 2]
+            local = max(self._error(name, form, probe[1]), 1e-9)
+            gain = (self.error(self.build({name: probe})) / local) ** 2
+            found += [Choice(times[way], gain * self._error(name, form, way[1]) ** 2, *way) for way in ways]
+        return found
+
+    def _times(self) -> tuple[dict[str, dict[Way, float]], float]:
+        """Milliseconds of every way to run each layer that is worth it, once for each distinct shape, and of the whole model."""
+        shapes = self._taps.shapes([layer.source for layer in self.layers.values()], self._options.rows)
+        known: dict[tuple[Any, ...], dict[Way, float]] = {}
+        found: dict[str, dict[Way, float]] = {}
+        for name, layer in self.layers.items():
+            key = (layer.node.op_type, str(layer.node.attributes), layer.weight.shape, shapes[layer.source])
+            if key not in known:
+                known[key] = self._measure(layer, shapes[layer.source])
+            if len(known[key]) > 1:
+                found[name] = known[key]
+        if not found:
+            raise Unsupported(
+                f"no layer that can be split takes {self._options.min_ms} ms",
+                "it pays in larger layers; or lower min_ms",
+            )
+        rows = self._options.rows if self._taps.batchable else self._taps.batch_size
+        with _loaded(self._artifact, self._options.threads) as model:
+            run = feed(model, repeat_rows(self._taps.data.inputs, rows))
+            return found, interleave({"": run}, _MODEL_SECONDS)[""].p50_ms
+
+    def _measure(self, layer: Layer, shape: tuple[int, ...]) -> dict[Way, float]:
+        whole = measure(layer, shape, [WHOLE], self._options.threads)
+        if whole[WHOLE] < self._options.min_ms:
+            return whole
+        ways: list[Way] = [WHOLE]
+        for form in convolution.forms(layer.kernel):
+            if not layer.kernel or form.value in self._options.forms:
+                ways += [(form, ranks) for ranks in convolution.rank_choices(layer.weight.shape, form)]
+        return measure(layer, shape, ways, self._options.threads)
+
+    def _observe(self, taps: Taps, progress: Progress) -> None:
+        """Moments of the results, or of what is read where that has fewer channels; of both for the kernels of convolutions."""
+        for layer in self.layers.values():
+            outputs, inputs, *kernel = layer.weight.shape
+            if kernel or outputs <= inputs:
+                self._results[layer.name] = Moments(outputs)
+            if kernel or outputs > inputs:
+                self._sources[layer.source] = Moments(inputs)
+        axes = {layer.source: layer.axis for layer in self.layers.values()}
+        axes |= {layer.name: layer.axis for layer in self.layers.values()}
+        for name, array in taps.run([*self._sources, *self._results], progress):
+            rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
+            rows = rows[:: max(1, len(rows) // _ROWS)]
+            if name in self._sources:
+                self._sources[name].update(rows)
+            if name in self._results:
+                bias = self.layers[name].bias
+                self._results[name].update(rows if bias is None else rows - bias)
+
+    def _decomposition(self, name: str, form: Form) -> Decomposition:
+        if (name, form) not in self._decompositions:
+            layer = self.layers[name]
+            outputs, inputs, *kernel = layer.weight.shape
+            if form is Form.SPATIAL:
+                found = convolution.spatial(layer.weight, self._sources.get(layer.source))
+            else:
+                of_results = bool(kernel) or outputs <= inputs
+                moments = self._results.get(name) if of_results else self._sources.get(layer.source)
+                matrix = layer.weight.reshape(outputs, -1)
+                found = decompose(matrix, moments, of_results=of_results, centred=layer.bias is not None)
+            self._decompositions[name, form] = found
+        return self._decompositions[name, form]
+
+    def _split(self, name: str, form: Form, ranks: tuple[int, ...]) -> Split:
+        layer = self.layers[name]
+        match form:
+            case Form.CHANNEL:
+                return self._decomposition(name, form).at(ranks[0], layer.kernel)
+            case Form.SPATIAL:
+                return convolution.spatial_split(self._decomposition(name, form), ranks[0], layer.weight.shape)
+            case Form.TUCKER:
+                return self._tucker(name, ranks)[0]
+
+    def _tucker(self, name: str, ranks: tuple[int, ...]) -> tuple[Split, float]:
+        layer = self.layers[name]
+        moments = self._sources.get(layer.source), self._results.get(name)
+        return convolution.tucker(layer.weight, (ranks[0], ranks[1]), *moments)
+
+    def _error(self, name: str, form: Form, ranks: tuple[int, ...]) -> float:
+        """Relative error of the layer's results, estimated from moments; of its weights without."""
+        key = (name, (form, ranks))
+        if key not in self._errors:
+            tucker = form is Form.TUCKER
+            self._errors[key] = (
+                self._tucker(name, ranks)[1] if tucker else self._decomposition(name, form).error(ranks[0])
+            )
+        return self._errors[key]
+
+    def _model(self) -> ir.Model:
+        model: ir.Model = ir.from_proto(self._proto)
+        return model
+
+    def _answers(self, artifact: Artifact) -> Outputs:
+        with _loaded(artifact, self._options.threads) as model:
+            return answers(model, self._held_out, self._options.batch_size)
+
+
+def break_even(shape: tuple[int, ...]) -> float:
+    """The rank from which two products of an (outputs, inputs) weight multiply as much as one."""
+    return shape[0] * shape[1] / (shape[0] + shape[1])
+
+
+def _parts(data: Dataset, samples: int, multiple: int) -> tuple[Dataset, Dataset]:
+    """Samples to take moments of, and the last ``samples`` to judge by; the same where there are too few for both."""
+    held_out = max(multiple, samples - samples % multiple)
+    if data.count < 2 * held_out:
+        return data, make_dataset(data.rows(0, min(data.count, held_out)), None)
+    return make_dataset(data.rows(0, data.count - held_out), None), make_dataset(
+        data.rows(data.count - held_out, data.count), None
+    )
+
+
+@contextlib.contextmanager
+def _loaded(artifact: Artifact, threads: int) -> Iterator[LoadedModel]:
+    model = get_engine("onnxruntime").load(artifact, {"threads": threads})
+    try:
+        yield model
+    finally:
+        model.unload()
+
+
+def _table(times: Mapping[str, Mapping[Way, float]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            " ".join([form.value if form else "whole", *map(str, ranks)]): round(ms, 5)
+            for (form, ranks), ms in ways.items()
+        }
+        for name, ways in times.items()
+    }

@@ -1,0 +1,155 @@
+"""The layers of a graph that can be split, and what takes their place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from penstock.artifact import Artifact
+from penstock.offline.compress.low_rank.convolution import Form
+from penstock.offline.compress.low_rank.matrix import Split
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import read_linear
+from penstock.offline.optimize.model import to_bytes
+from penstock.tensor import Array
+
+_NARROW = 64
+"""A 1×1 convolution of fewer channels than this costs too little for two to be faster."""
+_OPSET = 17
+
+
+class Layer(NamedTuple):
+    """A Gemm, MatMul or Conv with constant FP32 weights."""
+
+    node: ir.Node
+    weight: Array
+    """FP32, (outputs, inputs, *kernel)."""
+    bias: Array | None
+    """FP64, one a channel; None where the node cannot have one."""
+
+    @property
+    def name(self) -> str:
+        """Of the tensor that it writes."""
+        return f"{self.node.outputs[0].name}"
+
+    @property
+    def source(self) -> str:
+        """The tensor that it reads."""
+        return f"{_source(self.node).name}"
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return tuple(self.weight.shape[2:])
+
+    @property
+    def axis(self) -> int:
+        """Of the channels, in what it reads and writes."""
+        return 1 if self.kernel else -1
+
+
+def layers(model: ir.Model) -> list[Layer]:
+    """The layers that can be split, in order: not grouped, not 1×1 on few channels, weights of more than one row and column."""
+    found = (read_layer(node) for node in graph.plain_nodes(model))
+    return [layer for layer in found if layer is not None]
+
+
+def read_layer(node: ir.Node) -> Layer | None:
+    value = graph.input_of(node, 1)
+    weight = graph.constant(value)
+    if weight is None or value is None or value.dtype != ir.DataType.FLOAT or graph.is_constant(node.inputs[0]):
+        return None
+    if weight.ndim < 2 or min(weight.shape[:2]) < 2:
+        return None
+    if node.op_type == "MatMul":
+        return Layer(node, weight.T, None) if weight.ndim == 2 else None
+    linear = read_linear(node)
+    if linear is None or graph.int_attribute(node, "transA", 0) or graph.int_attribute(node, "group", 1) != 1:
+        return None
+    if node.op_type == "Gemm":
+        weight = weight if graph.int_attribute(node, "transB", 0) else weight.T
+        return Layer(node, weight * np.float32(graph.float_attribute(node, "alpha", 1.0)), linear.bias)
+    narrow = math.prod(weight.shape[2:]) == 1 and min(weight.shape[:2]) < _NARROW
+    return Layer(node, weight, linear.bias) if node.op_type == "Conv" and not narrow else None
+
+
+def replace(layer: Layer, form: Form, split: Split) -> None:
+    """Put the factors in the place of ``layer`` in its graph."""
+    owner, output = layer.node.graph, layer.node.outputs[0]
+    assert isinstance(owner, ir.Graph)
+    nodes = _chain(owner, layer, form, split, _source(layer.node))
+    result = nodes[-1].outputs[0]
+    name, output.name = output.name, None
+    result.name, result.type, result.shape = name, output.type, output.shape
+    owner.insert_before(layer.node, nodes)
+    output.replace_all_uses_with(result, replace_graph_outputs=True)
+    values = [value for value in layer.node.inputs[1:] if value is not None]
+    owner.remove(layer.node, safe=True)
+    for value in values:
+        if value.is_initializer() and not graph.is_used(value):
+            owner.initializers.pop(f"{value.name}", None)
+
+
+def alone(layer: Layer, form: Form | None, factors: Sequence[Array], shape: Sequence[int]) -> Artifact:
+    """A model of ``layer`` split into ``factors``, or whole, and nothing else: x of ``shape`` to y."""
+    rank = len(layer.weight.shape) if layer.kernel else len(shape)
+    source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(list(shape)))
+    owner = ir.Graph([source], [], nodes=[], opset_imports={"": _OPSET}, name="layer")
+    nodes = _chain(owner, layer, form, Split(tuple(factors)), source)
+    owner.extend(nodes)
+    result = nodes[-1].outputs[0]
+    result.name, result.type, result.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([None] * rank)
+    owner.outputs.append(result)
+    return Artifact.from_bytes(to_bytes(ir.Model(owner, ir_version=8)))
+
+
+def _chain(owner: ir.Graph, layer: Layer, form: Form | None, split: Split, source: ir.Value) -> list[ir.Node]:
+    """Nodes that apply the factors to ``source`` one after the other, the bias with the last; their constants are in ``owner``."""
+    bias = layer.bias if split.shift is None or layer.bias is None else layer.bias + split.shift
+    nodes: list[ir.Node] = []
+    for number, (factor, owned) in enumerate(zip(split.factors, _owned(form, layer.kernel), strict=True)):
+        array = factor if layer.kernel else factor.T
+        inputs = [source, graph.add_constant(owner, array.astype(np.float32), f"{layer.name}_factor{number}")]
+        if number == len(split.factors) - 1 and bias is not None and bias.any():
+            inputs.append(graph.add_constant(owner, bias.astype(np.float32), f"{layer.name}_bias"))
+        attributes = _attributes(layer.node, factor.shape[2:], owned) if layer.kernel else []
+        node = ir.Node("", layer.node.op_type, inputs, attributes, num_outputs=1, name=f"{layer.name}_factor{number}")
+        source = node.outputs[0]
+        source.name = f"{inputs[1].name}_result"
+        nodes.append(node)
+    return nodes
+
+
+def _owned(form: Form | None, kernel: tuple[int, ...]) -> list[frozenset[int]]:
+    """For each factor, the axes of the kernel that are its own: their strides, pads and dilations go with it."""
+    everything, nothing = frozenset(range(len(kernel))), frozenset[int]()
+    return {
+        None: [everything],
+        Form.CHANNEL: [everything, nothing],
+        Form.SPATIAL: [frozenset({0}), frozenset({1})],
+        Form.TUCKER: [nothing, everything, nothing],
+    }[form]
+
+
+def _attributes(node: ir.Node, kernel: tuple[int, ...], owned: frozenset[int]) -> list[ir.Attr]:
+    rank = len(kernel)
+
+    def along(name: str, default: int, times: int = 1) -> ir.Attr:
+        given = graph.ints_attribute(node, name) or [default] * (rank * times)
+        return ir.AttrInt64s(name, [number if at % rank in owned else default for at, number in enumerate(given)])
+
+    attributes = [ir.AttrInt64s("kernel_shape", list(kernel)), along("strides", 1), along("dilations", 1)]
+    auto = node.attributes.get("auto_pad")
+    if auto is None or auto.as_string() == "NOTSET":
+        return [*attributes, along("pads", 0, times=2)]
+    # Along an axis of kernel 1 and stride 1 it pads nothing.
+    return [*attributes, ir.AttrString("auto_pad", auto.as_string())]
+
+
+def _source(node: ir.Node) -> ir.Value:
+    source = node.inputs[0]
+    assert source is not None
+    return source

@@ -1,0 +1,125 @@
+"""A matrix as the product of two thin ones, so that what comes out changes least.
+
+The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data are those of the singular value
+decomposition of W C^½ with C = E[xxᵀ] + λI, undone on the right. With U its left singular vectors that is Ŵ = U_r U_rᵀ W, and these
+are the eigenvectors of W C Wᵀ = E[(Wx)(Wx)ᵀ] + λ W Wᵀ: the principal components of the layer's results (X. Zhang et al.,
+"Accelerating Very Deep Convolutional Networks for Classification and Detection", 2015, §3.1). So the moments are taken on
+whichever side has fewer channels. Where a bias can take up the mean, x and Wx are centred first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.tensor import Array
+
+_RIDGE = 1e-4
+"""λ, such that the weights alone account for this share of the results' variance: directions that no sample took still count."""
+
+
+class Moments:
+    """Mean and second moments of rows, accumulated in FP64; 8 · channels² bytes."""
+
+    def __init__(self, channels: int) -> None:
+        self._sum = np.zeros(channels)
+        self._products = np.zeros((channels, channels))
+        self._count = 0
+
+    def update(self, rows: Array) -> None:
+        """Add ``rows``, shape (rows, channels)."""
+        rows = rows.astype(np.float64)
+        self._sum += rows.sum(axis=0)
+        self._products += rows.T @ rows
+        self._count += len(rows)
+
+    @property
+    def mean(self) -> Array:
+        return np.asarray(self._sum / max(1, self._count))
+
+    @property
+    def second(self) -> Array:
+        """E[xxᵀ]."""
+        return np.asarray(self._products / max(1, self._count))
+
+    @property
+    def covariance(self) -> Array:
+        return np.asarray(self.second - np.outer(self.mean, self.mean))
+
+
+class Split(NamedTuple):
+    """The factors of one layer."""
+
+    factors: tuple[Array, ...]
+    """In the order in which they are applied, each (outputs, inputs, *kernel)."""
+    shift: Array | None = None
+    """To be added to the last one's bias."""
+
+
+class Decomposition(NamedTuple):
+    """W at every rank: Ŵ = left[:, :r] @ right[:r], the columns in order of what they carry."""
+
+    left: Array
+    right: Array
+    carried: Array
+    """What each column carries of E‖Wx‖², descending; at least 0."""
+    mean: Array | None
+    """E[Wx], where a bias can take it up."""
+    projected: Array | None
+    """E[right x]."""
+
+    def at(self, rank: int, kernel: tuple[int, ...] = ()) -> Split:
+        """The factors of that rank, shapes (rank, inputs / prod(kernel), *kernel) and (outputs, rank, 1, …)."""
+        left, right = self.left[:, :rank], self.right[:rank]
+        # Both factors get ranges of one order, for the quantisation that may follow.
+        norms = np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1)
+        balance = np.sqrt(np.where(norms[1] > 0, norms[0] / np.maximum(norms[1], 1e-150), 1.0))
+        balance[balance == 0] = 1.0
+        first = (right * balance[:, None]).reshape(rank, -1, *kernel)
+        second = (left / balance).reshape(-1, rank, *(1 for _ in kernel))
+        if self.mean is None or self.projected is None:
+            return Split((first, second))
+        return Split((first, second), self.mean - left @ self.projected[:rank])
+
+    def error(self, rank: int) -> float:
+        """Relative error of the results at that rank: the root of the share that the other columns carry."""
+        return float(np.sqrt(self.carried[rank:].sum() / max(self.carried.sum(), 1e-300)))
+
+
+def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centred: bool) -> Decomposition:
+    """Decompose ``weight``, shape (outputs, inputs), by the ``moments`` of Wx if ``of_results``, else of x; by none, plainly.
+
+    ``centred``: the layer has a bias, which takes up the mean.
+    """
+    weight = weight.astype(np.float64)
+    energy = float((weight * weight).sum())
+    known = None if moments is None else moments.covariance if centred else moments.second
+    mean = moments.mean if moments is not None and centred else None
+    if of_results:
+        products = weight @ weight.T
+        if known is not None:
+            products = known + _ridge(float(np.trace(known)), energy) * products
+        carried, left = descending(products)
+        return Decomposition(left, left.T @ weight, carried, mean, None if mean is None else left.T @ mean)
+    inner = np.eye(weight.shape[1])
+    if known is not None:
+        total = float(((weight @ known) * weight).sum())
+        inner = known + _ridge(total, energy) * inner
+    root = np.linalg.cholesky(inner)
+    scaled = weight @ root
+    carried, columns = descending(scaled.T @ scaled)
+    right = np.linalg.solve(root.T, columns).T
+    results = (None, None) if mean is None else (weight @ mean, right @ mean)
+    return Decomposition(scaled @ columns, right, carried, *results)
+
+
+def _ridge(total: float, energy: float) -> float:
+    """λ; 1 for data that are all zero, which leaves the plain decomposition."""
+    return _RIDGE * total / energy if total > 0 and energy > 0 else 1.0
+
+
+def descending(symmetric: Array) -> tuple[Array, Array]:
+    """Eigenvalues, at least 0, and eigenvectors as columns, the largest first."""
+    values, vectors = np.linalg.eigh(symmetric)
+    return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
