@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import weakref
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import networks
 from networks import Network
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.errors import InvalidArgument, InvalidModel, Unsupported
+from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unsupported
+from penstock.offline.compress.training.operators import OPERATORS
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, reestimate_norms, to_tensors
 from penstock.offline.dataset import Dataset, make_dataset
@@ -383,6 +385,46 @@ def test_operators_without_an_implementation_are_all_named() -> None:
         TrainableModel(Artifact.from_bytes(proto.SerializeToString()))
     assert "Det (2), NonMaxSuppression (1), own.Magic (1)" in error.value.message
     assert "post-training quantisation" in error.value.hint
+
+
+def test_integers_are_written_rounded_and_within_their_range() -> None:
+    n = Network()
+    n.op("DequantizeLinear", n.weight(np.zeros(4, np.int32)), n.weight(np.float32(0.1)), name="d")
+    n.op("Add", "x", "d", name="y")
+    model = TrainableModel(n.artifact({"x": ["N", 4]}, {"y": ["N", 4]}))
+    model.weight_hooks["w0"] = lambda _: torch.tensor([1.4, -2.6, 2.0**31, -(2.0**40)])
+    written = _weights(model.to_artifact("t", {}, {}))["w0"]
+    assert written.dtype == np.int32
+    assert written.tolist() == [1, -3, 2**31 - 1, -(2**31)]
+
+
+def test_damaged_models_get_errors_of_ours() -> None:
+    """Bytes changed at random, operators swapped, dimensions and types made up: computed, or refused with a reason."""
+    draw = random.Random(0)
+    artifact, feeds = networks.attention(8), {"x": torch.ones(2, 5, 8)}
+    names = sorted(name for _, name in OPERATORS)
+    computed = refused = 0
+    for _ in range(300):
+        proto = _proto(artifact)
+        node, tensor = draw.choice(proto.graph.node), draw.choice(proto.graph.initializer)
+        kind = draw.randrange(4)
+        if kind == 0:
+            node.op_type = draw.choice(names)
+        elif kind == 1:
+            tensor.data_type = draw.randrange(60)
+        elif kind == 2:
+            tensor.dims[:] = [draw.choice([0, -1, 5, 8, 2**40]) for _ in tensor.dims]
+        data = bytearray(proto.SerializeToString())
+        if kind == 3:
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        try:
+            TrainableModel(Artifact.from_bytes(bytes(data)))(feeds)
+            computed += 1
+        except PenstockError as error:
+            assert error.message
+            refused += 1
+    assert computed > 50
+    assert refused > 50
 
 
 def test_old_opsets_and_odd_types_are_refused() -> None:

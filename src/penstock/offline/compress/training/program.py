@@ -13,7 +13,7 @@ from onnx import TensorProto, inliner, numpy_helper
 
 from penstock.errors import InvalidArgument, InvalidModel, Unsupported
 from penstock.offline.compress.training.operators import OPERATORS, Node, Norms
-from penstock.offline.compress.training.operators.elementwise import DTYPES
+from penstock.offline.compress.training.operators.elementwise import DTYPES, type_name
 from penstock.tensor import Array
 
 _OLDEST_OPSET = 9
@@ -141,7 +141,7 @@ def _refuse_operators(graph: onnx.GraphProto) -> None:
 
 def _array(tensor: TensorProto) -> Array:
     if tensor.data_type not in DTYPES:
-        kind = TensorProto.DataType.Name(tensor.data_type)
+        kind = type_name(tensor.data_type)
         raise Unsupported(f"'{tensor.name}' is of type {kind}, which cannot be trained with", _STILL_WORKS)
     try:
         return np.asarray(numpy_helper.to_array(tensor))

@@ -221,7 +221,9 @@ def _write(name: str, tensor: TensorProto, value: Tensor) -> None:
     if not torch.isfinite(value).all():
         raise InvalidModel(f"'{name}' is not finite: training diverged", "lower the learning rate")
     dtype = DTYPES[tensor.data_type]
-    value = value if dtype.is_floating_point else value.round()
+    if not dtype.is_floating_point:
+        bounds = torch.iinfo(dtype)
+        value = value.to(torch.float64).round().clamp(bounds.min, bounds.max)
     for field in ("float_data", "double_data", "int32_data", "int64_data"):
         tensor.ClearField(field)
     tensor.raw_data = value.to(dtype).reshape(-1).view(torch.uint8).numpy().tobytes()

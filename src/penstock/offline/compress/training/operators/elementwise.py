@@ -25,6 +25,12 @@ DTYPES = {
 }
 """The torch type of each ONNX type that can be held."""
 
+
+def type_name(kind: int) -> str:
+    """ONNX's name of a type; its number if there is none."""
+    return next((name for name, number in TensorProto.DataType.items() if number == kind), str(kind))
+
+
 table(
     {
         "Abs": torch.abs,
@@ -105,7 +111,7 @@ def cast(node: Node, x: Tensor, like: Tensor | None = None) -> Tensor:
     if like is not None:
         return x.to(like.dtype)
     if node.get("to") not in DTYPES:
-        raise node.unsupported(f"a cast to {TensorProto.DataType.Name(node.get('to'))}")
+        raise node.unsupported(f"a cast to {type_name(node.get('to'))}")
     return x.to(DTYPES[node.get("to")])
 
 
