@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +136,26 @@ def test_nan_in_a_tensor_without_samples_names_the_batch() -> None:
     x[9] = -1
     with pytest.raises(InvalidData, match="'total' becomes NaN or infinite in samples 5 to 9"):
         collect(model, {"x": x}, ["total"], batch_size=5)
+
+
+def test_outputs_of_one_batch_are_gone_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, alive = calibrate._load, list[weakref.ref[Array]]()
+
+    def watched(*arguments: Any) -> Any:
+        model = load(*arguments)
+        forward = model.forward
+
+        def watch(inputs: dict[str, Array]) -> dict[str, Array]:
+            assert all(output() is None for output in alive)
+            outputs = forward(inputs)
+            alive[:] = [weakref.ref(array) for array in outputs.values()]
+            return outputs
+
+        return SimpleNamespace(forward=watch, unload=model.unload)
+
+    monkeypatch.setattr(calibrate, "_load", watched)
+    collect(networks.cnn(8), {"x": networks.images(9)}, batch_size=3)
+    assert alive
 
 
 def test_what_would_not_fit_in_memory_is_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:

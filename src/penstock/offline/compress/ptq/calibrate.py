@@ -76,8 +76,8 @@ def collect(
         first = 0
         for batch in batches:
             rows = len(next(iter(batch.values())))
-            outputs = loaded.forward(batch) if loaded else {name: batch[name] for name in group}
-            _update(found, outputs, first, rows)
+            # No name for the outputs, which would keep them while the next batch runs.
+            _update(found, loaded.forward(batch) if loaded else {n: batch[n] for n in group}, first, rows)
             first += rows
             step()
         if loaded:
