@@ -420,8 +420,7 @@ def test_damaged_models_get_errors_of_ours() -> None:
         try:
             TrainableModel(Artifact.from_bytes(bytes(data)))(feeds)
             computed += 1
-        except PenstockError as error:
-            assert error.message
+        except PenstockError:
             refused += 1
     assert computed > 50
     assert refused > 50
