@@ -132,7 +132,7 @@ class _Run:
         self.original, self.data, self.judge, self.options, self.folder = artifact, data, judge, options, folder
         structure = Structure(artifact, exact=options.exact)
         names = cuttable(structure, heads=options.heads)
-        self._grids = {name: make_grid(structure.group(name), options.block, options.least) for name in names}
+        self._groups = {name: structure.group(name) for name in names}
         self._teacher = Teacher(artifact, data)
         self._sample = probe(artifact, data)
         self._known: dict[Layer, float] = {}
@@ -193,9 +193,16 @@ class _Run:
         structure = Structure(model, exact=self.options.exact)
         scores = self._scores(structure)
         table = LatencyTable(structure, self._sample, self.options.threads, self._known)
-        units = {name: structure.group(name).units for name in self._grids}
+        units, grids = {}, {}
+        for group in structure.groups:
+            origin = self._groups.get(group.name)
+            # The last head, or the last group of a convolution, is no unit any more.
+            if origin is not None and group.cuttable and group.unit_size == origin.unit_size:
+                grid = make_grid(origin, self.options.block, self.options.least)
+                units[group.name] = group.units
+                grids[group.name] = grid._replace(floor=max(grid.floor, len(group.frozen)))
         (full,) = table.totals([{}])
-        counts, _ = fastest_for_least(structure, scores, table, units, full * (1 - self.options.share), self._grids)
+        counts, _ = fastest_for_least(structure, scores, table, units, full * (1 - self.options.share), grids)
         return None if counts == units else apply(structure, best_units(structure, scores, counts), "cut", self.options)
 
     def _scores(self, structure: Structure) -> Scores:
@@ -218,7 +225,7 @@ class _Run:
         groups = Structure(model, exact=self.options.exact).groups
         return Round(
             cut=cut,
-            units={group.name: group.units for group in groups if group.name in self._grids},
+            units={group.name: group.units for group in groups if group.name in self._groups},
             speedup=round(measured_speedup(self.original, model, self._sample, self.options.threads), 3),
             accuracy=accuracy.value,
             loss=accuracy.loss.value,
