@@ -10,10 +10,10 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges import Method, ranges
-from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
+from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.space import Version
-from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
+from penstock.resources import MachineFacts
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -57,8 +57,3 @@ def integer_versions(
     requires = required_isa(scheme, machine)
     versions = [Version(model, "int8", calibration=name, requires=requires) for name, model in found.items()]
     return versions, (f"INT8 on this CPU: {scheme.reason}",)
-
-
-def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
-    """Weights of full range saturate on CPUs without a dot product, which this one has; those of 7 bits run anywhere."""
-    return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()

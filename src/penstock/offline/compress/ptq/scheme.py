@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from penstock.resources import MachineFacts
+from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 from penstock.tensor import Array, DataType
 
 _X86 = {"x86_64", "amd64", "i686"}
@@ -58,3 +58,10 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
         True,
         "no integer dot product: pairs of products are added in 16 bits, which saturate unless weights have 7 bits",
     )
+
+def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
+    """What the CPU that runs a model of ``scheme``, made on ``machine``, must have.
+
+    Weights of full range saturate on CPUs without a dot product, which this one has; those of 7 bits run anywhere.
+    """
+    return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()

@@ -1,0 +1,9 @@
+"""All methods under one contract.
+
+::
+
+    budget.py   how much of the accuracy that may be lost each kind of step gets, and how much time
+    moves.py    the steps that can be taken, each a call of one method
+    ledger.py   what was tried, kept on disk, so that an interrupted plan goes on where it stopped
+    plan.py     the search: a step is kept if it pays for what it costs
+"""

@@ -1,0 +1,74 @@
+"""All of post-training quantisation in one call: channels of like ranges, ranges, integers, biases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidData, Unsupported
+from penstock.offline.compress.ptq.bias_correction import correct_biases
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.equalize import equalize
+from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.range_choice import RangeChoiceOptions, choose_ranges
+from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.compress.ptq.smooth_quant import smooth_quant
+from penstock.offline.dataset import Dataset
+
+Progress = Callable[[int, int], None]
+
+
+class PtqRecipe(msgspec.Struct, frozen=True):
+    """What is done on the way to INT8; every default is the most careful way."""
+
+    method: Method | None = None
+    """How ranges are found; None for the method that harms the answers least, tensor by tensor."""
+    placement: Placement = Placement.LINEAR
+    equalize: bool = True
+    """Give channels like ranges first: between layers, and where a normalisation feeds matrix products."""
+    correct_biases: bool = True
+    """Take back the shift of means that rounding makes."""
+    keep_float: Collection[str] = ()
+    """Nodes that stay float, by their names in a ``FloatModel``."""
+    choice: RangeChoiceOptions = RangeChoiceOptions()
+    """What the choice tensor by tensor may cost."""
+
+
+def quantize_with(
+    recipe: PtqRecipe, artifact: Artifact, data: Dataset, scheme: IntegerScheme, progress: Progress = lambda *_: None
+) -> Artifact:
+    """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the stages.
+
+    Raises Unsupported if there is nothing to quantise, InvalidData if the data do not fit.
+    """
+    stages = 5
+    progress(0, stages)
+    prepared = equalized(artifact, data) if recipe.equalize else artifact
+    progress(1, stages)
+    statistics = collect(prepared, data.inputs)
+    progress(2, stages)
+    if recipe.method is None:
+        found = choose_ranges(prepared, statistics, data, scheme, recipe.placement, recipe.choice).ranges
+    else:
+        found = ranges(statistics, recipe.method, scheme)
+    progress(3, stages)
+    quantised = quantize(prepared, found, scheme, recipe.placement, recipe.keep_float)
+    progress(4, stages)
+    if recipe.correct_biases and data.count > 1:
+        quantised = correct_biases(prepared, quantised, data)
+    progress(stages, stages)
+    return quantised
+
+
+def equalized(artifact: Artifact, data: Dataset) -> Artifact:
+    """The same function with channels of like ranges, as far as either method applies to the model."""
+    for method in (equalize, smooth_quant):
+        try:
+            artifact = method(artifact, data)
+        except (Unsupported, InvalidData):
+            continue  # INT8 is only less accurate without
+    return artifact
