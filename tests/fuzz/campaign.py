@@ -24,6 +24,7 @@ TARGETS = {
     "protobuf": ("tests.fuzz.protobuf", "ProtobufTarget"),
     "stored": ("tests.fuzz.stored", "StoredTarget"),
     "peers": ("tests.fuzz.peers", "PeersTarget"),
+    "coded": ("tests.fuzz.coded", "CodedTarget"),
 }
 """By name where each target is; imported only when it is run."""
 

@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.campaign import TARGETS, Finding, Report, make_target, run, run_target
 from tests.fuzz.mutator import Mutator, Random
 
-_SLICES = {"http": 3000, "h2": 3000}
+_SLICES = {"http": 3000, "h2": 3000, "coded": 3000}
 _SLICE = 8000
 _MANY = 200_000
 _GROWTH_BYTES = 8 << 20

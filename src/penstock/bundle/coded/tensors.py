@@ -60,20 +60,27 @@ class Coded(NamedTuple):
 
 def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
     """The cheapest coding of ``payload``, elements of ``item_size`` bytes, with codes of at most ``limit`` bits."""
-    choices = [_stored("verbatim", bytes(payload)), _stored("deflate", deflate(payload))]
+    choices = [_stored("verbatim", bytes(payload))]
     alphabet, index, counts = _census(np.frombuffer(payload, _PATTERNS[item_size]))
     if len(alphabet):
         small, half = _halved(alphabet)
         if alphabet[0] == 0 and len(alphabet) > 1 and counts[0] > _MIN_SPARSITY * len(index):
             choices.append(_sparse(index, small[1:], counts[1:], limit, half))
         choices.append(Coded("huffman", *_streams([_encode(index, small, counts, limit)]), half))
-    # Inflating is the slowest way to decode, so it has to be worth it.
-    return min(choices, key=lambda coded: coded.cost * (1.02 if coded.codec == "deflate" else 1))
+    best = min(choices, key=lambda coded: coded.cost)
+    # Deflating at the highest level can take seconds a megabyte, and inflating is the slowest way to decode.
+    if len(deflate(payload, level=1)) < 1.3 * best.cost:
+        best = min(best, _stored("deflate", deflate(payload)), key=lambda one: one.cost * _reluctance(one.codec))
+    return best
 
 
-def deflate(data: bytes | memoryview) -> bytes:
-    """``data`` as raw deflate at its highest level."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+def _reluctance(codec: Codec) -> float:
+    return 1.02 if codec == "deflate" else 1.0
+
+
+def deflate(data: bytes | memoryview, level: int = 9) -> bytes:
+    """``data`` as raw deflate."""
+    packer = zlib.compressobj(level, zlib.DEFLATED, -15)
     return packer.compress(data) + packer.flush()
 
 
@@ -101,17 +108,17 @@ class Decoder:
         self._alphabets: list[Array] = []
         self.blocks: list[Block] = []
         self._block_counts: list[int] = []
+        _require(len(coded.streams) == (2 if coded.codec == "sparse" else 1))
         if coded.codec in ("verbatim", "deflate"):
-            _require(len(coded.streams) == len(data) == 1 and coded.streams[0].count == 0)
+            _require(len(data) == 1 and coded.streams[0].count == 0)
             return
         self._count = size // item_size
         _require(size % item_size == 0)
         value, *gaps = coded.streams
         if coded.codec == "sparse":
-            _require(len(gaps) == 1 and 1 <= coded.gap_bits <= MAX_BITS)
-            _require(value.count <= gaps[0].count <= self._count)
+            _require(1 <= coded.gap_bits <= MAX_BITS and value.count <= gaps[0].count <= self._count)
         else:
-            _require(not gaps and value.count == self._count)
+            _require(value.count == self._count)
         first = np.dtype("<u2") if coded.half else self._pattern
         for stream, kind in zip(coded.streams, (first, np.dtype("<u2")), strict=False):
             self._add_stream(stream, kind)

@@ -80,12 +80,12 @@ class _Sums:
 
     def centres(self, starts: Array, stops: Array) -> Array:
         mass, first, _ = self._sums[:, stops] - self._sums[:, starts]
-        return self._centre(mass, first) + self._shift
+        return np.asarray(self._centre(mass, first) + self._shift)
 
     def costs(self, starts: Array, stops: Array) -> Array:
         mass, first, second = self._sums[:, stops] - self._sums[:, starts]
         centre = self._centre(mass, first)
-        return np.maximum(second - 2 * centre * first + centre**2 * mass, 0)
+        return np.asarray(np.maximum(second - 2 * centre * first + centre**2 * mass, 0))
 
     def _centre(self, mass: Array, first: Array) -> Array:
         return np.asarray(np.rint(first / mass) if self._grid else first / mass)
