@@ -1,9 +1,9 @@
 """Mixed precision: the groups that stay float so that an INT8 model keeps its contract, and no more than these.
 
 First go the groups whose integers save no time. The rest are put in order of accuracy won per millisecond given up, and bisection
-finds how many of the first must be float: log2(n) versions. It takes for granted that more float groups are never worse; where
-what it measured says otherwise, groups are added one by one instead, and ranked anew every few steps. What has been added and turns
-out not to be needed becomes integer again. Every decision rests on a version that was run.
+finds how many of the first must be float: log2(n) versions. It takes for granted that more float groups are never worse. Where
+what it measured says otherwise, or it asks for many, groups are also added one by one and what is left ranked anew every few steps.
+What turns out not to be needed becomes integer again. Every decision rests on a version that was run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
-from penstock.offline.compress.precision.ranking import Rank, rank_groups
+from penstock.offline.compress.precision.ranking import Rank, rank_again
 from penstock.offline.compress.precision.sensitivity import SensitivityReport, score
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.tune.contract import Contract
@@ -30,15 +30,16 @@ class MixedOptions(msgspec.Struct, frozen=True):
     max_versions: int = 100
     """Versions that may be run beyond those that the sensitivity report has run; what was found until then is the result."""
     refresh: int = 4
-    """Steps of the one-by-one search after which what is left is ranked anew."""
-    width: int = 8
-    """How many of the best are ranked anew."""
+    """Groups added one by one before what is left is ranked anew; where bisection asks for more than these, that is tried too."""
+
+
+Precision = Literal["float", "integer"]
 
 
 class Decision(msgspec.Struct, frozen=True):
     """One step of the search."""
 
-    precision: Literal["float", "integer"]
+    precision: Precision
     groups: tuple[str, ...]
     """What became that."""
     reason: str
@@ -64,9 +65,7 @@ def choose(
     trials: Trials, report: SensitivityReport, contract: Contract, options: MixedOptions | None = None
 ) -> MixedResult:
     """Search as above. The same report, data and options give the same result; all groups float always keep the contract."""
-    search = _Search(trials, report, contract, options or MixedOptions())
-    floats = search.run()
-    return search.result(floats)
+    return _Search(trials, report, contract, options or MixedOptions()).run()
 
 
 def refloat(trials: Trials, report: SensitivityReport, counts: Sequence[int]) -> list[tuple[int, Accuracy]]:
@@ -75,13 +74,25 @@ def refloat(trials: Trials, report: SensitivityReport, counts: Sequence[int]) ->
     return [(count, trials.outcome(names[:count]).accuracy) for count in counts]
 
 
-def recovered_share(trials: Trials, report: SensitivityReport, share: float = 0.1) -> float | None:
-    """Of the accuracy that INT8 loses, what the first ``share`` of the groups win back when float, at least one group; None where
-    INT8 loses nothing.
-    """
-    ((_, accuracy),) = refloat(trials, report, [math.ceil(share * len(report.groups))])
+class Recovery(msgspec.Struct, frozen=True):
+    """What the first groups of a report win back when float, as shares of what INT8 loses."""
+
+    groups: int
+    accuracy: float | None
+    """None where INT8 loses none."""
+    divergence: float | None
+
+
+def recovery(trials: Trials, report: SensitivityReport, share: float = 0.1) -> Recovery:
+    """With the first ``share`` of the groups float, rounded up."""
+    count = math.ceil(share * len(report.groups))
+    found = trials.outcome([one.group.name for one in report.groups[:count]])
     lost = report.int8.loss.value
-    return 1 - accuracy.loss.value / lost if lost > 0 else None
+    return Recovery(
+        groups=count,
+        accuracy=1 - found.accuracy.loss.value / lost if lost > 0 else None,
+        divergence=1 - float(found.divergence.mean()) / report.divergence if report.divergence > 0 else None,
+    )
 
 
 def refloat_chart(curve: Sequence[tuple[int, Accuracy]], original: Accuracy, contract: Contract) -> str:
@@ -96,90 +107,100 @@ def refloat_chart(curve: Sequence[tuple[int, Accuracy]], original: Accuracy, con
     )
 
 
+class _Way(msgspec.Struct, frozen=True):
+    """Groups left float, and the decisions that led there."""
+
+    floats: frozenset[str]
+    trail: tuple[Decision, ...] = ()
+
+
 class _Search:
     def __init__(self, trials: Trials, report: SensitivityReport, contract: Contract, options: MixedOptions) -> None:
         self._trials, self._contract, self._options = trials, contract, options
-        self._unpaying = report.unpaying
         self._savings = {one.group.name: one.saving_ms for one in report.groups}
-        self._expected = {one.group.name: one.rank.expected for one in report.groups}
-        self._order = self._sorted([one.rank for one in report.groups if one.group.name not in report.unpaying])
-        self._with_alone = any(one.rank.alone for one in report.groups)
+        self._ranks = {one.group.name: one.rank for one in report.groups}
+        self._unpaying = report.unpaying
+        self._with_alone = any(rank.alone for rank in self._ranks.values())
         self._before = trials.count
-        self._trail: list[Decision] = []
 
-    def run(self) -> frozenset[str]:
-        """The groups to leave float."""
-        base = frozenset(self._unpaying)
-        if base:
-            self._note("float", self._unpaying, "their integers save no time", base)
-        if self._keeps(base):
-            return base
-        count, is_monotone = self._bisect(base)
-        floats = base | set(self._order[:count])
-        if is_monotone:
-            self._note(
-                "float",
-                self._order[:count],
-                "by bisection, the fewest of the first by accuracy per millisecond",
-                floats,
-            )
-        else:
-            floats = self._greedy(base) or floats
-        return self._trim(floats)
+    def run(self) -> MixedResult:
+        """Every way that is called for, then the one that gives up the least time."""
+        start = _Way(frozenset())
+        if self._unpaying:
+            start = self._step(start, "float", self._unpaying, "their integers save no time")
+        if self._keeps(start.floats):
+            return self._result(start)
+        way, is_plausible = self._bisect(start)
+        ways = [way]
+        if not is_plausible:
+            ways += self._one_by_one(start)
+        return self._result(min(map(self._trim, ways), key=self._given_up))
 
-    def result(self, floats: frozenset[str]) -> MixedResult:
-        mixed, accuracy = self._trials.mixed, self._trials.outcome(floats).accuracy
-        names = tuple(group.name for group in mixed.groups if group.name in floats)
-        nodes = tuple(mixed.nodes(floats))
-        artifact, versions = mixed.with_float(floats), self._trials.count - self._before
-        if artifact is not mixed.artifact:
-            options = {"contract": msgspec.to_builtins(self._contract), "float_groups": list(names)}
-            facts = {"accuracy": msgspec.to_builtins(accuracy), "trail": msgspec.to_builtins(self._trail)}
-            artifact = artifact.derive(artifact.data, "mixed_precision", options, facts)
-        return MixedResult(artifact, names, nodes, accuracy, tuple(self._trail), versions)
-
-    def _bisect(self, base: frozenset[str]) -> tuple[int, bool]:
-        """The smallest number of groups of the order that keeps the contract, and whether more were never provably worse."""
-        fails, keeps = 0, len(self._order)
+    def _bisect(self, start: _Way) -> tuple[_Way, bool]:
+        """The fewest of the first that keep the contract; whether they are few, and more of them were never provably worse."""
+        rest = self._sorted([rank for name, rank in self._ranks.items() if name not in start.floats])
+        fails, keeps = 0, len(rest)
         tried = {fails, keeps}
         while keeps - fails > 1 and self._may_run:
             middle = (fails + keeps) // 2
             tried.add(middle)
-            if self._keeps(base | set(self._order[:middle])):
+            if self._keeps(start.floats | set(rest[:middle])):
                 keeps = middle
             else:
                 fails = middle
-        prefixes = [base | set(self._order[:count]) for count in sorted(tried)]
-        return keeps, all(self._trials.gain(few, more).high >= 0 for few, more in pairwise(prefixes))
+        prefixes = [start.floats | set(rest[:count]) for count in sorted(tried)]
+        is_monotone = all(self._trials.gain(few, more).high >= 0 for few, more in pairwise(prefixes))
+        way = self._step(start, "float", rest[:keeps], "the fewest of the first by accuracy per millisecond")
+        return way, is_monotone and keeps <= self._options.refresh
 
-    def _greedy(self, base: frozenset[str]) -> frozenset[str] | None:
-        """Groups added one by one until the contract is kept; None if there were too many versions to run."""
-        floats, rest = base, list(self._order)
-        while not self._keeps(floats):
+    def _one_by_one(self, way: _Way) -> list[_Way]:
+        """Groups added one at a time until the contract is kept; nothing if that took too many versions."""
+        rest = {name: rank for name, rank in self._ranks.items() if name not in way.floats}
+        queue: list[str] = []
+        while not self._keeps(way.floats):
             if not self._may_run:
-                return None
-            steps = len(floats) - len(base)
-            if steps and steps % self._options.refresh == 0:
-                best, others = rest[: self._options.width], rest[self._options.width :]
-                rest = self._sorted(rank_groups(self._trials, floats, best, self._with_alone)) + others
-            floats |= {rest[0]}
-            self._note("float", rest[:1], "most accuracy per millisecond of those left", floats)
-            del rest[0]
-        return floats
+                return []
+            if not queue:
+                ranks = rank_again(self._trials, way.floats, rest.values(), self._with_alone)
+                queue = self._sorted(ranks)[: self._options.refresh]
+            del rest[queue[0]]
+            way = self._step(way, "float", [queue.pop(0)], "most accuracy per millisecond of those left")
+        return [way]
 
-    def _trim(self, floats: frozenset[str]) -> frozenset[str]:
+    def _trim(self, way: _Way) -> _Way:
         """Without the groups that the contract does not need, those of least effect first."""
-        for name in sorted(floats - set(self._unpaying), key=lambda name: (self._expected[name], name)):
-            if self._may_run and self._keeps(floats - {name}):
-                floats -= {name}
-                self._note("integer", [name], "the contract is kept without it", floats)
-        return floats
+        added = sorted(way.floats - set(self._unpaying), key=lambda name: (self._ranks[name].expected, name))
+        for name in added:
+            if self._may_run and self._keeps(way.floats - {name}):
+                way = self._step(way, "integer", [name], "the contract is kept without it")
+        return way
+
+    def _step(self, way: _Way, precision: Precision, groups: Sequence[str], reason: str) -> _Way:
+        floats = way.floats | set(groups) if precision == "float" else way.floats - set(groups)
+        loss = self._trials.outcome(floats).accuracy.loss.value
+        return _Way(floats, (*way.trail, Decision(precision, tuple(groups), reason, loss)))
+
+    def _result(self, way: _Way) -> MixedResult:
+        mixed, accuracy = self._trials.mixed, self._trials.outcome(way.floats).accuracy
+        names = tuple(group.name for group in mixed.groups if group.name in way.floats)
+        artifact = mixed.with_float(names)
+        if artifact is not mixed.artifact:
+            options = {"contract": msgspec.to_builtins(self._contract), "float_groups": list(names)}
+            facts = {"accuracy": msgspec.to_builtins(accuracy), "trail": msgspec.to_builtins(way.trail)}
+            artifact = artifact.derive(artifact.data, "mixed_precision", options, facts)
+        versions = self._trials.count - self._before
+        return MixedResult(artifact, names, tuple(mixed.nodes(names)), accuracy, way.trail, versions)
 
     def _sorted(self, ranks: Sequence[Rank]) -> list[str]:
         """By accuracy per millisecond; those whose saving was not measured come last, as they are ranked."""
         timed = [rank for rank in ranks if self._savings[rank.name]]
         timed.sort(key=lambda rank: -score(rank, self._savings[rank.name]))
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
+
+    def _given_up(self, way: _Way) -> tuple[float, int, int]:
+        """Milliseconds, as far as they were measured; groups; steps, so that of two ways to one result the shorter is told."""
+        savings = [saving for name in way.floats if (saving := self._savings[name])]
+        return sum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)
 
     def _keeps(self, floats: frozenset[str]) -> bool:
         if not self._trials.mixed.is_integer(floats):
@@ -189,9 +210,3 @@ class _Search:
     @property
     def _may_run(self) -> bool:
         return self._trials.count - self._before < self._options.max_versions
-
-    def _note(
-        self, precision: Literal["float", "integer"], groups: Sequence[str], reason: str, floats: frozenset[str]
-    ) -> None:
-        loss = self._trials.outcome(floats).accuracy.loss.value
-        self._trail.append(Decision(precision, tuple(groups), reason, loss))

@@ -3,8 +3,9 @@
 Two neighbours that both round one tensor spoil it together: leaving either alone float wins back nothing, since the other still
 rounds it, though each by itself does the harm. So a group's part in the loss is the mean of two measurements: what it costs as the
 only integer group (Δ), and what is won back by leaving it alone float (Δ'). These are the first and the last term of its Shapley
-value, whose mean is that value where groups interact in pairs; the parts of all groups then add up to the whole loss.
+value, whose mean is that value where groups interact in pairs only; the parts then add up to the whole loss.
 (L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.)
+Since errors can also hide one another, the first places are decided one after another, each with those before it float.
 
 Accuracy on some hundred samples moves in steps, and most groups move it by none or one. So a leader, the group of the largest
 part, is held against each other group, paired sample by sample; those that cannot be told from it make one tier with it, and within
@@ -13,7 +14,7 @@ a tier the order is by the part in the divergence from the original's answers, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,6 +23,9 @@ import numpy as np
 from penstock.bundle.evidence import Interval
 from penstock.offline.compress.precision.trials import Outcome, Trials, mean_interval
 from penstock.tensor import Array
+
+_CANDIDATES = 8
+"""Groups measured anew for one place."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -40,6 +44,8 @@ class Rank(msgspec.Struct, frozen=True):
     """What its place rests on: divergence where its accuracy cannot be told from the leader's of its tier."""
     expected: float
     """Its part in the loss as far as can be told: its tier's, at least half a sample, shared out by ``divergence``."""
+    most: float
+    """The larger of the two divergences whose mean is ``divergence``: what it may matter once its neighbours are float."""
 
 
 def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], with_alone: bool = True) -> list[Rank]:
@@ -61,6 +67,25 @@ def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], w
             share = steps[name] / whole if whole > 0 else 1 / len(tier)
             ranks.append(parts[name].rank(by, lost * share))
     return ranks
+
+
+def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], with_alone: bool = True) -> list[Rank]:
+    """Of the groups of ``ranks`` the eight that may matter most, measured anew with ``floats`` left float."""
+    likely = sorted(ranks, key=lambda rank: -rank.most)[:_CANDIDATES]
+    return rank_groups(trials, floats, [rank.name for rank in likely], with_alone)
+
+
+def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: bool = True) -> list[Rank]:
+    """``ranks`` with the first ``count`` places decided one after another.
+
+    Their place and ``expected`` are as measured with all before them float; the rest of each rank is as it was.
+    """
+    rest = {rank.name: rank for rank in ranks}
+    first: list[Rank] = []
+    for _ in range(count):
+        best = rank_again(trials, [rank.name for rank in first], rest.values(), with_alone)[0]
+        first.append(msgspec.structs.replace(rest.pop(best.name), by=best.by, expected=best.expected))
+    return [*first, *rest.values()]
 
 
 def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
@@ -96,6 +121,7 @@ class _Part:
             divergence=mean_interval(self.divergence),
             by=by,
             expected=expected,
+            most=max(float(step[1].mean()) for step in (self._first, self._last) if step is not None),
         )
 
 
