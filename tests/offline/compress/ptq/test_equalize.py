@@ -14,7 +14,7 @@ import networks
 import outliers
 from networks import Network
 from penstock.artifact import Artifact
-from penstock.errors import InvalidData, Unsupported
+from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.equalize import EqualizeOptions, equalize, factors
 from penstock.offline.dataset import make_dataset
 
@@ -160,6 +160,12 @@ def test_batch_normalization_is_to_be_folded_first() -> None:
     n.op("Relu", n.op("BatchNormalization", n.conv("x", 3, 8), *statistics), name="y")
     with pytest.raises(Unsupported, match="fold"):
         equalize(n.artifact({"x": ["N", 3, 6, 6]}, {"y": ["N", 8, 6, 6]}))
+
+
+@pytest.mark.parametrize("options", [EqualizeOptions(alpha=2.0), EqualizeOptions(limit=0.5)])
+def test_senseless_options_are_refused(options: EqualizeOptions) -> None:
+    with pytest.raises(InvalidArgument):
+        equalize(outliers.depthwise(), options=options)
 
 
 def test_data_that_do_not_fit_are_refused() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
@@ -17,8 +16,8 @@ from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.low_rank import convolution, rank_choice
 from penstock.offline.compress.low_rank.convolution import Form
 from penstock.offline.compress.low_rank.layers import Layer, layers, replace
-from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Split, decompose
 from penstock.offline.compress.low_rank.rank_choice import Choice
+from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
@@ -30,8 +29,6 @@ Accept = Callable[[Artifact], bool]
 Assignment = Mapping[str, Way]
 """How to run each layer, by name; those left out stay whole."""
 
-_ROWS = 4096
-"""Rows of a tensor of one batch that count towards its moments, evenly spaced: neighbouring pixels say much the same."""
 _MODEL_SECONDS = 1.0
 
 
@@ -76,6 +73,12 @@ def factorize(
     Raises Unsupported if no layer can be split or none becomes faster, InvalidArgument for a ``rank`` from which no layer gains,
     InvalidData if the data do not fit.
     """
+    known = {form.value for form in Form}
+    if not set(options.forms) <= known or not 0 <= options.max_error <= 1 or min(options.rows, options.samples) < 1:
+        raise InvalidArgument(
+            "rows and samples are at least 1, max_error is from 0 to 1, and the forms are those known",
+            f"give forms out of {sorted(known)}",
+        )
     factory = _Factory(artifact, data, options, progress)
     if options.rank is not None:
         assignment = factory.at_rank(options.rank)
@@ -85,7 +88,7 @@ def factorize(
     found = factory.build(assignment)
     facts |= {
         "error": factory.error(found),
-        "layers": {name: factory.describe(name, way) for name, way in assignment.items()},
+        "layers": {name: factory.splitter.describe(name, way) for name, way in assignment.items()},
     }
     asked = {**msgspec.structs.asdict(options), "data": data.digest}
     return artifact.derive(found.data, "factorize", asked, facts)
@@ -106,12 +109,10 @@ class _Factory:
         self._taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
         fit, self._held_out = _parts(data, options.samples, 1 if self._taps.batchable else self._taps.batch_size)
         self._reference = self._answers(artifact)
-        self._results: dict[str, Moments] = {}
-        self._sources: dict[str, Moments] = {}
-        self._decompositions: dict[tuple[str, Form], Decomposition] = {}
-        self._errors: dict[tuple[str, Way], float] = {}
+        self.splitter = Splitter(self.layers)
         if options.aware:
-            self._observe(Taps(artifact, fit, batch_size=options.batch_size, threads=options.threads), progress)
+            taps = Taps(artifact, fit, batch_size=options.batch_size, threads=options.threads)
+            self.splitter.observe(taps, progress)
 
     def at_rank(self, rank: int) -> dict[str, Way]:
         way: Way = (Form.CHANNEL, (rank,))
@@ -160,25 +161,12 @@ class _Factory:
         here = {layer.name: layer for layer in layers(model)}
         for name, (form, ranks) in assignment.items():
             if form is not None:
-                replace(here[name], form, self._split(name, form, ranks))
+                replace(here[name], form, self.splitter.split(name, form, ranks))
         return Artifact.from_bytes(to_bytes(model))
 
     def error(self, found: Artifact) -> float:
         """Mean relative error of the outputs on the samples held out."""
         return float(sample_errors(self._reference, self._answers(found)).mean())
-
-    def describe(self, name: str, way: Way) -> dict[str, Any]:
-        form, ranks = way
-        assert form is not None
-        layer = self.layers[name]
-        weights = sum(factor.size for factor in self._split(name, form, ranks).factors)
-        return {
-            "form": form.value,
-            "ranks": list(ranks),
-            "shape": list(layer.weight.shape),
-            "weights": round(weights / layer.weight.size, 4),
-            "error": round(self._error(name, form, ranks), 6),
-        }
 
     def _choices(self, name: str, times: Mapping[Way, float]) -> list[Choice]:
         """All that was timed, with errors: the layer's own, and for each form one model shows what it does to the outputs."""
@@ -188,9 +176,9 @@ class _Factory:
             if not ways:
                 continue
             probe = ways[len(ways) // 2]
-            local = max(self._error(name, form, probe[1]), 1e-9)
+            local = max(self.splitter.error(name, form, probe[1]), 1e-9)
             gain = (self.error(self.build({name: probe})) / local) ** 2
-            found += [Choice(times[way], gain * self._error(name, form, way[1]) ** 2, *way) for way in ways]
+            found += [Choice(times[way], gain * self.splitter.error(name, form, way[1]) ** 2, *way) for way in ways]
         return found
 
     def _times(self) -> tuple[dict[str, dict[Way, float]], float]:
@@ -223,64 +211,6 @@ class _Factory:
             if not layer.kernel or form.value in self._options.forms:
                 ways += [(form, ranks) for ranks in convolution.rank_choices(layer.weight.shape, form)]
         return measure(layer, shape, ways, self._options.threads)
-
-    def _observe(self, taps: Taps, progress: Progress) -> None:
-        """Moments of the results, or of what is read where that has fewer channels; of both for the kernels of convolutions."""
-        for layer in self.layers.values():
-            outputs, inputs, *kernel = layer.weight.shape
-            if kernel or outputs <= inputs:
-                self._results[layer.name] = Moments(outputs)
-            if kernel or outputs > inputs:
-                self._sources[layer.source] = Moments(inputs)
-        axes = {layer.source: layer.axis for layer in self.layers.values()}
-        axes |= {layer.name: layer.axis for layer in self.layers.values()}
-        for name, array in taps.run([*self._sources, *self._results], progress):
-            rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
-            rows = rows[:: max(1, len(rows) // _ROWS)]
-            if name in self._sources:
-                self._sources[name].update(rows)
-            if name in self._results:
-                bias = self.layers[name].bias
-                self._results[name].update(rows if bias is None else rows - bias)
-
-    def _decomposition(self, name: str, form: Form) -> Decomposition:
-        if (name, form) not in self._decompositions:
-            layer = self.layers[name]
-            outputs, inputs, *kernel = layer.weight.shape
-            if form is Form.SPATIAL:
-                found = convolution.spatial(layer.weight, self._sources.get(layer.source))
-            else:
-                of_results = bool(kernel) or outputs <= inputs
-                moments = self._results.get(name) if of_results else self._sources.get(layer.source)
-                matrix = layer.weight.reshape(outputs, -1)
-                found = decompose(matrix, moments, of_results=of_results, centred=layer.bias is not None)
-            self._decompositions[name, form] = found
-        return self._decompositions[name, form]
-
-    def _split(self, name: str, form: Form, ranks: tuple[int, ...]) -> Split:
-        layer = self.layers[name]
-        match form:
-            case Form.CHANNEL:
-                return self._decomposition(name, form).at(ranks[0], layer.kernel)
-            case Form.SPATIAL:
-                return convolution.spatial_split(self._decomposition(name, form), ranks[0], layer.weight.shape)
-            case Form.TUCKER:
-                return self._tucker(name, ranks)[0]
-
-    def _tucker(self, name: str, ranks: tuple[int, ...]) -> tuple[Split, float]:
-        layer = self.layers[name]
-        moments = self._sources.get(layer.source), self._results.get(name)
-        return convolution.tucker(layer.weight, (ranks[0], ranks[1]), *moments)
-
-    def _error(self, name: str, form: Form, ranks: tuple[int, ...]) -> float:
-        """Relative error of the layer's results, estimated from moments; of its weights without."""
-        key = (name, (form, ranks))
-        if key not in self._errors:
-            tucker = form is Form.TUCKER
-            self._errors[key] = (
-                self._tucker(name, ranks)[1] if tucker else self._decomposition(name, form).error(ranks[0])
-            )
-        return self._errors[key]
 
     def _model(self) -> ir.Model:
         model: ir.Model = ir.from_proto(self._proto)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import PenstockError, Unsupported
+from penstock.errors import InvalidArgument, PenstockError, Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset
@@ -66,6 +66,8 @@ def equalize(
     never reach its bound, and then becomes a Relu. Tensors that branch, other than to products alone, stay as they are.
     Raises InvalidModel, Unsupported if the model cannot be read or holds BatchNormalization, InvalidData if the data do not fit.
     """
+    if not (0 <= options.alpha <= 1 and options.limit >= 1):
+        raise InvalidArgument("equalisation needs an alpha from 0 to 1 and a limit of at least 1")
     model = infer_shapes(read_proto(artifact))
     if any(node.op_type == "BatchNormalization" for node in model.graph):
         raise Unsupported("BatchNormalization stands between the layers to equalise", "fold it first, with optimize()")

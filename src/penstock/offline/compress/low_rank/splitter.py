@@ -1,0 +1,103 @@
+"""What the data say about every layer, and its factors at any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.offline.compress.low_rank import convolution
+from penstock.offline.compress.low_rank.convolution import Form
+from penstock.offline.compress.low_rank.layers import Layer
+from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Split, decompose
+from penstock.offline.compress.low_rank.timing import Way
+from penstock.offline.compress.taps import Progress, Taps
+from penstock.tensor import Array
+
+_ROWS = 4096
+"""Rows of a tensor of one batch that count towards its moments, evenly spaced: neighbouring pixels say much the same."""
+
+
+class Splitter:
+    """Splits layers, by their moments after ``observe`` and by their weights alone without.
+
+    Takes 8 · min(outputs, inputs)² bytes a layer for moments, for convolutions the sum of both squares, and 16 a weight for
+    decompositions, which are kept.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self._layers = layers
+        self._results: dict[str, Moments] = {}
+        self._sources: dict[tuple[str, int], Moments] = {}
+        self._decompositions: dict[tuple[str, Form], Decomposition] = {}
+        self._errors: dict[tuple[str, Way], float] = {}
+
+    def observe(self, taps: Taps, progress: Progress) -> None:
+        """Moments of the results, or of what is read where that has fewer channels; of both for the kernels of convolutions."""
+        wanted: dict[str, list[tuple[Moments, int, Array | None]]] = {}
+        for layer in self._layers.values():
+            outputs, inputs, *kernel = layer.weight.shape
+            if kernel or outputs <= inputs:
+                moments = self._results[layer.name] = Moments(outputs)
+                wanted.setdefault(layer.name, []).append((moments, layer.axis, layer.bias))
+            if (kernel or outputs > inputs) and (layer.source, layer.axis) not in self._sources:
+                moments = self._sources[layer.source, layer.axis] = Moments(inputs)
+                wanted.setdefault(layer.source, []).append((moments, layer.axis, None))
+        for name, array in taps.run(list(wanted), progress):
+            for moments, axis, bias in wanted[name]:
+                rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+                rows = rows[:: max(1, len(rows) // _ROWS)]
+                moments.update(rows if bias is None else rows - bias)
+
+    def split(self, name: str, form: Form, ranks: tuple[int, ...]) -> Split:
+        layer = self._layers[name]
+        match form:
+            case Form.CHANNEL:
+                return self._decomposition(name, form).at(ranks[0], layer.kernel)
+            case Form.SPATIAL:
+                return convolution.spatial_split(self._decomposition(name, form), ranks[0], layer.weight.shape)
+            case Form.TUCKER:
+                return self._tucker(name, ranks)[0]
+
+    def error(self, name: str, form: Form, ranks: tuple[int, ...]) -> float:
+        """Relative error of the layer's results, estimated from moments; of its weights without."""
+        key = (name, (form, ranks))
+        if key not in self._errors:
+            tucker = form is Form.TUCKER
+            self._errors[key] = (
+                self._tucker(name, ranks)[1] if tucker else self._decomposition(name, form).error(ranks[0])
+            )
+        return self._errors[key]
+
+    def describe(self, name: str, way: Way) -> dict[str, Any]:
+        form, ranks = way
+        assert form is not None
+        layer = self._layers[name]
+        weights = sum(factor.size for factor in self.split(name, form, ranks).factors)
+        return {
+            "form": form.value,
+            "ranks": list(ranks),
+            "shape": list(layer.weight.shape),
+            "weights": round(weights / layer.weight.size, 4),
+            "error": round(self.error(name, form, ranks), 6),
+        }
+
+    def _decomposition(self, name: str, form: Form) -> Decomposition:
+        if (name, form) not in self._decompositions:
+            layer = self._layers[name]
+            outputs, inputs, *kernel = layer.weight.shape
+            if form is Form.SPATIAL:
+                found = convolution.spatial(layer.weight, self._sources.get((layer.source, layer.axis)))
+            else:
+                of_results = bool(kernel) or outputs <= inputs
+                moments = self._results.get(name) if of_results else self._sources.get((layer.source, layer.axis))
+                matrix = layer.weight.reshape(outputs, -1)
+                found = decompose(matrix, moments, of_results=of_results, centred=layer.bias is not None)
+            self._decompositions[name, form] = found
+        return self._decompositions[name, form]
+
+    def _tucker(self, name: str, ranks: tuple[int, ...]) -> tuple[Split, float]:
+        layer = self._layers[name]
+        moments = self._sources.get((layer.source, layer.axis)), self._results.get(name)
+        return convolution.tucker(layer.weight, (ranks[0], ranks[1]), *moments)
