@@ -39,7 +39,19 @@ def test_milliseconds(text: str, value: float) -> None:
     assert parse_milliseconds(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(("text", "value"), [("20", 20.0), ("20s", 20.0), ("500ms", 0.5), (" 1.5 ", 1.5), ("2 s", 2.0)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("20", 20.0),
+        ("20s", 20.0),
+        ("500ms", 0.5),
+        (" 1.5 ", 1.5),
+        ("2 s", 2.0),
+        ("10m", 600),
+        ("1.5 min", 90),
+        ("2h", 7200),
+    ],
+)
 def test_seconds_are_meant_where_no_unit_is_given(text: str, value: float) -> None:
     assert parse_seconds(text) == pytest.approx(value)
 

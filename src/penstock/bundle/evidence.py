@@ -63,6 +63,11 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     rows_per_second: float | None = None
     """At ``batch``."""
 
+    @property
+    def disk_bytes(self) -> int:
+        """What it takes in a bundle."""
+        return self.stored_bytes or self.size_bytes
+
 
 class Attempt(msgspec.Struct, frozen=True):
     """One step that a compression plan tried, and what came of it, held against the original on samples of its own."""

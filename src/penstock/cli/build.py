@@ -71,7 +71,7 @@ def build(
         overwrite=force,
         folder=folder,
     )
-    _check_places(output, report, [given for given in (model, calibrate, evaluate) if given is not None])
+    check_places(output, report, [given for given in (model, calibrate, evaluate) if given is not None])
     with StageProgress() as progress:
         result = build_bundle(model, output, calibrate, evaluate, recipe, progress)
     if report is not None:
@@ -84,7 +84,7 @@ def build(
         console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""), markup=False)
 
 
-def _check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
+def check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
     """Refuse, before the work, to write over what the command reads or to write the report into the bundle."""
     places = {given.resolve() for given in inputs}
     for target in (output, *([report] if report else [])):
@@ -110,13 +110,14 @@ def summary(result: BuildResult) -> dict[str, Any]:
             "batch": chosen.batch,
         },
         "baseline": _figures(baseline),
-        "built": {**_figures(chosen), "size_bytes": chosen.size_bytes, "bundle_bytes": result.bundle_bytes},
+        "built": {**_figures(chosen), "size_bytes": chosen.disk_bytes, "bundle_bytes": result.bundle_bytes},
         "speedup": chosen.speedup.value if chosen.speedup else 1.0,
         "speedup_interval": msgspec.to_builtins(chosen.speedup),
         "accuracy_loss": accuracy.loss.value if accuracy else 0.0,
         "accuracy_loss_interval": msgspec.to_builtins(accuracy.loss) if accuracy else None,
         "metric": accuracy.metric if accuracy else None,
         "candidates": [msgspec.to_builtins(record) for record in result.evidence.candidates],
+        "attempts": [msgspec.to_builtins(attempt) for attempt in result.evidence.attempts],
         "conditions": msgspec.to_builtins(result.evidence.conditions),
         "notes": list(result.evidence.notes),
     }

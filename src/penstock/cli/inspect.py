@@ -92,6 +92,8 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         console.print(
             f"{len(evidence.candidates)} candidates were tried; `penstock inspect --all` and the report show every one"
         )
+    if evidence.attempts:
+        console.print(_attempts(evidence))
     machine = manifest.machine
     console.print(f"measured on {escape(machine.cpu)}, {machine.cores} core(s), {' '.join(machine.isa)}")
     if evidence.conditions.dirty:
@@ -113,7 +115,7 @@ def _coded(manifest: Manifest) -> list[str]:
 def _verdict(evidence: Evidence) -> str:
     """What the chosen one gains and loses, with the 95 % intervals."""
     before, chosen = evidence.baseline, evidence.candidate(evidence.chosen)
-    parts = [f"size {before.size_bytes / 1024:.0f} → {chosen.size_bytes / 1024:.0f} KiB"]
+    parts = [f"size {_kib(before.disk_bytes)} → {_kib(chosen.disk_bytes)} KiB"]
     if chosen.speedup is not None:
         speed = chosen.speedup
         parts.insert(0, f"{speed.value:.2f}x the original's speed (95 %: {speed.low:.2f} … {speed.high:.2f})")
@@ -151,9 +153,33 @@ def _cells(record: CandidateRecord) -> list[str]:
         f"{speed.value:.2f}x" if speed else "",
         f"{accuracy.value:.2%}" if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
-        f"{record.size_bytes / 1024:.0f}",
+        _kib(record.disk_bytes),
         escape(f"{record.status}: {record.reason}"),
     ]
+
+
+def _attempts(evidence: Evidence) -> Table:
+    """What a compression plan tried, in order."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("step", "after", "speed", "loss", "KiB", "s"):
+        table.add_column(title, justify="left" if title in ("step", "after") else "right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for attempt in evidence.attempts:
+        table.add_row(
+            escape(attempt.name),
+            escape(attempt.parent),
+            f"{attempt.speedup.value:.2f}x" if attempt.speedup else "–",
+            f"{attempt.accuracy.loss.value:+.2%}" if attempt.accuracy else "–",
+            _kib(attempt.stored_bytes or attempt.size_bytes) if attempt.size_bytes else "–",
+            f"{attempt.seconds:.0f}",
+            escape(f"{attempt.outcome}: {attempt.reason}"),
+            style="" if attempt.outcome == "kept" else "dim",
+        )
+    return table
+
+
+def _kib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024:.{0 if size_bytes >= 100 << 10 else 1}f}"
 
 
 def _optimization(evidence: Evidence) -> str:

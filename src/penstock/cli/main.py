@@ -35,6 +35,7 @@ from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, Pen
 
 COMMANDS = {
     "build": "Build a bundle: optimise, quantise, measure and choose under a contract.",
+    "compress": "Compress a model under a contract: prune, split, quantise, share, train; keep what pays.",
     "inspect": "Show what is in a bundle, what was measured, and what was rejected and why.",
     "infer": "Run a bundle or model over the rows of an npz file, in this process.",
     "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",

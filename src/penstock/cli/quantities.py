@@ -8,6 +8,7 @@ from penstock.errors import InvalidArgument
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
 _MILLISECONDS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
+_LONG_SECONDS = {"m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_share(text: str) -> float:
@@ -34,7 +35,10 @@ def parse_milliseconds(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """``20s`` -> 20, ``500ms`` -> 0.5, ``20`` -> 20. Raises InvalidArgument."""
+    """``20s`` -> 20, ``500ms`` -> 0.5, ``10m`` -> 600, ``20`` -> 20. Raises InvalidArgument."""
+    match = re.fullmatch(_NUMBER + r"([a-z]+)\s*", text)
+    if match and match[2] in _LONG_SECONDS:
+        return float(match[1]) * _LONG_SECONDS[match[2]]
     return parse_milliseconds(text if re.search(r"[a-zµ]\s*$", text) else f"{text}s") / 1e3
 
 

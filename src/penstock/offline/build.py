@@ -2,7 +2,9 @@
 
 ::
 
-    model.onnx ─ optimise ─ calibrate ─ quantise ─ tune ─ pack ─ digits.bundle
+    model.onnx ─ optimise ─ calibrate ─ quantise ─ (plan) ─ tune ─ pack ─ digits.bundle
+
+A compression plan is made only if the recipe gives it time.
 
 Nothing appears at the target before the last step, which is atomic: a build that is killed leaves what was there.
 """
@@ -10,7 +12,7 @@ Nothing appears at the target before the last step, which is atomic: a build tha
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -21,10 +23,11 @@ import numpy as np
 
 from penstock import __version__
 from penstock.artifact import Artifact
+from penstock.bundle.coded import encode
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
-from penstock.bundle.pack import check_folder, file_entries, pack
+from penstock.bundle.pack import check_folder, code_variants, file_entries, pack
 from penstock.engines.registry import available_engines, get_engine
 from penstock.errors import (
     AlreadyExists,
@@ -34,6 +37,7 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
 )
+from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
 from penstock.offline.compress.ptq.ranges import Method
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.optimize.base import OptimizeReport
@@ -64,6 +68,18 @@ _FEW_CALLS = 100
 _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 
 
+class Compression(msgspec.Struct, frozen=True):
+    """How to compress: the planner composes the methods under the recipe's contract."""
+
+    budget_s: float = 600.0
+    """Seconds to spend on it; a step that has begun is finished."""
+    epochs: float = 10.0
+    """Passes over the calibration data of each training."""
+    seed: int = 0
+    folder: Path | None = None
+    """Where to keep what was tried, so that an interrupted plan goes on from there; None for nowhere."""
+
+
 class Recipe(msgspec.Struct, frozen=True):
     """How to build; every default is what most users want."""
 
@@ -76,8 +92,10 @@ class Recipe(msgspec.Struct, frozen=True):
     """Thread counts to try; empty for one, all cores, and the powers of two between."""
     methods: tuple[Method, ...] = tuple(Method)
     """INT8 calibration methods to try; empty for no INT8."""
-    objective: Literal["latency", "throughput"] = "latency"
-    """What to be fastest at: one call of a single row, or rows per second in calls of sixteen."""
+    objective: Literal["latency", "throughput", "size"] = "latency"
+    """What to be best at: the time of one call of a single row, rows per second in calls of sixteen, or bytes in the bundle."""
+    compression: Compression | None = None
+    """Also make smaller and faster models of this one; None for not."""
     budget_s: float = 20.0
     """Seconds to spend on timing candidates."""
     overwrite: bool = False
@@ -132,9 +150,11 @@ def build(
     on_progress("optimize", 1, 1)
     with _blaming(calibrate):
         int8, notes = integer_versions(fp32, calibration, recipe.methods, machine, on_progress)
-    tried = candidates([Version(fp32), *int8], engines, threads, machine)
+    planned = _plan(fp32, calibration, recipe, threads, on_progress)
+    versions = _stored([Version(fp32), *int8, *planned.versions], recipe)
+    tried = candidates(versions, engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
-    limits = Limits(machine.memory_bytes, recipe.budget_s, rows)
+    limits = Limits(machine.memory_bytes, recipe.budget_s, rows, smallest=recipe.objective == "size")
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
@@ -143,7 +163,8 @@ def build(
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     if calibration is not None and calibration.digest == evaluation.digest:
         notes = (*notes, "calibration and evaluation used the same samples: the accuracy of INT8 may be flattered")
-    evidence = _evidence(recipe, tuned, optimization, data, (*notes, *_caveats(recipe, tuned)))
+    evidence = _evidence(recipe, tuned, optimization, data, (*notes, *planned.notes, *_caveats(recipe, tuned)))
+    evidence = msgspec.structs.replace(evidence, attempts=planned.attempts)
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
         name=recipe.name or output.stem,
@@ -156,6 +177,8 @@ def build(
         evidence=evidence,
         tools={"penstock": __version__, **{package: version(package) for package in _PACKAGES if _installed(package)}},
     )
+    if recipe.objective == "size":
+        manifest, files = code_variants(manifest, files)
     pack(manifest, files, output, overwrite=True, folder=recipe.folder)
     on_progress("pack", 1, 1)
     return BuildResult(output, _size(output), manifest)
@@ -279,6 +302,39 @@ def _evidence(
     )
 
 
+def _plan(
+    fp32: Artifact, data: Dataset | None, recipe: Recipe, threads: Sequence[int], on_progress: OnProgress
+) -> Plan:
+    """What compression makes of the optimised model; nothing if it was not asked for."""
+    if recipe.compression is None:
+        return Plan((), ())
+    if data is None:
+        raise InvalidData(
+            "there is no data to compress the model on", "give --calibrate FILE.npz, some hundred samples"
+        )
+    asked = recipe.compression
+    options = PlanOptions(
+        contract=recipe.contract,
+        target="size" if recipe.objective == "size" else "latency",
+        budget_s=asked.budget_s,
+        epochs=asked.epochs,
+        threads=min(threads),
+        seed=asked.seed,
+    )
+    return plan(fp32, data, options, folder=asked.folder, on_progress=on_progress)
+
+
+def _stored(versions: Sequence[Version], recipe: Recipe) -> list[Version]:
+    """Where size is the aim, each version with its bytes as coded, and none that needs another to fall back to."""
+    if recipe.objective != "size":
+        return list(versions)
+    return [
+        msgspec.structs.replace(version, stored_bytes=version.stored_bytes or len(encode(version.artifact.data)))
+        for version in versions
+        if not version.requires
+    ]
+
+
 def _serving(variant: Variant, tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> ServingConfig:
     threads = tuned.chosen.threads
     return ServingConfig(
@@ -292,9 +348,9 @@ def _serving(variant: Variant, tuned: TuneResult, recipe: Recipe, machine: Machi
 
 
 def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
-    """The chosen variant, and behind it FP32 on ONNX Runtime, which runs on any machine, unless it is that already."""
+    """The chosen variant, and behind it FP32 on ONNX Runtime, unless the chosen one runs on any machine itself."""
     first = _variant(chosen)
-    if chosen.exact and chosen.engine == BASELINE_ENGINE:
+    if not chosen.requires and chosen.engine == BASELINE_ENGINE:
         return (first,), {first.file: chosen.artifact.data}
     last = _variant(fallback(fp32, chosen.threads))
     return (first, last), {first.file: chosen.artifact.data, last.file: fp32.data}

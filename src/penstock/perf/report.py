@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.bundle.evidence import CandidateRecord, Evidence
+from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.errors import AlreadyExists, ResourceExhausted
-from penstock.perf.chart import pareto_chart, throughput_chart
+from penstock.perf.chart import Scale, bar_chart, pareto_chart, throughput_chart
 
 
 class ServedRow(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
     else:
         body += [_verdict(manifest, evidence), *_served(served)]
         body += ["<h2>Accuracy and latency of every candidate</h2>", _LEGEND, pareto_chart(evidence)]
-        body += [_candidates(evidence)]
+        body += [_candidates(evidence), *_attempts(evidence)]
         profiles = {
             evidence.baseline.name: evidence.baseline_latency,
             manifest.serving.variant: manifest.serving.latency,
@@ -82,7 +82,7 @@ def _verdict(manifest: Manifest, evidence: Evidence) -> str:
         ("chosen", escape(chosen.name)),
         ("speed", f"{speed.value:.2f}x ({speed.low:.2f} … {speed.high:.2f})" if speed else "the original's"),
         ("accuracy lost", f"{loss.value:+.2%} ({loss.low:+.2%} … {loss.high:+.2%})" if loss else "–"),
-        ("size", f"{evidence.baseline.size_bytes / 1024:.0f} → {chosen.size_bytes / 1024:.0f} KiB"),
+        ("size", f"{evidence.baseline.disk_bytes / 1024:.4g} → {chosen.disk_bytes / 1024:.4g} KiB"),
         ("served with", f"{serving.instances} × {serving.threads} thread(s), batches up to {serving.max_batch}"),
     ]
     cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
@@ -111,6 +111,42 @@ def _candidates(evidence: Evidence) -> str:
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
 
 
+def _attempts(evidence: Evidence) -> list[str]:
+    """What a compression plan tried, with a picture of what each step bought for what it cost."""
+    tried = [attempt for attempt in evidence.attempts if attempt.accuracy is not None and attempt.speedup is not None]
+    if not evidence.attempts:
+        return []
+    heads = ("step", "after", "speed", "loss", "KiB", "seconds", "verdict")
+    rows = "".join(_attempt(attempt) for attempt in evidence.attempts)
+    table = f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+    by_size = any(attempt.stored_bytes for attempt in tried)
+    bars = [
+        (
+            f"{attempt.parent} → {attempt.name}",
+            attempt.stored_bytes / 1024 if by_size else attempt.speedup.value if attempt.speedup else 0.0,
+            attempt.accuracy.loss.value if attempt.accuracy else 0.0,
+        )
+        for attempt in tried
+    ]
+    bought = Scale("KiB as coded" if by_size else "times the original's speed", "{:.3g}")
+    picture = bar_chart(bars, "Steps of the plan", bought, Scale("accuracy lost", "{:.2%}")) if bars else ""
+    return ["<h2>What compression tried</h2>", picture, table]
+
+
+def _attempt(attempt: Attempt) -> str:
+    size_bytes = attempt.stored_bytes or attempt.size_bytes
+    cells = (
+        escape(attempt.name),
+        escape(attempt.parent),
+        f"{attempt.speedup.value:.2f}x" if attempt.speedup else "–",
+        f"{attempt.accuracy.loss.value:+.2%}" if attempt.accuracy else "–",
+        f"{size_bytes / 1024:.4g}" if size_bytes else "–",
+        f"{attempt.seconds:.0f}",
+        f"<b>{attempt.outcome}</b> {escape(attempt.reason)}",
+    )
+    return f'<tr class="{attempt.outcome}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
 def _row(record: CandidateRecord) -> str:
     speed, accuracy = record.speedup, record.accuracy
     cells = (
@@ -122,7 +158,7 @@ def _row(record: CandidateRecord) -> str:
         f"{accuracy.value:.2%}" if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
         f"{accuracy.relative_error:.2g}" if accuracy else "",
-        f"{record.size_bytes / 1024:.0f}",
+        f"{record.disk_bytes / 1024:.4g}",
         f"<b>{record.status}</b> {escape(record.reason)}",
     )
     return f'<tr class="{record.status}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'

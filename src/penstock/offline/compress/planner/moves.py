@@ -28,6 +28,8 @@ from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.dataset import Dataset
 from penstock.resources import MachineFacts
 
+Target = Literal["latency", "size"]
+
 _TRAINED = "penstock.offline.compress.planner.trained_moves"
 _RANKING_S = 5.0
 
@@ -45,6 +47,7 @@ class Workshop(msgspec.Struct, frozen=True):
     epochs: float
     seed: int
     spending: Spending
+    target: Target
 
 
 class State(msgspec.Struct, frozen=True):
@@ -78,7 +81,7 @@ class Stage(msgspec.Struct, frozen=True):
     order: Literal["climb", "descend", "first"]
 
 
-def stages(target: Literal["latency", "size"]) -> tuple[Stage, ...]:
+def stages(target: Target) -> tuple[Stage, ...]:
     """What to try for ``target``, in order. Only FP32 models that share no weights are gone on from."""
     structure = Stage(tuple(_shrink(speedup) for speedup in (1.5, 2.0, 2.0)), "climb")
     thinner = Stage((_trained("low-rank", "structure", "split_layers"),), "first")
@@ -115,7 +118,7 @@ def _trained(name: str, kind: Kind, function: str, precision: str = "", **option
 
 def _int8(workshop: Workshop, state: State) -> Artifact:
     return quantize_with(
-        PtqRecipe(placement=_placement(workshop, state)), state.model, workshop.fitted, _scheme(workshop)
+        PtqRecipe(placement=_placement(workshop, state)), state.model, workshop.fitted, int8_scheme(workshop)
     )
 
 
@@ -123,7 +126,7 @@ def _mixed(workshop: Workshop, state: State) -> Artifact:
     """INT8 but for the groups that cost the most accuracy for the time they save."""
     prepared = equalized(state.model, workshop.fitted)
     statistics = collect(prepared, workshop.fitted.inputs)
-    mixed = MixedModel(prepared, statistics, _scheme(workshop), _placement(workshop, state), Method.MSE)
+    mixed = MixedModel(prepared, statistics, int8_scheme(workshop), _placement(workshop, state), Method.MSE)
     trials = Trials(mixed, workshop.held, workshop.threads)
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=_RANKING_S))
     found = choose(trials, report, workshop.spending.allowance("precision"))
@@ -135,8 +138,10 @@ def _mixed(workshop: Workshop, state: State) -> Artifact:
 def _placement(workshop: Workshop, state: State) -> Placement:
     statistics = collect(state.model, workshop.fitted.rows(0, 32))
     options = FastestOptions(threads=workshop.threads, budget_s=2.0)
-    return fastest_placement(state.model, statistics, workshop.held, [_scheme(workshop)], options)[0].placement
+    return fastest_placement(state.model, statistics, workshop.held, [int8_scheme(workshop)], options)[0].placement
 
 
-def _scheme(workshop: Workshop) -> IntegerScheme:
-    return integer_scheme(workshop.machine)
+def int8_scheme(workshop: Workshop) -> IntegerScheme:
+    """The machine's; where size is the aim, one that runs anywhere, so that the bundle needs no second model."""
+    scheme = integer_scheme(workshop.machine)
+    return scheme if workshop.target == "latency" else msgspec.structs.replace(scheme, reduce_range=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -29,8 +28,8 @@ from penstock.engines.registry import get_engine
 from penstock.errors import EngineUnavailable, InvalidConfig, PenstockError
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.planner.ledger import Ledger
-from penstock.offline.compress.planner.moves import Move, Stage, State, Workshop, stages
-from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
+from penstock.offline.compress.planner.moves import Move, Stage, State, Target, Workshop, int8_scheme, stages
+from penstock.offline.compress.ptq.scheme import required_isa
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import Judge, answers, make_judge
 from penstock.offline.tune.contract import Contract, is_faster
@@ -39,12 +38,13 @@ from penstock.perf.measure import feed, interleave, repeat_rows, speedup
 from penstock.resources import MachineFacts, machine_facts
 
 OnProgress = Callable[[str, int, int], None]
-Target = Literal["latency", "size"]
 
 _log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.25
 _TIMING_S = 1.5
+_VERSIONS = 6
+"""Models that the tuner is given, the best on the held-out samples."""
 _SMALLER = 0.99
 """A step for size must save a hundredth, or it is not worth its name."""
 
@@ -116,9 +116,17 @@ class _Search:
         loaded.unload()
         machine: MachineFacts = machine_facts()
         self._workshop = Workshop(
-            original, fitted, self._held, machine, options.threads, options.epochs, options.seed, self._spending
+            original=original,
+            fitted=fitted,
+            held=self._held,
+            machine=machine,
+            threads=options.threads,
+            epochs=options.epochs,
+            seed=options.seed,
+            spending=self._spending,
+            target=options.target,
         )
-        self._requires = required_isa(integer_scheme(machine), machine)
+        self._requires = required_isa(int8_scheme(self._workshop), machine)
         self._ledger = Ledger(folder, _key(original, data, options))
         self._skipped: list[Attempt] = []
         self._seen: list[Attempt] = []
@@ -133,7 +141,8 @@ class _Search:
             for start in [state for state in found if state.precision == "fp32" and not _is_shared(state)]:
                 found += self._walk(stage, start)
         self._on_progress("plan", len(every), len(every))
-        versions = tuple(self._version(state) for state in found[1:])
+        best = sorted(found[1:], key=self._rank)[:_VERSIONS]
+        versions = tuple(self._version(state) for state in best)
         return Plan(versions, (*self._seen, *self._skipped), self._notes())
 
     def _walk(self, stage: Stage, start: State) -> list[State]:
@@ -223,6 +232,12 @@ class _Search:
             requires=self._requires if state.precision == "int8" else (),
             stored_bytes=state.attempt.stored_bytes,
         )
+
+    def _rank(self, state: State) -> float:
+        """Least is best."""
+        attempt = state.attempt
+        assert attempt.speedup is not None
+        return -attempt.speedup.value if self._options.target == "latency" else attempt.stored_bytes
 
     def _notes(self) -> tuple[str, ...]:
         notes = [f"the plan decided on {self._held.count} samples held out from its training data"]

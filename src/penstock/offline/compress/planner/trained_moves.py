@@ -6,12 +6,11 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
-from penstock.offline.compress.planner.moves import State, Workshop
+from penstock.offline.compress.planner.moves import State, Workshop, int8_scheme
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions
 from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
-from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, tune_centroids
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.distill import recover
@@ -60,9 +59,8 @@ def share_weights(workshop: Workshop, state: State, bits: int) -> Artifact:
 def train_int8(workshop: Workshop, state: State) -> Artifact:
     """The INT8 model trained, from where quantisation left it."""
     prepared = equalized(state.model, workshop.fitted)
-    scheme = integer_scheme(workshop.machine)
     recipe = PtqRecipe(equalize=False, correct_biases=False)
-    start = quantize_with(recipe, prepared, workshop.fitted, scheme)
+    start = quantize_with(recipe, prepared, workshop.fitted, int8_scheme(workshop))
     fit = msgspec.structs.replace(
         QatOptions().fit, epochs=workshop.epochs, seed=workshop.seed, threads=workshop.threads
     )
