@@ -36,7 +36,7 @@ _TINY = 1e-12
 class DistillOptions(msgspec.Struct, frozen=True):
     """How to distil."""
 
-    fit: FitOptions = FitOptions(epochs=100, learning_rate=2e-3)
+    fit: FitOptions = FitOptions(epochs=100)
     temperature: float = 4.0
     """T: how much the teacher's small probabilities count; 2 to 8 is usual."""
     teacher_share: float | None = None

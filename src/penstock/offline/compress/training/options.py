@@ -25,11 +25,11 @@ _WARM_UP = 0.05
 class FitOptions(msgspec.Struct, frozen=True):
     """How to train."""
 
-    epochs: float = 10
+    epochs: float = 20
     """Passes over the rows; parts of one count."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     """At its height."""
-    batch_size: int = 64
+    batch_size: int = 32
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """SGD has Nesterov momentum of 0.9."""
     weight_decay: float = 0.0

@@ -35,7 +35,7 @@ _STEPS = 255
 class QatOptions(msgspec.Struct, frozen=True):
     """How to train a quantised model."""
 
-    fit: FitOptions = FitOptions(epochs=20, learning_rate=5e-4, batch_size=32, held_out=0.2)
+    fit: FitOptions = FitOptions(learning_rate=5e-4, held_out=0.2)
     scale_rate: float = 100.0
     """How many times faster than a weight the logarithm of a scale learns."""
     frozen_after: float = 0.8
