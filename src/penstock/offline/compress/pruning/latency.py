@@ -17,7 +17,7 @@ from penstock.offline.compress.pruning.cut import Kept, Structure
 from penstock.offline.compress.taps import Taps
 from penstock.offline.dataset import make_dataset
 from penstock.offline.optimize import graph
-from penstock.perf.measure import feed, interleave
+from penstock.perf.measure import Timings, feed, interleave
 from penstock.tensor import Array
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -129,7 +129,7 @@ class LatencyTable:
             )
         if runs:
             timings = interleave(runs, _SECONDS * len(runs))
-            self._ms.update({layer: timings[str(number)].p50_ms for number, layer in enumerate(ordered)})
+            self._ms.update({layer: _undisturbed_ms(timings[str(number)]) for number, layer in enumerate(ordered)})
         for model in loaded:
             model.unload()
 
@@ -155,6 +155,11 @@ class LatencyTable:
         body = onnx.helper.make_graph([node], "layer", inputs, [output], weights)
         made = onnx.helper.make_model(body, opset_imports=self._opsets, ir_version=self._structure.model.ir_version)
         return Artifact.from_bytes(made.SerializeToString(deterministic=True))
+
+
+def _undisturbed_ms(timings: Timings) -> float:
+    """What is compared was not all measured at one time, so the disturbances of any time are left out: a low quantile."""
+    return timings.percentile_ms(10)
 
 
 def _rows(sample: Mapping[str, Array]) -> int:

@@ -17,6 +17,7 @@ from penstock.errors import InvalidConfig, InvalidData, PenstockError, Unsupport
 from penstock.offline.compress.pruning.cut import Kept, Structure
 from penstock.offline.compress.pruning.importance import Scores, by_activation, by_batch_norm, by_norm
 from penstock.offline.compress.pruning.latency import LatencyTable
+from penstock.offline.compress.pruning.norms import refresh_norms
 from penstock.offline.compress.pruning.widths import (
     Grid,
     best_units,
@@ -76,8 +77,10 @@ def narrow(
 ) -> Artifact:
     """``artifact`` without its least important channels and heads. Facts: units before and after, by group; parameters.
 
-    ``scores`` take the place of ``options.importance``, such as those of ``taylor.by_taylor``. With ``speedup`` the result
-    depends on what this machine measures; without, the same arguments give the same bytes.
+    With ``data``, of which no labels are needed, every BatchNormalization that is left takes its statistics anew: most of what
+    a cut loses at once comes from those. ``scores`` take the place of ``options.importance``, such as those of
+    ``taylor.by_taylor``. With ``speedup`` the result depends on what this machine measures; without, the same arguments give the
+    same bytes.
     Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if
     the speed-up cannot be had.
     """
@@ -89,8 +92,10 @@ def narrow(
     scores = scores or _scores(structure, options, data, on_progress)
     if options.speedup is None:
         counts = uniform(structure, grids, options.width)
-        return apply(structure, best_units(structure, scores, counts), "narrow", options)
-    return _fast_enough(structure, scores, grids, options, probe(artifact, data))
+        made = apply(structure, best_units(structure, scores, counts), "narrow", options)
+    else:
+        made = _fast_enough(structure, scores, grids, options, probe(artifact, data))
+    return made if data is None else refresh_norms(made, data, threads=options.threads)
 
 
 def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:

@@ -26,7 +26,7 @@ from penstock.offline.compress.training.archive import read_archive, write_archi
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.teacher import Teacher
-from penstock.offline.compress.training.trainable import TrainableModel
+from penstock.offline.compress.training.trainable import TrainableModel, reestimate_norms
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.contract import Contract
 
@@ -217,6 +217,8 @@ class _Run:
     def _trained(self, start: Artifact, number: int, epochs: float) -> Artifact:
         fit = msgspec.structs.replace(self.options.fit, epochs=epochs, seed=self.options.fit.seed + number)
         model = TrainableModel(start)
+        # What BatchNormalization knew of its inputs was true before the cut; training alone is slow to make up for that.
+        reestimate_norms(model, self.data)
         report = recover(model, self.data, self._teacher, fit)
         return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())
 

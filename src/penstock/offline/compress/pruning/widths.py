@@ -18,6 +18,8 @@ from penstock.offline.compress.pruning.importance import Scores
 from penstock.offline.compress.pruning.latency import LatencyTable
 
 _TINY = 1e-9
+_FARTHEST = 3
+"""Strides at once that the search tries."""
 _STEPS = 8
 """Into about how many steps a group's width is divided in the search."""
 
@@ -36,9 +38,9 @@ class Grid(NamedTuple):
     def nearest(self, count: float) -> int:
         return max(self.floor, self.step * math.floor(count / self.step + 0.5))
 
-    def below(self, count: int) -> int:
-        """The next width down; 0 if there is none."""
-        to = (count - 1) // self.stride * self.stride
+    def below(self, count: int, strides: int = 1) -> int:
+        """The width so many strides down; 0 if there is none."""
+        to = ((count - 1) // self.stride - strides + 1) * self.stride
         return to if to >= self.floor else 0
 
 
@@ -79,24 +81,26 @@ def fastest_for_least(
     """Widths for which all layers together take ``goal_ms``, and what they take; greedy from ``widest`` down.
 
     Each step narrows the group that loses the least per millisecond saved; what it loses is the logarithm of the share of its
-    score that stays, so that the last half of a group costs as much as the first. Stops early where nothing saves time.
+    score that stays, so that the last half of a group costs as much as the first. Where no single stride saves time, longer
+    ones are tried; stops early where they do not either.
     """
     counts = dict(widest)
     plan = best_units(structure, scores, counts)
     (now,) = table.totals([plan])
-    while now > goal_ms:
+    strides = 1
+    while now > goal_ms and strides <= _FARTHEST:
         before = _loss(scores, plan)
-        trials = [{**counts, name: to} for name, grid in grids.items() if (to := grid.below(counts[name]))]
+        trials = [{**counts, name: to} for name, grid in grids.items() if (to := grid.below(counts[name], strides))]
         plans = [best_units(structure, scores, trial) for trial in trials]
         options = [
             ((_loss(scores, plans[number]) - before) / (now - ms), number, ms)
             for number, ms in enumerate(table.totals(plans))
             if ms < now
         ]
-        if not options:
-            break
-        _, number, now = min(options)
-        counts, plan = trials[number], plans[number]
+        if options:
+            _, number, now = min(options)
+            counts, plan = trials[number], plans[number]
+        strides = 1 if options else strides + 1
     return counts, now
 
 

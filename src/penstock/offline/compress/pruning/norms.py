@@ -1,0 +1,72 @@
+"""Statistics of BatchNormalization taken anew after a cut: the first aid that needs neither labels nor training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import numpy_helper
+
+from penstock.artifact import Artifact
+from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize.model import read_proto
+from penstock.tensor import Array
+
+
+def refresh_norms(
+    artifact: Artifact,
+    data: Dataset,
+    *,
+    batch_size: int = 64,
+    threads: int = 1,
+    on_progress: Progress = no_progress,
+) -> Artifact:
+    """``artifact`` with mean and variance of every BatchNormalization as ``data`` gives them, in the graph's order, so that each
+    sees what those before it make now (Li et al., "EagleEye", 2020, §3.3). A model without any comes back as it is.
+
+    Nodes whose statistics are computed or shared keep them. Raises InvalidData if the data do not fit the model or a tensor
+    becomes NaN or infinite.
+    """
+    proto = read_proto(artifact)
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    uses = Counter(name for node in proto.graph.node for name in node.input)
+    nodes = [
+        node
+        for node in proto.graph.node
+        if node.op_type == "BatchNormalization"
+        and all(name in constants and uses[name] == 1 for name in node.input[3:5])
+    ]
+    current = artifact
+    for done, node in enumerate(nodes, 1):
+        mean, variance = _moments(current, data, node.input[0], batch_size, threads)
+        for name, values in zip(node.input[3:5], (mean, variance), strict=True):
+            old = numpy_helper.to_array(constants[name])
+            constants[name].CopyFrom(numpy_helper.from_array(values.astype(old.dtype), name))
+        current = Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
+        on_progress(done, len(nodes))
+    if current is artifact:
+        return artifact
+    about = {"norms": len(nodes), "samples": data.count}
+    return artifact.derive(current.data, "refresh_norms", {"batch_size": batch_size}, about)
+
+
+def _moments(artifact: Artifact, data: Dataset, tensor: str, batch_size: int, threads: int) -> tuple[Array, Array]:
+    """Mean and variance of each channel, axis 1, over all samples and positions, FP64."""
+    count, total, squares = 0, np.zeros(1), np.zeros(1)
+    for array in _batches(artifact, data, tensor, batch_size, threads):
+        others = tuple(axis for axis in range(array.ndim) if axis != 1)
+        count += array.size // array.shape[1]
+        total = total + array.sum(axis=others, dtype=np.float64)
+        squares = squares + np.square(array, dtype=np.float64).sum(axis=others)
+    mean = total / count
+    return mean, np.maximum(squares / count - mean**2, 0.0)
+
+
+def _batches(artifact: Artifact, data: Dataset, tensor: str, batch_size: int, threads: int) -> Iterator[Array]:
+    if tensor in data.inputs:
+        yield data.inputs[tensor]
+    else:
+        for _, array in Taps(artifact, data, batch_size=batch_size, threads=threads).run([tensor]):
+            yield array
