@@ -33,16 +33,26 @@ import typer
 from penstock import __version__
 from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, PenstockError
 
-COMMANDS = {
-    "build": "Build a bundle: optimise, quantise, measure and choose under a contract.",
-    "compress": "Compress a model under a contract: prune, split, quantise, share, train; keep what pays.",
-    "inspect": "Show what is in a bundle, what was measured, and what was rejected and why.",
-    "infer": "Run a bundle or model over the rows of an npz file, in this process.",
-    "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
-    "bench": "Load a server, closed loop or open loop, and report latencies.",
-    "demo": "Build, serve and measure the digits example, original against built.",
+_PANELS = {
+    "Offline": {
+        "build": "Build a bundle: optimise, quantise, measure and choose under a contract.",
+        "compress": "Compress a model under a contract: prune, split, quantise, share, train; keep what pays.",
+        "inspect": "Show what is in a bundle, what was measured, and what was rejected and why.",
+        "demo": "Build, serve and measure the digits example, original against built.",
+    },
+    "Online": {
+        "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
+        "infer": "Run a bundle or model over the rows of an npz file, in this process.",
+        "bench": "Load a server, closed loop or open loop, and report latencies.",
+    },
+    "One method alone": {
+        "quantize": "Quantise to INT8, or store weights in fewer bits, after training.",
+        "prune": "Make the smallest weights zero, at once or step by step with retraining.",
+    },
 }
-"""Every command and its one line of help, so that ``penstock --help`` loads none of them."""
+"""Every command and its one line of help, so that ``penstock --help`` loads none of them; by the panel that it is listed in."""
+
+COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
 
 _EXIT_CODES = {
     Code.INVALID_ARGUMENT: 2,
@@ -94,9 +104,11 @@ def make_app(command: str | None) -> typer.Typer:
         rich_markup_mode="rich",
     )
     app.callback()(_options)
-    for name, summary in COMMANDS.items():
-        body: Callable[..., Any] = _load(name) if name == command else _unloaded
-        app.command(name, short_help=summary, help=None if name == command else summary)(body)
+    for panel, commands in _PANELS.items():
+        for name, summary in commands.items():
+            body: Callable[..., Any] = _load(name) if name == command else _unloaded
+            text = None if name == command else summary
+            app.command(name, short_help=summary, help=text, rich_help_panel=panel)(body)
     return app
 
 
@@ -131,7 +143,8 @@ def _command(arguments: list[str]) -> str | None:
 
 def _load(name: str) -> Callable[..., Any]:
     with _noticing_interrupts():
-        body: Callable[..., Any] = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
+        module = name.replace("-", "_")
+        body: Callable[..., Any] = getattr(importlib.import_module(f"penstock.cli.{module}"), module)
     return body
 
 

@@ -1,0 +1,386 @@
+"""What the commands of one compression method have in common: options, files, data, comparison, and how the result is told."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+import onnx
+import typer
+from google.protobuf.message import DecodeError
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.artifact import Artifact
+from penstock.bundle import coded
+from penstock.bundle.evidence import Interval
+from penstock.cli.inspect import make_console
+from penstock.cli.progress import StageProgress
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidData,
+    InvalidModel,
+    PenstockError,
+    ResourceExhausted,
+)
+from penstock.offline.compress.comparison import Comparison, compare
+from penstock.offline.dataset import Dataset, load_dataset
+from penstock.offline.optimize.model import self_contained
+from penstock.offline.optimize.optimizer import optimize
+from penstock.offline.tune.accuracy import answers, make_judge
+from penstock.resources import machine_facts
+from penstock.tensor import Signature
+
+Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the ONNX file.", show_default=False)]
+Calibrate = Annotated[Path | None, typer.Option(help="npz with samples to calibrate on, some hundred.")]
+Train = Annotated[Path | None, typer.Option(help="npz with samples to train on; `labels` join in if there are any.")]
+Evaluate = Annotated[
+    Path | None,
+    typer.Option(
+        help="npz to measure accuracy and speed on, which the method does not see; without it only sizes are told."
+    ),
+]
+Loss = Annotated[str | None, typer.Option(help="Loss of accuracy allowed against the original, e.g. 0.5%.")]
+Chart = Annotated[Path | None, typer.Option(help="Also write a picture here, an SVG file.")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the training data; default: the method's.")]
+Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1, help="Of everything random.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads to train and to measure with.")]
+Resume = Annotated[
+    Path | None, typer.Option(help="Folder for checkpoints: the same command goes on from there if it was interrupted.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Write over a target that is not an ONNX file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+Aim = Literal["size", "coded_size", "speed", "accuracy"]
+"""What a method is for, each against the original."""
+
+_NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
+
+
+class Job:
+    """One run of one method: a context manager for the work, then ``finish``.
+
+    Whatever is wrong with the files is told when it is made, before any work. ``reads`` are further files that the command
+    reads, ``writes`` those that it writes beside ``output``. ``fitted`` is what the method may see, ``evaluation`` what it is
+    measured on; either may be None.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        output: Path | None,
+        *,
+        fitted: Path | None = None,
+        evaluate: Path | None = None,
+        reads: Iterable[Path | None] = (),
+        writes: Iterable[Path | None] = (),
+        threads: int = 1,
+        force: bool = False,
+    ) -> None:
+        if threads > (cores := machine_facts().cores):
+            raise InvalidConfig(f"{threads} threads are more than this machine's {cores} core(s)", "give fewer")
+        inputs = [path for path in (model, fitted, evaluate, *reads) if path is not None]
+        if output is not None:
+            check_target(output, inputs, force)
+        others = [path for path in writes if path is not None]
+        for number, path in enumerate(others):
+            check_place(path, [*inputs, *([output] if output else []), *others[:number]])
+        self.output, self.threads, self.notes = output, threads, list[str]()
+        self.original = Artifact.from_file(model)
+        with loaded(self.original) as running:
+            self.signature: Signature = running.signature
+            if not self.signature.inputs:
+                raise InvalidModel(f"'{model}' has no inputs, so that it always answers the same")
+            self.fitted = self._load(fitted, running)
+            self.evaluation = self._load(evaluate, running, judged=True)
+        self._progress = StageProgress()
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        """A callback that draws the progress of one stage of the work."""
+        return lambda done, total: self._progress(name, done, total)
+
+    def data(self, option: str, why: str) -> Dataset:
+        """What the method may see. Raises InvalidArgument if it was not given."""
+        if self.fitted is None:
+            raise InvalidArgument(f"{why} needs data", f"give {option} FILE.npz, arrays named after the model's inputs")
+        return self.fitted
+
+    def folded(self) -> Artifact:
+        """The original optimised, BatchNormalization folded: what methods that change weights begin with. Told on stderr."""
+        progress = self.stage("optimize")
+        progress(0, 1)
+        data = self.fitted or self.evaluation
+        samples = [data.rows(0, self.signature.smallest_batch)] if data else []
+        made, report = optimize(self.original, samples)
+        progress(1, 1)
+        if report.applied:
+            print(
+                f"optimised first: {report.nodes_before} → {report.nodes_after} nodes ({', '.join(report.applied)})",
+                file=sys.stderr,
+            )
+        return made
+
+    def plain(self) -> Artifact:
+        """The original with its weights inside, otherwise as it is."""
+        return self_contained(self.original)
+
+    def finish(
+        self, command: str, made: Artifact, aims: Sequence[Aim], json: bool, facts: dict[str, Any] | None = None
+    ) -> None:
+        """Compare ``made`` with the original if there are data for it, write it, and tell; ``facts`` go into the JSON object."""
+        assert self.output is not None
+        outcome = Outcome(
+            original=self.original,
+            made=made,
+            comparison=compare(self.original, made, self.evaluation, threads=self.threads) if self.evaluation else None,
+            coded=(len(coded.encode(self.plain().data)), len(coded.encode(made.data)))
+            if "coded_size" in aims
+            else None,
+        )
+        write_whole(self.output, made.data)
+        notes = [*self.notes, *outcome.shortfalls(aims).values()]
+        if json:
+            report = {
+                "command": command,
+                "output": str(self.output),
+                **outcome.summary(aims),
+                **(facts or {}),
+                "notes": notes,
+            }
+            print_json(report)
+            return
+        console = make_console()
+        console.print(outcome.table())
+        for note in notes:
+            console.print(f"[yellow]note[/yellow]    {escape(note)}")
+        if outcome.comparison is None:
+            console.print(f"[yellow]note[/yellow]    {_NOTHING_MEASURED}")
+        console.print(f"written  {self.output}", markup=False)
+
+    def _load(self, path: Path | None, running: LoadedModel, judged: bool = False) -> Dataset | None:
+        """The data of ``path``, on which the model runs and whose labels, where it is ``judged``, fit."""
+        if path is None:
+            return None
+        data = load_dataset(path, self.signature)
+        try:
+            outputs = answers(running, data)
+            if judged:
+                make_judge(outputs, data.labels)
+        except PenstockError as error:
+            cause = f"{error.message}, on samples of '{path}'"
+            raise InvalidData(cause, error.hint or "check that the values suit the model") from error
+        return data
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a method made of a model."""
+
+    original: Artifact
+    made: Artifact
+    comparison: Comparison | None
+    coded: tuple[int, int] | None
+    """Bytes of both as coded models."""
+
+    def shortfalls(self, aims: Sequence[Aim]) -> dict[Aim, str]:
+        """Where it is no better than the original in what it is for, and how that is told."""
+        found: dict[Aim, str] = {}
+        before, after = self.original.size_bytes, self.made.size_bytes
+        if "size" in aims and after >= before:
+            found["size"] = f"the file is not smaller than the original: {before} → {after} bytes"
+        if "coded_size" in aims and self.coded and self.coded[1] >= self.coded[0]:
+            found["coded_size"] = "coded, the model is not smaller than the original coded"
+        speed = self.comparison.speedup if self.comparison else None
+        if "speed" in aims and speed and speed.low <= 1:
+            provably = speed.high <= 1
+            found["speed"] = (
+                f"{'slower than' if provably else 'not measurably faster than'} the original here: {times(speed)}"
+            )
+        return found
+
+    def pays(self, aims: Sequence[Aim]) -> bool | None:
+        """Whether it is better in all that it is for; None if part of that was not measured."""
+        if self.shortfalls(aims):
+            return False
+        return None if "speed" in aims and self.comparison is None else True
+
+    def summary(self, aims: Sequence[Aim]) -> dict[str, Any]:
+        """The stable JSON form."""
+        found, coded_bytes = self.comparison, self.coded or (None, None)
+        accuracy = found.accuracy if found else None
+        steps = self.made.provenance[len(self.original.provenance) :]
+        return {
+            "original": {
+                "size_bytes": self.original.size_bytes,
+                "coded_bytes": coded_bytes[0],
+                "accuracy": found.original_accuracy if found else None,
+                "latency_ms": found.original_ms if found else None,
+            },
+            "made": {
+                "size_bytes": self.made.size_bytes,
+                "coded_bytes": coded_bytes[1],
+                "accuracy": accuracy.value if accuracy else None,
+                "latency_ms": found.compressed_ms if found else None,
+                "digest": self.made.digest,
+            },
+            "size_ratio": self.original.size_bytes / self.made.size_bytes,
+            "speedup": found.speedup.value if found else None,
+            "speedup_interval": msgspec.to_builtins(found.speedup) if found else None,
+            "accuracy_loss": accuracy.loss.value if accuracy else None,
+            "accuracy_loss_interval": msgspec.to_builtins(accuracy.loss) if accuracy else None,
+            "metric": accuracy.metric if accuracy else None,
+            "samples": accuracy.samples if accuracy else None,
+            "threads": found.threads if found else None,
+            "rows": found.rows if found else None,
+            "pays": self.pays(aims),
+            "short_of": list(self.shortfalls(aims)),
+            "steps": msgspec.to_builtins(steps),
+        }
+
+    def table(self) -> Table:
+        """Original and result side by side."""
+        table = make_table("", "original", "made", "")
+        before, after = self.original.size_bytes, self.made.size_bytes
+        table.add_row("size, KiB", kib(before), kib(after), _smaller(before, after))
+        if self.coded:
+            table.add_row("coded, KiB", *map(kib, self.coded), f"{_smaller(before, self.coded[1])} than the file")
+        if (found := self.comparison) is not None:
+            accuracy = found.accuracy
+            loss = f"loss {accuracy.loss.value:+.2%} (95 %: {accuracy.loss.low:+.2%} … {accuracy.loss.high:+.2%})"
+            values = f"{found.original_accuracy:.2%}", f"{accuracy.value:.2%}"
+            table.add_row(f"{accuracy.metric}, {accuracy.samples} samples", *values, loss)
+            call = f"p50 of {found.rows} row(s), ms"
+            table.add_row(call, f"{found.original_ms:.3f}", f"{found.compressed_ms:.3f}", times(found.speedup))
+        return table
+
+
+def check_target(path: Path, inputs: Sequence[Path], force: bool, suffix: str = ".onnx") -> None:
+    """Refuse now what could not, or must not, be written when the work is done. Raises InvalidArgument, AlreadyExists."""
+    if path.suffix.lower() != suffix:
+        raise InvalidArgument(f"'{path}' is no name for what is written", f"name it NAME{suffix}")
+    check_place(path, inputs)
+    if path.exists() and not force and not _is_onnx(path):
+        raise AlreadyExists(f"'{path}' exists and is not an ONNX file", "choose another name, or give --force")
+
+
+def check_place(path: Path, others: Sequence[Path]) -> None:
+    """Raise InvalidArgument if ``path`` is one of ``others``, or nothing can be written there."""
+    target = path.resolve()
+    for other in others:
+        if other.resolve() == target:
+            raise InvalidArgument(f"'{path}' would overwrite what this command reads or writes", "choose another name")
+    folder = next(parent for parent in target.parents if parent.exists())
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidArgument(
+            f"'{path}' cannot be written: {error.strerror or error}", "choose another place"
+        ) from error
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """A folder for checkpoints, or where one can be made. Raises InvalidArgument."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise InvalidArgument(f"'{path}' is not a folder", "name a folder for --resume, or one to be made")
+    return path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``, whole or not at all. Raises ResourceExhausted."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def fit_with(defaults: Any, epochs: float | None, seed: int, threads: int) -> Any:
+    """``defaults``, FitOptions, with what the command line says. Raises InvalidArgument."""
+    if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
+        raise InvalidArgument(f"--epochs {epochs:g} cannot be trained", "give more than 0")
+    return msgspec.structs.replace(defaults, epochs=epochs or defaults.epochs, seed=seed, threads=threads)
+
+
+def refuse(given: Mapping[str, object], without: str) -> None:
+    """Raise InvalidArgument if one of the options ``given`` was used, which mean nothing ``without`` another."""
+    for option, value in given.items():
+        if value not in (None, False):
+            raise InvalidArgument(f"{option} means nothing without {without}", f"add {without}, or leave {option} out")
+
+
+def trained(module: str) -> Any:
+    """A module of ``penstock.offline.compress`` that needs torch. Raises EngineUnavailable where it is not installed."""
+    return importlib.import_module(f"penstock.offline.compress.{module}")
+
+
+@contextlib.contextmanager
+def loaded(artifact: Artifact, threads: int = 1) -> Iterator[LoadedModel]:
+    """``artifact`` in ONNX Runtime."""
+    model = get_engine("onnxruntime").load(artifact, {"threads": threads})
+    try:
+        yield model
+    finally:
+        model.unload()
+
+
+def make_table(*titles: str) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def print_json(report: dict[str, Any]) -> None:
+    """One line on stdout."""
+    print(msgspec.json.encode(report).decode())
+
+
+def times(interval: Interval) -> str:
+    """A speed-up with its interval."""
+    return f"{interval.value:.2f}x the speed (95 %: {interval.low:.2f} … {interval.high:.2f})"
+
+
+def kib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024:.1f}"
+
+
+def _smaller(before: int, after: int) -> str:
+    return f"{before / after:.2f}x smaller" if after <= before else f"{after / before:.2f}x larger"
+
+
+def _is_onnx(path: Path) -> bool:
+    try:
+        return bool(onnx.load(path, load_external_data=False).HasField("graph"))
+    except (DecodeError, OSError, ValueError):
+        return False
