@@ -172,6 +172,8 @@ def test_what_is_larger_than_allowed_takes_no_memory() -> None:
         decode(large, 1_000_000)
     with pytest.raises(IntegrityError, match="more than"):
         decode(headed(b"", b"\0" * 3_000_000, b""), 1_000_000)
+    with pytest.raises(IntegrityError, match="more than any does"):
+        decode(headed(b"\0" * 3_000_000, b"", b""), 1_000_000)
     assert tracemalloc.get_traced_memory()[1] < 4_000_000  # of which 3 MB were there before
     tracemalloc.stop()
 
@@ -263,3 +265,5 @@ def test_the_summary_says_where_the_bytes_go() -> None:
     assert [tensor.codec for tensor in found.tensors] == ["sparse", "huffman", "deflate"]
     assert [tensor.name for tensor in found.tensors] == ["w0", "w1", "w2"]
     assert found.ratio == len(MODEL) / len(DATA)
+    arrays = [numpy_helper.to_array(t) for t in onnx.load_model_from_string(MODEL).graph.initializer]
+    assert [tensor.sparsity for tensor in found.tensors] == [np.mean(array == 0) for array in arrays]

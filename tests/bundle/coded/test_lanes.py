@@ -28,7 +28,9 @@ def _by_hand(block: Block, lengths: Array) -> list[int]:
     bits = np.unpackbits(np.frombuffer(block.data, np.uint8)[3:], bitorder="little")
     sizes = [least + sum(int(bits[lane * width + i]) << i for i in range(width)) for lane in range(block.lanes)]
     bits = bits[-(-width * block.lanes // 8) * 8 :]
-    meanings = {(int(code), int(size)): symbol for symbol, (code, size) in enumerate(zip(codes(lengths), lengths, strict=True))}
+    meanings = {
+        (int(code), int(size)): symbol for symbol, (code, size) in enumerate(zip(codes(lengths), lengths, strict=True))
+    }
     found = np.zeros((block.steps, block.lanes), int)
     at = 0
     for lane, size in enumerate(sizes):

@@ -3,7 +3,7 @@
 The file, all numbers little-endian::
 
     magic "PSTC", version u8, then sizes u32 of the packed header, of the header, and of its description; CRC-32 of the packed header
-    header, raw deflate: the description (msgpack, ``_Description``), then the ONNX file without what is cut out of it
+    header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without what is cut out of it
     blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
 
 A model is cut at the raw data of its initialisers and put together again, so nothing of ONNX is parsed to decode it. The
@@ -22,17 +22,28 @@ import msgspec
 
 from penstock.bundle.coded.lanes import decode_blocks
 from penstock.bundle.coded.payloads import ITEM_SIZES, Payload, find_payloads
-from penstock.bundle.coded.tensors import Codec, Coded, Decoder, Stream, deflate, encode_tensor, entropy_bytes, inflate
+from penstock.bundle.coded.tensors import (
+    Codec,
+    Coded,
+    Decoder,
+    Stream,
+    deflate,
+    encode_tensor,
+    inflate,
+)
 from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, Unsupported
 
 MAX_BYTES = 2 << 30
 """ONNX files end here."""
 _MAGIC, _VERSION = b"PSTC", 1
-_HEAD = struct.Struct("<4sBIIII")
+HEAD = struct.Struct("<4sBIIII")
 _CRC = struct.Struct("<I")
 _BATCH_SYMBOLS = 1 << 21
 """Decoded together: enough lanes to be fast, and a few MiB of symbols."""
 _TENSOR_DIGEST_BYTES = 8
+_MAX_DESCRIPTION_BYTES = 16 << 20
+_SMALL_DESCRIPTION_BYTES = 64 << 10
+"""A description may take this much however small the model is."""
 _SMALL_BYTES = 4096
 """Below this, what Huffman codes do not shrink stays in the header, which is deflated as a whole."""
 
@@ -46,51 +57,9 @@ class CodingOptions(msgspec.Struct, frozen=True):
     """Smaller tensors stay in the graph."""
 
 
-class TensorSummary(msgspec.Struct, frozen=True):
-    """Where the bytes of one coded tensor go."""
+class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the description says of a tensor."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    codec: Codec
-    dense_bytes: int
-    code_bytes: int
-    """Of the values, or of all that is stored without Huffman codes; CRCs included."""
-    gap_bytes: int
-    table_bytes: int
-    """Codebook and code lengths, before the header is deflated."""
-    values: int
-    """Elements that are stored: all, or those that are not zero."""
-    symbols: int
-    """Distinct values among these."""
-    gap_bits: int
-    entropy_bytes: float
-    """The least that codes of single symbols could take for values and gaps."""
-
-    @property
-    def sparsity(self) -> float:
-        """Share of elements that are zero and not stored."""
-        return 1 - self.values / max(1, prod(self.shape))
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """Where the bytes of a coded model go."""
-
-    model_bytes: int
-    coded_bytes: int
-    header_bytes: int
-    """The deflated header: graph, small tensors, codebooks, code lengths, offsets."""
-    graph_bytes: int
-    """Graph and small tensors before deflating."""
-    tensors: tuple[TensorSummary, ...]
-
-    @property
-    def ratio(self) -> float:
-        """How many times smaller the model became, everything counted."""
-        return self.model_bytes / self.coded_bytes
-
-
-class _Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     name: str
     dtype: str
     shape: list[int]
@@ -104,16 +73,18 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     streams: list[Stream]
 
 
-class _Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the header says of the model."""
+
     model_bytes: int
     sha256: bytes
-    tensors: list[_Tensor]
+    tensors: list[Tensor]
 
 
-class _Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True):
     """A tensor that is ready to be decoded."""
 
-    tensor: _Tensor
+    tensor: Tensor
     size: int
     decoder: Decoder
 
@@ -145,10 +116,12 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
         graph.append(model[at : payload.start])
         at = payload.stop
     graph.append(model[at:])
-    description = msgspec.msgpack.encode(_Description(len(model), hashlib.sha256(model).digest(), tensors))
+    description = msgspec.msgpack.encode(Description(len(model), hashlib.sha256(model).digest(), tensors))
+    if len(description) > min(_MAX_DESCRIPTION_BYTES, len(model) + _SMALL_DESCRIPTION_BYTES):
+        raise Unsupported("the codebooks of the model take more than can be described", "share its weights first")
     header = b"".join((description, *graph))
     packed = deflate(header)
-    head = _HEAD.pack(_MAGIC, _VERSION, len(packed), len(header), len(description), zlib.crc32(packed))
+    head = HEAD.pack(_MAGIC, _VERSION, len(packed), len(header), len(description), zlib.crc32(packed))
     return b"".join((head, packed, *blocks))
 
 
@@ -158,7 +131,7 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     Raises IntegrityError for anything that is not exactly what was encoded, or takes more than ``max_bytes`` decoded, which is
     known before memory is taken; Unsupported if a newer Penstock wrote it.
     """
-    description, graph, parts = _parse(data, max_bytes)
+    description, graph, parts = parse(data, max_bytes)
     pieces: list[bytes | memoryview] = []
     at = 0
     for batch in _batches(parts):
@@ -178,16 +151,8 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     return model
 
 
-def describe(data: bytes, max_bytes: int = MAX_BYTES) -> Summary:
-    """Where the bytes of a coded model go. Raises as ``decode``, but does not check digests."""
-    description, graph, parts = _parse(data, max_bytes)
-    tensors = tuple(_summarize(part) for part in parts)
-    header_bytes = _HEAD.unpack_from(data)[2] + _HEAD.size
-    return Summary(description.model_bytes, len(data), header_bytes, len(graph), tensors)
-
-
-def _describe(payload: Payload, graph_bytes: int, data: memoryview, coded: Coded) -> _Tensor:
-    return _Tensor(
+def _describe(payload: Payload, graph_bytes: int, data: memoryview, coded: Coded) -> Tensor:
+    return Tensor(
         payload.name,
         payload.dtype,
         list(payload.shape),
@@ -200,24 +165,26 @@ def _describe(payload: Payload, graph_bytes: int, data: memoryview, coded: Coded
     )
 
 
-def _parse(data: bytes, max_bytes: int) -> tuple[_Description, memoryview, list[_Part]]:
+def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Part]]:
     """The description, the graph, and the tensors with their blocks; all sizes are checked against one another."""
-    if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
+    if len(data) < HEAD.size or data[: len(_MAGIC)] != _MAGIC:
         raise IntegrityError("this is not a coded model")
-    _, version, packed_size, header_size, description_size, crc = _HEAD.unpack_from(data)
+    _, version, packed_size, header_size, description_size, crc = HEAD.unpack_from(data)
     if version != _VERSION:
         raise Unsupported(f"the coded model has version {version}, this Penstock reads {_VERSION}", "upgrade")
-    body = memoryview(data)[_HEAD.size :]
+    body = memoryview(data)[HEAD.size :]
     if packed_size > len(body) or description_size > header_size:
         raise IntegrityError("the coded model was cut off, or its sizes are wrong")
     if header_size - description_size > max_bytes:
         raise _too_large(header_size - description_size, max_bytes)
+    if description_size > min(_MAX_DESCRIPTION_BYTES, max_bytes + _SMALL_DESCRIPTION_BYTES):
+        raise IntegrityError(f"the description of the coded model takes {description_size} bytes, more than any does")
     packed = body[:packed_size]
     if zlib.crc32(packed) != crc:
         raise IntegrityError("the header of the coded model was changed")
     header = memoryview(inflate(packed, header_size))
     try:
-        description = msgspec.msgpack.decode(header[:description_size], type=_Description)
+        description = msgspec.msgpack.decode(header[:description_size], type=Description)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the description of the coded model cannot be read: {error}") from None
     graph = header[description_size:]
@@ -225,7 +192,7 @@ def _parse(data: bytes, max_bytes: int) -> tuple[_Description, memoryview, list[
     return description, graph, _parts(description, sizes, body[packed_size:])
 
 
-def _sizes(description: _Description, graph_bytes: int, max_bytes: int) -> list[int]:
+def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[int]:
     """The bytes of each tensor. Raises IntegrityError unless everything adds up to the model."""
     if description.model_bytes > max_bytes:
         raise _too_large(description.model_bytes, max_bytes)
@@ -240,7 +207,7 @@ def _sizes(description: _Description, graph_bytes: int, max_bytes: int) -> list[
     return sizes
 
 
-def _parts(description: _Description, sizes: list[int], body: memoryview) -> list[_Part]:
+def _parts(description: Description, sizes: list[int], body: memoryview) -> list[Part]:
     """The tensors with their blocks, which must fill ``body`` to its end."""
     parts, at = [], 0
     for tensor, size in zip(description.tensors, sizes, strict=True):
@@ -255,14 +222,14 @@ def _parts(description: _Description, sizes: list[int], body: memoryview) -> lis
             blocks.append(block)
             at = start + block_size
         coded = Coded(tensor.codec, tensor.streams, [], tensor.half, tensor.gap_bits)
-        parts.append(_Part(tensor, size, Decoder(coded, blocks, size, ITEM_SIZES[tensor.dtype])))
+        parts.append(Part(tensor, size, Decoder(coded, blocks, size, ITEM_SIZES[tensor.dtype])))
     if at != len(body):
         raise IntegrityError("the coded model goes on after its end")
     return parts
 
 
-def _batches(parts: list[_Part]) -> Iterator[list[_Part]]:
-    batch: list[_Part] = []
+def _batches(parts: list[Part]) -> Iterator[list[Part]]:
+    batch: list[Part] = []
     symbols = 0
     for part in parts:
         batch.append(part)
@@ -271,27 +238,6 @@ def _batches(parts: list[_Part]) -> Iterator[list[_Part]]:
             yield batch
             batch, symbols = [], 0
     yield batch
-
-
-def _summarize(part: _Part) -> TensorSummary:
-    tensor, decoder = part.tensor, part.decoder
-    symbols = decoder.symbols(decode_blocks(decoder.blocks)) if tensor.streams[0].count else []
-    code_bytes, gap_bytes, *_ = (*(sum(stream.sizes) + 4 * len(stream.sizes) for stream in tensor.streams), 0)
-    entropy = sum(map(entropy_bytes, symbols)) if symbols else float(code_bytes)
-    return TensorSummary(
-        name=tensor.name,
-        dtype=tensor.dtype,
-        shape=tuple(tensor.shape),
-        codec=tensor.codec,
-        dense_bytes=part.size,
-        code_bytes=code_bytes,
-        gap_bytes=gap_bytes,
-        table_bytes=sum(len(stream.alphabet) + len(stream.lengths) for stream in tensor.streams),
-        values=tensor.streams[0].count if symbols else prod(tensor.shape),
-        symbols=int(symbols[0].max()) + 1 if symbols else 0,
-        gap_bits=tensor.gap_bits,
-        entropy_bytes=entropy,
-    )
 
 
 def _digest(data: bytes | memoryview) -> bytes:

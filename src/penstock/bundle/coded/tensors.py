@@ -22,7 +22,7 @@ from penstock.tensor import Array
 
 Codec = Literal["verbatim", "deflate", "huffman", "sparse"]
 _GAP_BITS = (3, 4, 5, 6, 7, 8)
-_PATTERNS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+PATTERNS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _SAMPLE = 1 << 17
 """Positions that show which size of gaps is best."""
 _MIN_SPARSITY = 0.1
@@ -61,7 +61,7 @@ class Coded(NamedTuple):
 def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
     """The cheapest coding of ``payload``, elements of ``item_size`` bytes, with codes of at most ``limit`` bits."""
     choices = [_stored("verbatim", bytes(payload))]
-    alphabet, index, counts = _census(np.frombuffer(payload, _PATTERNS[item_size]))
+    alphabet, index, counts = _census(np.frombuffer(payload, PATTERNS[item_size]))
     if len(alphabet):
         small, half = _halved(alphabet)
         if alphabet[0] == 0 and len(alphabet) > 1 and counts[0] > _MIN_SPARSITY * len(index):
@@ -104,7 +104,7 @@ class Decoder:
         self._coded = coded
         self._data = data
         self._size = size
-        self._pattern = _PATTERNS[item_size]
+        self._pattern = PATTERNS[item_size]
         self._alphabets: list[Array] = []
         self.blocks: list[Block] = []
         self._block_counts: list[int] = []

@@ -1,0 +1,91 @@
+"""Where the bytes of a coded model go."""
+
+from __future__ import annotations
+
+from math import prod
+
+import msgspec
+import numpy as np
+
+from penstock.bundle.coded.container import HEAD, MAX_BYTES, Part, parse
+from penstock.bundle.coded.lanes import decode_blocks
+from penstock.bundle.coded.payloads import ITEM_SIZES
+from penstock.bundle.coded.tensors import PATTERNS, Codec, entropy_bytes
+
+
+class TensorSummary(msgspec.Struct, frozen=True):
+    """Where the bytes of one coded tensor go."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    codec: Codec
+    dense_bytes: int
+    code_bytes: int
+    """Of the values, or of all that is stored without Huffman codes; CRCs included."""
+    gap_bytes: int
+    table_bytes: int
+    """Codebook and code lengths, before the header is deflated."""
+    values: int
+    """Elements that are stored: all, or those that are not zero."""
+    zeros: int
+    """Elements that are zero, stored or not."""
+    symbols: int
+    """Distinct values among these."""
+    gap_bits: int
+    entropy_bytes: float
+    """The least that codes of single symbols could take for values and gaps."""
+
+    @property
+    def sparsity(self) -> float:
+        """Share of elements that are zero."""
+        return self.zeros / max(1, prod(self.shape))
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Where the bytes of a coded model go."""
+
+    model_bytes: int
+    coded_bytes: int
+    header_bytes: int
+    """The deflated header: graph, small tensors, codebooks, code lengths, offsets."""
+    graph_bytes: int
+    """Graph and small tensors before deflating."""
+    tensors: tuple[TensorSummary, ...]
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the model became, everything counted."""
+        return self.model_bytes / self.coded_bytes
+
+
+def describe(data: bytes, max_bytes: int = MAX_BYTES) -> Summary:
+    """Where the bytes of a coded model go. Raises as ``decode``, but does not check digests."""
+    description, graph, parts = parse(data, max_bytes)
+    tensors = tuple(_summarize(part) for part in parts)
+    header_bytes = HEAD.unpack_from(data)[2] + HEAD.size
+    return Summary(description.model_bytes, len(data), header_bytes, len(graph), tensors)
+
+
+def _summarize(part: Part) -> TensorSummary:
+    tensor, decoder = part.tensor, part.decoder
+    decoded = decode_blocks(decoder.blocks)
+    symbols = decoder.symbols(decoded) if tensor.streams[0].count else []
+    elements = np.frombuffer(decoder.finish(decoded), PATTERNS[ITEM_SIZES[tensor.dtype]])
+    code_bytes, gap_bytes, *_ = (*(sum(stream.sizes) + 4 * len(stream.sizes) for stream in tensor.streams), 0)
+    entropy = sum(map(entropy_bytes, symbols)) if symbols else float(code_bytes)
+    return TensorSummary(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        shape=tuple(tensor.shape),
+        codec=tensor.codec,
+        dense_bytes=part.size,
+        code_bytes=code_bytes,
+        gap_bytes=gap_bytes,
+        table_bytes=sum(len(stream.alphabet) + len(stream.lengths) for stream in tensor.streams),
+        values=tensor.streams[0].count if symbols else prod(tensor.shape),
+        zeros=len(elements) - int(np.count_nonzero(elements)),
+        symbols=int(symbols[0].max()) + 1 if symbols else 0,
+        gap_bits=tensor.gap_bits,
+        entropy_bytes=entropy,
+    )
