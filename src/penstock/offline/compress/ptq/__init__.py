@@ -1,8 +1,14 @@
 """Post-training quantisation to INT8, in the order in which it runs::
 
-scheme.py      which integers this machine multiplies fast and without saturation
-placement.py   which operators become integer, and which tensors therefore need a range
-calibrate.py   run data through the float model; per tensor one histogram.py, of constant size
-ranges.py      from histogram to range: min-max, percentile, MSE, KL-entropy (entropy.py)
-quantize.py    ranges and scheme in, INT8 model out
+scheme.py        which integers this machine multiplies fast and without saturation
+placement.py     which operators become integer, and which tensors therefore need a range
+fastest.py       both of them by the stopwatch
+batches.py       the data, however they are cut; drift.py whether they are the right ones
+calibrate.py     run them through the float model; per tensor one histogram.py, of constant size (kept by calibration_cache.py)
+ranges.py        from histogram to range: min-max, percentile, MSE, KL-entropy (entropy.py)
+range_choice.py  the method of each tensor by the harm (harm.py) to the answers, tried in one session (switches.py)
+quantize.py      ranges and scheme in, INT8 model out
+
+What makes a float model easier to quantise comes before all of it: ``smooth_quant.py``, ``equalize.py``; what makes up for the
+mean error after it: ``bias_correction.py``.
 """

@@ -13,6 +13,7 @@ others, which calibration sets have, would outweigh the rest by theirs. Elsewher
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
+from penstock.offline.compress.ptq.harm import output_harm
 from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.placement import FloatModel, Placement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -29,8 +31,7 @@ from penstock.offline.compress.ptq.ranges import Method, ranges, squared_error
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.switches import OFF, SwitchedModel, with_switches
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.tune.accuracy import Outputs, answers, sample_errors
-from penstock.tensor import Array
+from penstock.offline.tune.accuracy import Outputs, answers
 
 Progress = Callable[[int, int], None]
 
@@ -46,8 +47,6 @@ CANDIDATES: dict[str, tuple[Method, float]] = {
 
 _ALIKE = 0.01
 """Two ranges are alike if their ends differ by less than this share of the wider one."""
-_FEWEST_CLASSES = 3
-"""Two scores less their mean have no angle but 0 and 180°."""
 
 
 class RangeChoiceOptions(msgspec.Struct, frozen=True):
@@ -78,7 +77,8 @@ class TensorChoice(msgspec.Struct, frozen=True):
     method: str
     range: Range
     measured: bool
-    """Whether the error is that of the outputs. False where there was nothing to choose, or the budget was used up."""
+    """Whether the error is that of the outputs. False where there was nothing to choose, where ``placement`` gives the tensor no range
+    of its own, or where the budget was used up."""
     tried: tuple[TriedRange, ...]
 
 
@@ -114,7 +114,7 @@ def choose_ranges(
     """
     options = options or RangeChoiceOptions()
     by_method = {name: ranges(statistics, method, scheme, percent) for name, (method, percent) in CANDIDATES.items()}
-    trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, options)
+    trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, placement, options)
     tensors: dict[str, TensorChoice] = {}
     # Where the candidates differ most there is most to win, and a budget should be spent there.
     order = sorted(by_method["min-max"], key=lambda name: -_spread([found[name] for found in by_method.values()]))
@@ -141,36 +141,20 @@ def distinct(candidates: Mapping[str, Range]) -> dict[str, Range]:
     return kept
 
 
-def output_harm(reference: Outputs, outputs: Outputs) -> float:
-    """What rounding did to the answers, 0 for nothing: the mean over samples, each by its worst output.
-
-    Of class scores, [samples, three classes or more], 1 - cosine between the scores less their means, which is what their
-    order depends on; if an output is anything else, the relative error, at most 1.
-    """
-    if any(array.ndim != 2 or array.shape[1] < _FEWEST_CLASSES for array in reference.values()):
-        return float(sample_errors(reference, outputs).mean())
-    turned = [1 - _cosine(_centred(array), _centred(outputs[name])) for name, array in reference.items()]
-    return float(np.max(turned, axis=0).mean())
-
-
-def _centred(scores: Array) -> Array:
-    return np.asarray(scores.astype(np.float64) - scores.mean(axis=1, keepdims=True, dtype=np.float64))
-
-
-def _cosine(one: Array, other: Array) -> Array:
-    """Between rows; 0 if one of them is zero or not finite."""
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.nan_to_num((one * other).sum(axis=1) / norms, nan=0.0, posinf=0.0, neginf=0.0))
-
-
 class _Trials:
     """A float model in which one tensor at a time is rounded, on the same rows."""
 
-    def __init__(self, artifact: Artifact, data: Dataset, scheme: IntegerScheme, options: RangeChoiceOptions) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        data: Dataset,
+        scheme: IntegerScheme,
+        placement: Placement,
+        options: RangeChoiceOptions,
+    ) -> None:
         self._scheme, self._data, self._options = scheme, data, options
         model = FloatModel(artifact)
-        self._numbers = {name: number for number, name in enumerate(_roundable(model))}
+        self._numbers = {name: number for number, name in enumerate(_roundable(model, placement))}
         proto = with_switches(model, self._numbers, scheme)
         self._model = SwitchedModel(_load(Artifact.from_bytes(proto.SerializeToString()), options.threads), scheme)
         self._end = None if options.time_s is None else time.monotonic() + options.time_s
@@ -205,10 +189,17 @@ class _Trials:
         return in_time and self.calls + calls <= self._options.max_calls
 
 
-def _roundable(model: FloatModel) -> list[str]:
-    """Tensors that an integer model rounds and that others read; outputs cannot be cut off from what reads them outside."""
-    wide = model.activations(model.integer_nodes(Placement.WIDE))
-    return [name for name in wide if name not in model.output_names]
+def _roundable(model: FloatModel, placement: Placement) -> list[str]:
+    """Tensors that get a range of their own in the integer model.
+
+    Not the model's outputs, which are not clipped, nor what only a Relu or Clip reads, whose range is used before it as well.
+    """
+    nodes = model.integer_nodes(placement)
+    readers = Counter(name for node in model.nodes for name in node.input)
+    within = {node.input[0] for node in nodes if node.op_type in ("Relu", "Clip") and readers[node.input[0]] == 1}
+    written = (node.output[0] for node in nodes if node.op_type not in placement.float_outputs)
+    rounded = {*written, *(name for node in nodes for name in node.input)} - within - set(model.output_names)
+    return [name for name in model.activations(nodes) if name in rounded]
 
 
 def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: IntegerScheme) -> list[float]:
