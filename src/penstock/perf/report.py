@@ -71,7 +71,12 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
         if any(profiles.values()):
             body += ["<h2>Throughput by batch size, one instance</h2>", throughput_chart(profiles)]
         body += [_passes(evidence), _notes(evidence)]
-    return _PAGE.format(generator=_GENERATOR, title=escape(manifest.name), body="\n".join(body))
+    return page(f"{manifest.name}: build report", body)
+
+
+def page(title: str, body: Sequence[str]) -> str:
+    """An HTML page of these parts, which ``check_report_target`` takes for one of Penstock's."""
+    return _PAGE.format(generator=_GENERATOR, title=escape(title), body="\n".join(body))
 
 
 def _verdict(manifest: Manifest, evidence: Evidence) -> str:
@@ -223,7 +228,7 @@ _HEAD_BYTES = 256
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width">
-<title>{title}: build report</title>
+<title>{title}</title>
 <style>
 :root{{color-scheme:light dark}}
 body{{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}}
