@@ -10,7 +10,7 @@ import pytest
 from penstock.artifact import Artifact
 from penstock.errors import ContractUnmet, InvalidArgument, InvalidConfig
 from penstock.offline.compress.comparison import compare
-from penstock.offline.compress.pruning.structured_recovery import Round, ShrinkOptions, next_move, shrink
+from penstock.offline.compress.pruning.structured_recovery import Round, ShrinkOptions, given_up, next_move, shrink
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.tune.contract import Contract
@@ -33,29 +33,40 @@ def _model() -> Artifact:
 
 
 def _round(**changes: object) -> Round:
-    plain = Round(cut=True, units={}, speedup=1.2, accuracy=1.0, loss=0.0, objection="")
+    plain = Round(cut=True, start=-1, narrowed=["a"], units={}, speedup=1.2, accuracy=1.0, loss=0.0, objection="")
     return msgspec.structs.replace(plain, **changes)
+
+
+_FAILED, _STILL_FAILED = _round(objection="loses"), _round(cut=False, start=0, objection="loses")
 
 
 @pytest.mark.parametrize(
     ("rounds", "move"),
     [
-        ([], True),
-        ([_round()], True),
+        ([], (True, -1)),
+        ([_round()], (True, 0)),
         ([_round(speedup=1.5)], None),
-        ([_round(objection="loses")], False),
-        ([_round(speedup=1.6, objection="loses")], False),
-        ([_round(objection="loses"), _round(cut=False)], True),
-        ([_round(objection="loses"), _round(cut=False, objection="loses")], None),
+        ([_FAILED], (False, 0)),
+        ([_round(speedup=1.6, objection="loses")], (False, 0)),
+        ([_FAILED, _round(cut=False, start=0)], (True, 1)),
+        ([_FAILED, _STILL_FAILED], (True, -1)),
+        ([_round(), _round(objection="loses"), _round(cut=False, start=1, objection="loses")], (True, 0)),
         ([_round()] * 16, None),
     ],
 )
-def test_what_comes_next(rounds: list[Round], move: bool | None) -> None:
-    assert next_move(rounds, ShrinkOptions()) is move
+def test_what_comes_next(rounds: list[Round], move: tuple[bool, int] | None) -> None:
+    assert next_move(rounds, ShrinkOptions()) == move
 
 
-def test_without_a_second_chance_a_failure_is_the_end() -> None:
-    assert next_move([_round(objection="loses")], ShrinkOptions(second_chance=0)) is None
+def test_without_a_second_chance_other_groups_are_cut_at_once() -> None:
+    assert next_move([_FAILED], ShrinkOptions(second_chance=0)) == (True, -1)
+
+
+def test_what_failed_for_good_is_left_alone() -> None:
+    other = _round(start=1, narrowed=["b", "c"], objection="loses")
+    assert given_up([_FAILED, _round(cut=False, start=0)]) == set()
+    assert given_up([_FAILED, _STILL_FAILED]) == {"a"}
+    assert given_up([_FAILED, _round(cut=False, start=0), other]) == {"b", "c"}
 
 
 def test_digits_get_narrower_within_the_contract_and_go_on_from_a_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.artifact import Artifact, sha256
 from penstock.errors import ContractUnmet, InvalidArgument, InvalidConfig
 from penstock.offline.compress.pruning.cut import Structure
 from penstock.offline.compress.pruning.held_out import HeldOut, split
-from penstock.offline.compress.pruning.importance import Scores, by_activation, by_norm
+from penstock.offline.compress.pruning.importance import Scores, by_activation, by_batch_norm, by_norm
 from penstock.offline.compress.pruning.latency import LatencyTable, Layer
 from penstock.offline.compress.pruning.structured import apply, cuttable, measured_speedup, probe
 from penstock.offline.compress.pruning.taylor import by_taylor
@@ -44,7 +44,7 @@ class ShrinkOptions(msgspec.Struct, frozen=True):
     """Share of the layers' present time that a round takes away, or one step of width if that is more."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
     """The most cuts."""
-    importance: Literal["taylor", "activation", "norm"] = "taylor"
+    importance: Literal["activation", "norm", "batch_norm", "taylor"] = "activation"
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
     second_chance: Annotated[float, msgspec.Meta(ge=0)] = 3.0
@@ -73,6 +73,10 @@ class Round(msgspec.Struct, frozen=True):
 
     cut: bool
     """Whether it cut, or trained on."""
+    start: int
+    """The round that it went on from, -1 for the original."""
+    narrowed: list[str]
+    """The groups that were cut, in this round or in the one that it trains on."""
     units: dict[str, int]
     """What each group has left."""
     speedup: float
@@ -95,9 +99,10 @@ def shrink(
 ) -> Artifact:
     """The fastest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
 
-    Each round cuts and distils from ``artifact``; labels join in if ``data`` has them. The run ends when the speed-up is reached
-    or a round fails for good. ``folder`` keeps every round: a run of the same model, data and options goes on from there. Facts:
-    every round; the one ``chosen``; whether it ``reached`` the speed-up. Widths depend on what this machine measures.
+    Each round cuts and distils from ``artifact``; labels join in if ``data`` has them. Where a round fails for good, the groups
+    that it cut stay as they were before, and others go on. The run ends when the speed-up is reached or nothing is left to cut.
+    ``folder`` keeps every round: a run of the same model, data and options goes on from there. Facts: every round; the one
+    ``chosen``; whether it ``reached`` the speed-up. Widths depend on what this machine measures.
     Raises ContractUnmet, with the rounds, if none met the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut
     or the model has operators that cannot be trained; InvalidArgument if ``folder`` holds another run.
     """
@@ -106,21 +111,28 @@ def shrink(
     if held_out is None:
         data, held_out = split(artifact, data)
     run = _Run(artifact, data, HeldOut(artifact, held_out, options.threads), options, folder)
-    while (cut := next_move(run.rounds, options)) is not None:
-        on_progress(min(len(run.rounds), options.rounds), options.rounds + 1)
-        if not run.take(cut):
+    while (move := next_move(run.rounds, options)) is not None:
+        on_progress(sum(entry.cut for entry in run.rounds), options.rounds + 1)
+        if not run.take(*move):
             break
     on_progress(options.rounds + 1, options.rounds + 1)
     return run.result()
 
 
-def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> bool | None:
-    """Whether to cut (true) or to train on (false) after ``rounds``; None at the goal or when nothing is left to try. Pure."""
-    if rounds and rounds[-1].objection:
-        return False if rounds[-1].cut and options.second_chance else None
-    if sum(entry.cut for entry in rounds) >= options.rounds or (rounds and rounds[-1].speedup >= options.speedup):
-        return None
-    return True
+def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
+    """Whether to cut (true) or to train on (false), and from which round; None at the goal or when the cuts are used up. Pure."""
+    if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
+        return False, len(rounds) - 1
+    good = max((number for number, entry in enumerate(rounds) if not entry.objection), default=-1)
+    reached = good >= 0 and rounds[good].speedup >= options.speedup
+    return None if reached or sum(entry.cut for entry in rounds) >= options.rounds else (True, good)
+
+
+def given_up(rounds: Sequence[Round]) -> set[str]:
+    """The groups that failed for good when they were narrowed: they stay as they are. Pure."""
+    trained_on = {entry.start for entry in rounds if not entry.cut}
+    failed = [entry for number, entry in enumerate(rounds) if entry.objection and number not in trained_on]
+    return {name for entry in failed for name in entry.narrowed}
 
 
 class _Run:
@@ -142,18 +154,19 @@ class _Run:
         self.chosen = -1
         self._models = {-1: artifact}
 
-    def take(self, cut: bool) -> bool:
+    def take(self, cut: bool, start: int) -> bool:
         """Do a round, or fetch it from the folder; false if nothing was left to cut."""
         number = len(self.rounds)
         path = self.folder / f"round-{number:03}.npz" if self.folder else None
         found = self._stored(path) if path else None
         if found is None:
-            before = self._models[number - 1]
-            start = self._cut(before) if cut else before
-            if start is None:
+            ready, narrowed = (
+                self._cut(self._models[start]) if cut else (self._models[start], self.rounds[start].narrowed)
+            )
+            if not narrowed:
                 return False
-            model = self._trained(start, number, self.options.fit.epochs * (1 if cut else self.options.second_chance))
-            found = model, self._judged(model, cut)
+            model = self._trained(ready, number, self.options.fit.epochs * (1 if cut else self.options.second_chance))
+            found = model, self._judged(model, cut, start, narrowed)
             if path:
                 about = {"origin": self._origin, "round": msgspec.to_builtins(found[1])}
                 write_archive(path, {"model": np.frombuffer(model.data, np.uint8)}, about)
@@ -161,7 +174,8 @@ class _Run:
         self.rounds.append(entry)
         if not entry.objection and (self.chosen < 0 or entry.speedup > self.rounds[self.chosen].speedup):
             self.chosen = number
-        self._models = {n: model for n, model in self._models.items() if n in (self.chosen, number)}
+        good = max((n for n, entry in enumerate(self.rounds) if not entry.objection), default=-1)
+        self._models = {n: model for n, model in self._models.items() if n in (self.chosen, good, number)}
         return True
 
     def result(self) -> Artifact:
@@ -189,21 +203,25 @@ class _Run:
         model = self._models[self.chosen]
         return self.original.derive(model.data, "shrink", msgspec.to_builtins(self.options), facts)
 
-    def _cut(self, model: Artifact) -> Artifact | None:
+    def _cut(self, model: Artifact) -> tuple[Artifact, list[str]]:
+        """The model narrowed by a share of its time, and the groups that were cut; none if nothing would save time."""
         structure = Structure(model, exact=self.options.exact)
         scores = self._scores(structure)
         table = LatencyTable(structure, self._sample, self.options.threads, self._known)
-        units, grids = {}, {}
+        units, grids, left_alone = {}, {}, given_up(self.rounds)
         for group in structure.groups:
             origin = self._groups.get(group.name)
             # The last head, or the last group of a convolution, is no unit any more.
-            if origin is not None and group.cuttable and group.unit_size == origin.unit_size:
+            if group.name in left_alone or origin is None or not group.cuttable:
+                continue
+            if group.unit_size == origin.unit_size:
                 grid = make_grid(origin, self.options.block, self.options.least)
                 units[group.name] = group.units
                 grids[group.name] = grid._replace(floor=max(grid.floor, len(group.frozen)))
         (full,) = table.totals([{}])
         counts, _ = fastest_for_least(structure, scores, table, units, full * (1 - self.options.share), grids)
-        return None if counts == units else apply(structure, best_units(structure, scores, counts), "cut", self.options)
+        narrowed = [name for name in counts if counts[name] < units[name]]
+        return apply(structure, best_units(structure, scores, counts), "cut", self.options), narrowed
 
     def _scores(self, structure: Structure) -> Scores:
         match self.options.importance:
@@ -211,6 +229,8 @@ class _Run:
                 return by_taylor(structure, self.data)
             case "activation":
                 return by_activation(structure, self.data, threads=self.options.threads)
+            case "batch_norm":
+                return by_batch_norm(structure)
             case _:
                 return by_norm(structure)
 
@@ -222,11 +242,13 @@ class _Run:
         report = recover(model, self.data, self._teacher, fit)
         return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())
 
-    def _judged(self, model: Artifact, cut: bool) -> Round:
+    def _judged(self, model: Artifact, cut: bool, start: int, narrowed: list[str]) -> Round:
         accuracy, _ = self.judge.assess(model)
         groups = Structure(model, exact=self.options.exact).groups
         return Round(
             cut=cut,
+            start=start,
+            narrowed=narrowed,
             units={group.name: group.units for group in groups if group.name in self._groups},
             speedup=round(measured_speedup(self.original, model, self._sample, self.options.threads), 3),
             accuracy=accuracy.value,
