@@ -69,6 +69,40 @@ def test_the_error_is_that_of_the_integer_model() -> None:
     assert quantized_error(link, low, high, rows, np.ones(32)) == pytest.approx(want, rel=0.02)
 
 
+def residual(outlier: float) -> Artifact:
+    """As after the LayerNormalization of post-norm encoders: what two products read, an addition reads as well."""
+    rng = np.random.default_rng(0)
+    n = Network(4)
+    s = np.ones(32)
+    s[[3, 17]] = outlier
+    x = n.op("LayerNormalization", "x", n.weight(s.astype(np.float32)), n.weight(np.zeros(32, np.float32)))
+    q, k = (n.op("MatMul", x, n.weight((rng.normal(0, 1, (32, 32)) / s[:, None]).astype(np.float32))) for _ in "qk")
+    even = n.op("Mul", x, n.weight((1 / s).astype(np.float32)))
+    n.op("Add", n.op("Add", q, n.op("Sigmoid", k)), even, name="y")
+    return n.artifact({"x": ["N", 5, 32]}, {"y": ["N", 5, 32]})
+
+
+def test_where_others_read_too_a_multiplication_is_inserted() -> None:
+    uneven, evaluate = residual(50.0), outliers.tokens(64, seed=1)
+    smooth = smooth_quant(uneven, DATA)
+    operators = [node.op_type for node in onnx.load_model_from_string(smooth.data).graph.node]
+    assert operators.count("Mul") == 2
+    (link,) = smooth.provenance[-1].facts["links"].values()
+    assert link["inserted"]
+    before, after = (outliers.error(outliers.int8(a, DATA), uneven, evaluate) for a in (uneven, smooth))
+    assert before > 3 * after
+
+
+@pytest.mark.parametrize(("outlier", "share"), [(1.0, 0.5), (50.0, 0.0)])
+def test_none_is_inserted_where_it_gains_too_little_or_must_not(outlier: float, share: float) -> None:
+    artifact = residual(outlier)
+    smooth = smooth_quant(artifact, DATA, SmoothQuantOptions(insert_below=share))
+    assert smooth.provenance[-1].facts["links"] == {}
+    assert weights(smooth).keys() == weights(artifact).keys()
+    graph = onnx.load_model_from_string(smooth.data).graph
+    assert [node.op_type for node in graph.node].count("Mul") == 1
+
+
 def test_what_does_not_gain_stays() -> None:
     n = Network(4)
     x = n.op("LayerNormalization", "x", n.weight(np.ones(32, np.float32)), n.weight(np.zeros(32, np.float32)))

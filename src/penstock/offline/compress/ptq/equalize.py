@@ -19,7 +19,7 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import InvalidArgument, PenstockError, Unsupported
+from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset
@@ -164,7 +164,7 @@ def _to_relu(clip: ir.Node) -> str:
 
 
 def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bool = False) -> float | None:
-    """The largest relative error of an output. Raises PenstockError if it is more than rounding can be.
+    """The largest relative error of an output. Raises Unsupported if it is more than rounding should be.
 
     Where a Clip was replaced the function is the same on ``data`` only, and only they are compared.
     """
@@ -182,7 +182,10 @@ def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bo
     loaded.unload()
     after.unload()
     if failure and not failure.startswith("unverifiable"):
-        raise PenstockError(f"rescaling changed what the model answers: {failure}", "please report this model")
+        raise Unsupported(
+            f"rescaling its channels changes what the model answers: {failure}",
+            "scales that are powers of two round nothing: set exact=True",
+        )
     return error
 
 

@@ -36,11 +36,11 @@ class Operand:
 
     def write(self) -> None:
         """Put the array into the graph, rounded once; whoever shares the initialiser keeps the old one."""
+        if np.array_equal(self.array, self.original):
+            return
         value, owner = self.node.inputs[self.index], self.node.graph
         assert value is not None
         assert isinstance(owner, ir.Graph)
-        if np.array_equal(self.array, self.original):
-            return
         with np.errstate(over="ignore"):
             array = self.array.astype(np.float32)
         if not np.isfinite(array).all():
