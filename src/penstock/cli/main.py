@@ -47,7 +47,13 @@ _PANELS = {
     },
     "One method alone": {
         "quantize": "Quantise to INT8, or store weights in fewer bits, after training.",
+        "qat": "Quantise to INT8, then train the integers to answer as the float model.",
+        "sensitivity": "Rank groups of operators by the accuracy that INT8 costs in each, and the time it saves.",
         "prune": "Make the smallest weights zero, at once or step by step with retraining.",
+        "prune-channels": "Take channels and heads out, so that a smaller dense model is left.",
+        "low-rank": "Split heavy layers into thinner ones, as far as an error allows.",
+        "share": "Let weights share a few values, and write or read the coded model.",
+        "distill": "Train a student model to answer as a teacher does.",
     },
 }
 """Every command and its one line of help, so that ``penstock --help`` loads none of them; by the panel that it is listed in."""

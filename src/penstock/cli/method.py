@@ -11,20 +11,20 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 import onnx
 import typer
 from google.protobuf.message import DecodeError
 from rich.markup import escape
-from rich.table import Table
 
 from penstock.artifact import Artifact
 from penstock.bundle import coded
-from penstock.bundle.evidence import Interval
 from penstock.cli.inspect import make_console
+from penstock.cli.outcome import Aim, Outcome
 from penstock.cli.progress import StageProgress
+from penstock.cli.quantities import parse_seconds
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import (
@@ -36,7 +36,7 @@ from penstock.errors import (
     PenstockError,
     ResourceExhausted,
 )
-from penstock.offline.compress.comparison import Comparison, compare
+from penstock.offline.compress.comparison import compare
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
@@ -48,6 +48,12 @@ Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write the ONNX file.", show_default=False)]
 Calibrate = Annotated[Path | None, typer.Option(help="npz with samples to calibrate on, some hundred.")]
 Train = Annotated[Path | None, typer.Option(help="npz with samples to train on; `labels` join in if there are any.")]
+Fit = Annotated[
+    Path | None,
+    typer.Option(
+        "--train", "--calibrate", help="npz with samples to calibrate and train on; `labels` join in if there are any."
+    ),
+]
 Evaluate = Annotated[
     Path | None,
     typer.Option(
@@ -56,7 +62,18 @@ Evaluate = Annotated[
 ]
 Loss = Annotated[str | None, typer.Option(help="Loss of accuracy allowed against the original, e.g. 0.5%.")]
 Chart = Annotated[Path | None, typer.Option(help="Also write a picture here, an SVG file.")]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the training data; default: the method's.")]
+
+
+def _check_epochs(epochs: float | None) -> float | None:
+    if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
+        raise InvalidArgument(f"--epochs {epochs:g} cannot be trained", "give more than 0")
+    return epochs
+
+
+Epochs = Annotated[
+    float | None, typer.Option(callback=_check_epochs, help="Passes over the training data; default: the method's.")
+]
+Budget = Annotated[str, typer.Option(help="Time to spend on measuring speed, with --evaluate.")]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1, help="Of everything random.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads to train and to measure with.")]
 Resume = Annotated[
@@ -64,9 +81,6 @@ Resume = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write over a target that is not an ONNX file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-
-Aim = Literal["size", "coded_size", "speed", "accuracy"]
-"""What a method is for, each against the original."""
 
 _NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
 
@@ -76,7 +90,7 @@ class Job:
 
     Whatever is wrong with the files is told when it is made, before any work. ``reads`` are further files that the command
     reads, ``writes`` those that it writes beside ``output``. ``fitted`` is what the method may see, ``evaluation`` what it is
-    measured on; either may be None.
+    measured on; either may be None, but for the first if the method ``trains``.
     """
 
     def __init__(
@@ -88,25 +102,38 @@ class Job:
         evaluate: Path | None = None,
         reads: Iterable[Path | None] = (),
         writes: Iterable[Path | None] = (),
+        chart: Path | None = None,
+        trains: bool = False,
         threads: int = 1,
+        budget: str = "3s",
         force: bool = False,
     ) -> None:
         if threads > (cores := machine_facts().cores):
             raise InvalidConfig(f"{threads} threads are more than this machine's {cores} core(s)", "give fewer")
+        if trains:
+            trained("training.torch")
         inputs = [path for path in (model, fitted, evaluate, *reads) if path is not None]
         if output is not None:
             check_target(output, inputs, force)
-        others = [path for path in writes if path is not None]
+        others = [path for path in (*writes, chart) if path is not None]
         for number, path in enumerate(others):
             check_place(path, [*inputs, *([output] if output else []), *others[:number]])
-        self.output, self.threads, self.notes = output, threads, list[str]()
+        if chart is not None and chart.exists() and not force and not chart.read_bytes().startswith(b"<svg"):
+            raise AlreadyExists(f"'{chart}' exists and is not a picture", "choose another name for the picture")
+        self.output, self.threads, self._trains = output, threads, trains
+        self._budget_s = parse_seconds(budget)
+        self.notes: list[str] = []
+        self.short: dict[Aim, str] = {}
+        """Where the method itself found that it won nothing."""
         self.original = Artifact.from_file(model)
         with loaded(self.original) as running:
             self.signature: Signature = running.signature
             if not self.signature.inputs:
                 raise InvalidModel(f"'{model}' has no inputs, so that it always answers the same")
-            self.fitted = self._load(fitted, running)
+            self.fitted = self._load(fitted, running, judged=trains)
             self.evaluation = self._load(evaluate, running, judged=True)
+        if trains:
+            self.data("--train", "training")
         self._progress = StageProgress()
 
     def __enter__(self) -> Self:
@@ -129,13 +156,18 @@ class Job:
         return self.fitted
 
     def folded(self) -> Artifact:
-        """The original optimised, BatchNormalization folded: what methods that change weights begin with. Told on stderr."""
+        """The original optimised, BatchNormalization folded: what methods that change weights begin with. Told on stderr.
+
+        Raises Unsupported if the method trains and the model has an operator that cannot be trained.
+        """
         progress = self.stage("optimize")
         progress(0, 1)
         data = self.fitted or self.evaluation
         samples = [data.rows(0, self.signature.smallest_batch)] if data else []
         made, report = optimize(self.original, samples)
         progress(1, 1)
+        if self._trains:
+            trained("training.trainable").TrainableModel(made)
         if report.applied:
             print(
                 f"optimised first: {report.nodes_before} → {report.nodes_after} nodes ({', '.join(report.applied)})",
@@ -147,33 +179,46 @@ class Job:
         """The original with its weights inside, otherwise as it is."""
         return self_contained(self.original)
 
+    def recovered(
+        self, made: Artifact, data: Dataset, training: tuple[float | None, int], folder: Path | None = None
+    ) -> Artifact:
+        """``made`` trained to answer as the original again; ``training`` are epochs and seed, ``folder`` is for the checkpoint."""
+        method = trained("training.distill")
+        fit = fit_with(trained("training.options").FitOptions(), *training, self.threads)
+        model = trained("training.trainable").TrainableModel(made)
+        hooks = checkpoint(folder, made)
+        report = method.recover(model, data, self.plain(), fit, on_progress=self.stage("recover"), **hooks)
+        options = {"teacher": self.original.digest, "fit": msgspec.to_builtins(fit)}
+        found: Artifact = model.to_artifact("recover", options, report.facts())
+        return found
+
     def finish(
-        self, command: str, made: Artifact, aims: Sequence[Aim], json: bool, facts: dict[str, Any] | None = None
+        self,
+        made: Artifact,
+        aims: Sequence[Aim],
+        report: dict[str, Any],
+        *,
+        json: bool,
+        titles: tuple[str, str] = ("original", "made"),
     ) -> None:
-        """Compare ``made`` with the original if there are data for it, write it, and tell; ``facts`` go into the JSON object."""
+        """Compare ``made`` with the original if there are data for it, write it, and tell; ``report`` goes into the JSON object."""
         assert self.output is not None
+        with_coded = "coded_size" in aims
+        limits: dict[str, Any] = {"threads": self.threads, "budget_s": self._budget_s}
         outcome = Outcome(
             original=self.original,
             made=made,
-            comparison=compare(self.original, made, self.evaluation, threads=self.threads) if self.evaluation else None,
-            coded=(len(coded.encode(self.plain().data)), len(coded.encode(made.data)))
-            if "coded_size" in aims
-            else None,
+            comparison=compare(self.original, made, self.evaluation, **limits) if self.evaluation else None,
+            coded=(coded_bytes(self.plain()), coded_bytes(made)) if with_coded else None,
+            short=self.short,
         )
         write_whole(self.output, made.data)
         notes = [*self.notes, *outcome.shortfalls(aims).values()]
         if json:
-            report = {
-                "command": command,
-                "output": str(self.output),
-                **outcome.summary(aims),
-                **(facts or {}),
-                "notes": notes,
-            }
-            print_json(report)
+            print_json({**report, "output": str(self.output), **outcome.summary(aims), "notes": notes})
             return
         console = make_console()
-        console.print(outcome.table())
+        console.print(outcome.table(titles))
         for note in notes:
             console.print(f"[yellow]note[/yellow]    {escape(note)}")
         if outcome.comparison is None:
@@ -193,87 +238,6 @@ class Job:
             cause = f"{error.message}, on samples of '{path}'"
             raise InvalidData(cause, error.hint or "check that the values suit the model") from error
         return data
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What a method made of a model."""
-
-    original: Artifact
-    made: Artifact
-    comparison: Comparison | None
-    coded: tuple[int, int] | None
-    """Bytes of both as coded models."""
-
-    def shortfalls(self, aims: Sequence[Aim]) -> dict[Aim, str]:
-        """Where it is no better than the original in what it is for, and how that is told."""
-        found: dict[Aim, str] = {}
-        before, after = self.original.size_bytes, self.made.size_bytes
-        if "size" in aims and after >= before:
-            found["size"] = f"the file is not smaller than the original: {before} → {after} bytes"
-        if "coded_size" in aims and self.coded and self.coded[1] >= self.coded[0]:
-            found["coded_size"] = "coded, the model is not smaller than the original coded"
-        speed = self.comparison.speedup if self.comparison else None
-        if "speed" in aims and speed and speed.low <= 1:
-            provably = speed.high <= 1
-            found["speed"] = (
-                f"{'slower than' if provably else 'not measurably faster than'} the original here: {times(speed)}"
-            )
-        return found
-
-    def pays(self, aims: Sequence[Aim]) -> bool | None:
-        """Whether it is better in all that it is for; None if part of that was not measured."""
-        if self.shortfalls(aims):
-            return False
-        return None if "speed" in aims and self.comparison is None else True
-
-    def summary(self, aims: Sequence[Aim]) -> dict[str, Any]:
-        """The stable JSON form."""
-        found, coded_bytes = self.comparison, self.coded or (None, None)
-        accuracy = found.accuracy if found else None
-        steps = self.made.provenance[len(self.original.provenance) :]
-        return {
-            "original": {
-                "size_bytes": self.original.size_bytes,
-                "coded_bytes": coded_bytes[0],
-                "accuracy": found.original_accuracy if found else None,
-                "latency_ms": found.original_ms if found else None,
-            },
-            "made": {
-                "size_bytes": self.made.size_bytes,
-                "coded_bytes": coded_bytes[1],
-                "accuracy": accuracy.value if accuracy else None,
-                "latency_ms": found.compressed_ms if found else None,
-                "digest": self.made.digest,
-            },
-            "size_ratio": self.original.size_bytes / self.made.size_bytes,
-            "speedup": found.speedup.value if found else None,
-            "speedup_interval": msgspec.to_builtins(found.speedup) if found else None,
-            "accuracy_loss": accuracy.loss.value if accuracy else None,
-            "accuracy_loss_interval": msgspec.to_builtins(accuracy.loss) if accuracy else None,
-            "metric": accuracy.metric if accuracy else None,
-            "samples": accuracy.samples if accuracy else None,
-            "threads": found.threads if found else None,
-            "rows": found.rows if found else None,
-            "pays": self.pays(aims),
-            "short_of": list(self.shortfalls(aims)),
-            "steps": msgspec.to_builtins(steps),
-        }
-
-    def table(self) -> Table:
-        """Original and result side by side."""
-        table = make_table("", "original", "made", "")
-        before, after = self.original.size_bytes, self.made.size_bytes
-        table.add_row("size, KiB", kib(before), kib(after), _smaller(before, after))
-        if self.coded:
-            table.add_row("coded, KiB", *map(kib, self.coded), f"{_smaller(before, self.coded[1])} than the file")
-        if (found := self.comparison) is not None:
-            accuracy = found.accuracy
-            loss = f"loss {accuracy.loss.value:+.2%} (95 %: {accuracy.loss.low:+.2%} … {accuracy.loss.high:+.2%})"
-            values = f"{found.original_accuracy:.2%}", f"{accuracy.value:.2%}"
-            table.add_row(f"{accuracy.metric}, {accuracy.samples} samples", *values, loss)
-            call = f"p50 of {found.rows} row(s), ms"
-            table.add_row(call, f"{found.original_ms:.3f}", f"{found.compressed_ms:.3f}", times(found.speedup))
-        return table
 
 
 def check_target(path: Path, inputs: Sequence[Path], force: bool, suffix: str = ".onnx") -> None:
@@ -325,9 +289,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def fit_with(defaults: Any, epochs: float | None, seed: int, threads: int) -> Any:
-    """``defaults``, FitOptions, with what the command line says. Raises InvalidArgument."""
-    if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
-        raise InvalidArgument(f"--epochs {epochs:g} cannot be trained", "give more than 0")
+    """``defaults``, FitOptions, with what the command line says."""
     return msgspec.structs.replace(defaults, epochs=epochs or defaults.epochs, seed=seed, threads=threads)
 
 
@@ -336,6 +298,16 @@ def refuse(given: Mapping[str, object], without: str) -> None:
     for option, value in given.items():
         if value not in (None, False):
             raise InvalidArgument(f"{option} means nothing without {without}", f"add {without}, or leave {option} out")
+
+
+def checkpoint(folder: Path | None, start: Artifact) -> dict[str, Any]:
+    """What makes a training go on from ``folder``: one file for each model that training begins with."""
+    return {"checkpoint": folder / f"training-{start.digest[:12]}.npz"} if folder else {}
+
+
+def coded_bytes(model: Artifact) -> int:
+    """Size as a coded model."""
+    return len(coded.encode(model.data))
 
 
 def trained(module: str) -> Any:
@@ -353,30 +325,9 @@ def loaded(artifact: Artifact, threads: int = 1) -> Iterator[LoadedModel]:
         model.unload()
 
 
-def make_table(*titles: str) -> Table:
-    """A table whose first column is text and whose others are numbers."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
 def print_json(report: dict[str, Any]) -> None:
     """One line on stdout."""
     print(msgspec.json.encode(report).decode())
-
-
-def times(interval: Interval) -> str:
-    """A speed-up with its interval."""
-    return f"{interval.value:.2f}x the speed (95 %: {interval.low:.2f} … {interval.high:.2f})"
-
-
-def kib(size_bytes: int) -> str:
-    return f"{size_bytes / 1024:.1f}"
-
-
-def _smaller(before: int, after: int) -> str:
-    return f"{before / after:.2f}x smaller" if after <= before else f"{after / before:.2f}x larger"
 
 
 def _is_onnx(path: Path) -> bool:

@@ -9,26 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.artifact import Artifact
-from penstock.cli.method import (
-    Chart,
-    Epochs,
-    Evaluate,
-    Force,
-    Job,
-    Json,
-    Loss,
-    Model,
-    Output,
-    Resume,
-    Seed,
-    Threads,
-    Train,
-    check_folder,
-    fit_with,
-    refuse,
-    trained,
-    write_whole,
-)
+from penstock.cli import method as shared
 from penstock.cli.quantities import parse_share
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.pruning.layer_sparsity import allocate, measure_layers
@@ -40,10 +21,10 @@ from penstock.perf.chart import Scale, line_chart
 
 
 def prune(
-    model: Model,
-    output: Output,
-    train: Train = None,
-    evaluate: Evaluate = None,
+    model: shared.Model,
+    output: shared.Output,
+    train: shared.Train = None,
+    evaluate: shared.Evaluate = None,
     sparsity: Annotated[str | None, typer.Option(help="Share of the weights that become zero; default 90%.")] = None,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Share the zeros out by what each layer bears, measured on --train.")
@@ -53,15 +34,16 @@ def prune(
         bool, typer.Option("--iterative", help="Prune and retrain in turn, as far as --max-accuracy-loss allows.")
     ] = False,
     levels: Annotated[int | None, typer.Option(min=1, max=100, help="Times to prune and retrain; default 8.")] = None,
-    max_accuracy_loss: Loss = None,
+    max_accuracy_loss: shared.Loss = None,
     skip: Annotated[list[str] | None, typer.Option(help="A weight to leave alone, by name; may be repeated.")] = None,
-    chart: Chart = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    resume: Resume = None,
-    threads: Threads = 1,
-    force: Force = False,
-    json: Json = False,
+    chart: shared.Chart = None,
+    epochs: shared.Epochs = None,
+    seed: shared.Seed = 0,
+    resume: shared.Resume = None,
+    threads: shared.Threads = 1,
+    budget: shared.Budget = "3s",
+    force: shared.Force = False,
+    json: shared.Json = False,
 ) -> None:
     """Make the smallest weights of a model zero. The file stays as large; coded, it becomes small (see penstock share).
 
@@ -77,7 +59,7 @@ def prune(
     """
     if not iterative:
         given = {"--levels": levels, "--max-accuracy-loss": max_accuracy_loss, "--epochs": epochs, "--resume": resume}
-        refuse(given, "--iterative")
+        shared.refuse(given, "--iterative")
     if n_m and (iterative or per_layer or sparsity):
         raise InvalidArgument("--n-m excludes --iterative, --per-layer and --sparsity", "leave it out, or these")
     if iterative and per_layer:
@@ -85,8 +67,18 @@ def prune(
     share, skipped = parse_share(sparsity or "90%"), tuple(skip or ())
     pattern = _pattern(n_m, skipped) if n_m else None
     contract = Contract(parse_share(max_accuracy_loss or "0.5%"))
-    check_folder(resume)
-    job = Job(model, output, fitted=train, evaluate=evaluate, writes=[chart], threads=threads, force=force)
+    shared.check_folder(resume)
+    job = shared.Job(
+        model,
+        output,
+        fitted=train,
+        evaluate=evaluate,
+        chart=chart,
+        trains=iterative,
+        threads=threads,
+        budget=budget,
+        force=force,
+    )
     picture = ""
     with job:
         start = job.folded()
@@ -103,15 +95,15 @@ def prune(
                     goal = PruneOptions(allocate(found.curves, share).rule, skip=skipped)
             made = prune_n_m(start, pattern) if pattern else prune_at_once(start, goal)
     if chart is not None:
-        write_whole(chart, picture.encode())
+        shared.write_whole(chart, picture.encode())
     facts = made.provenance[-1].facts
     job.notes.append(
         f"{facts['sparsity']:.2%} of {facts['weights']} weights are zero, {facts['fewer']:g}x fewer are left"
     )
     if pattern:
         job.notes.append("the pattern is for engines that use it: a CPU multiplies by the zeros, no faster than before")
-    told = {"sparsity": facts["sparsity"], "chart": str(chart) if chart else None}
-    job.finish("prune", made, ["coded_size"], json, told)
+    report = {"command": "prune", "sparsity": facts["sparsity"], "chart": str(chart) if chart else None}
+    job.finish(made, ["coded_size"], report, json=json)
 
 
 def _pattern(text: str, skip: tuple[str, ...]) -> NMOptions:
@@ -122,7 +114,7 @@ def _pattern(text: str, skip: tuple[str, ...]) -> NMOptions:
 
 
 def _iterative(
-    job: Job,
+    job: shared.Job,
     model: Artifact,
     goal: PruneOptions,
     contract: Contract,
@@ -130,8 +122,8 @@ def _iterative(
     training: tuple[float | None, int],
     folder: Path | None,
 ) -> Artifact:
-    data, method = job.data("--train", "--iterative"), trained("pruning.iterative")
-    retrain = fit_with(method.IterativeOptions().retrain, *training, job.threads)
+    data, method = job.data("--train", "--iterative"), shared.trained("pruning.iterative")
+    retrain = shared.fit_with(method.IterativeOptions().retrain, *training, job.threads)
     options = method.IterativeOptions(goal, levels, contract, retrain)
     made: Artifact = method.prune_iteratively(model, data, options, folder=folder, on_progress=job.stage("levels"))
     return made

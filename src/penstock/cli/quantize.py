@@ -7,20 +7,8 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from penstock.artifact import Artifact
-from penstock.cli.method import (
-    Calibrate,
-    Chart,
-    Evaluate,
-    Force,
-    Job,
-    Json,
-    Loss,
-    Model,
-    Output,
-    Threads,
-    refuse,
-    write_whole,
-)
+from penstock.cli import method as shared
+from penstock.cli import outcome
 from penstock.cli.quantities import parse_share
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
@@ -41,28 +29,29 @@ from penstock.offline.dataset import Dataset
 from penstock.offline.tune.contract import Contract
 from penstock.resources import machine_facts
 
+MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
+PlacementName = Literal["fastest", "linear", "wide"]
 Precision = Literal["int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16-weights", "bf16-weights"]
+METHODS = {method.value: method for method in Method}
+"""By name; None stands for the best, tensor by tensor."""
 _ROWS = 32
 """Samples that give the ranges with which placements are timed."""
 _BLOCKS = (16, 32, 64, 128, 256)
 
 
 def quantize(
-    model: Model,
-    output: Output,
-    calibrate: Calibrate = None,
-    evaluate: Evaluate = None,
+    model: shared.Model,
+    output: shared.Output,
+    calibrate: shared.Calibrate = None,
+    evaluate: shared.Evaluate = None,
     precision: Annotated[
         Precision,
         typer.Option(help="int8 calibrates; int8-dynamic takes ranges at run time; the rest is of weights only."),
     ] = "int8",
     method: Annotated[
-        Literal["best", "min-max", "percentile", "mse", "entropy"],
-        typer.Option(help="How int8 finds ranges; best tries all, tensor by tensor."),
+        MethodName, typer.Option(help="How int8 finds ranges; best tries all, tensor by tensor.")
     ] = "best",
-    placement: Annotated[
-        Literal["fastest", "linear", "wide"], typer.Option(help="What becomes int8; fastest measures both.")
-    ] = "fastest",
+    placement: Annotated[PlacementName, typer.Option(help="What becomes int8; fastest measures both.")] = "fastest",
     no_equalize: Annotated[
         bool, typer.Option("--no-equalize", help="Leave channels of unlike ranges as they are.")
     ] = False,
@@ -72,18 +61,19 @@ def quantize(
     mixed: Annotated[
         bool, typer.Option("--mixed", help="Leave groups of operators float that cost too much accuracy.")
     ] = False,
-    max_accuracy_loss: Loss = None,
+    max_accuracy_loss: shared.Loss = None,
     block: Annotated[
         int | None,
         typer.Option(help="Weights that share a scale, of int8-weights and int4-weights: 16 to 256; default 32."),
     ] = None,
-    chart: Chart = None,
+    chart: shared.Chart = None,
     chart_tensor: Annotated[
         str | None, typer.Option(help="The tensor to draw; default: where the methods differ most.")
     ] = None,
-    threads: Threads = 1,
-    force: Force = False,
-    json: Json = False,
+    threads: shared.Threads = 1,
+    budget: shared.Budget = "3s",
+    force: shared.Force = False,
+    json: shared.Json = False,
 ) -> None:
     """Quantise a model after training, without changing what it learned.
 
@@ -98,42 +88,49 @@ def quantize(
       penstock quantize model.onnx --precision int4-weights -o int4.onnx
     """
     if precision != "int8":
-        refuse({"--mixed": mixed, "--chart": chart, "--no-equalize": no_equalize}, "--precision int8")
+        shared.refuse({"--mixed": mixed, "--chart": chart, "--no-equalize": no_equalize}, "--precision int8")
     if not mixed:
-        refuse({"--max-accuracy-loss": max_accuracy_loss}, "--mixed")
+        shared.refuse({"--max-accuracy-loss": max_accuracy_loss}, "--mixed")
     if precision not in ("int8-weights", "int4-weights"):
-        refuse({"--block": block}, "--precision int8-weights or int4-weights")
-    refuse({"--chart-tensor": chart_tensor if chart is None else None}, "--chart")
+        shared.refuse({"--block": block}, "--precision int8-weights or int4-weights")
+    shared.refuse({"--chart-tensor": chart_tensor if chart is None else None}, "--chart")
     contract = Contract(parse_share(max_accuracy_loss or "1%"))
-    job = Job(model, output, fitted=calibrate, evaluate=evaluate, writes=[chart], threads=threads, force=force)
-    facts: dict[str, Any] = {"precision": precision, "placement": None, "float_groups": [], "chart": None}
+    job = shared.Job(
+        model, output, fitted=calibrate, evaluate=evaluate, chart=chart, threads=threads, budget=budget, force=force
+    )
+    facts: dict[str, Any] = {
+        "command": "quantize",
+        "precision": precision,
+        "placement": None,
+        "float_groups": [],
+        "chart": None,
+    }
     with job:
         if precision == "int8":
             data = job.data("--calibrate", "int8")
-            prepared = _prepared(job, data, not no_equalize)
+            prepared = prepare(job, data, not no_equalize)
             if chart is not None:
                 picture = range_chart(collect(prepared, data.inputs), integer_scheme(machine_facts()), chart_tensor)
-            placed = _placement(job, prepared, data) if placement == "fastest" else Placement(placement)
+            placed = place(job, prepared, data, placement)
             if mixed:
                 made, facts["float_groups"] = _mixed(
-                    job, prepared, data, placed, _METHODS.get(method, Method.MSE), contract
+                    job, prepared, data, placed, METHODS.get(method, Method.MSE), contract
                 )
             else:
-                recipe = PtqRecipe(_METHODS.get(method), placed, equalize=False, correct_biases=not no_bias_correction)
+                recipe = PtqRecipe(METHODS.get(method), placed, equalize=False, correct_biases=not no_bias_correction)
                 made = quantize_with(recipe, prepared, data, integer_scheme(machine_facts()), job.stage("int8"))
             facts["placement"] = placed.value
         else:
             made = _without_ranges(job, precision, 32 if block is None else block)
     if chart is not None:
-        write_whole(chart, picture.encode())
+        shared.write_whole(chart, picture.encode())
         facts["chart"] = str(chart)
-    job.finish("quantize", made, ["size", "speed"] if precision.startswith("int8") else ["size"], json, facts)
+    aims: list[outcome.Aim] = ["size"] if precision.endswith("weights") else ["size", "speed"]
+    job.finish(made, aims, facts, json=json)
 
 
-_METHODS = {method.value: method for method in Method}
-
-
-def _prepared(job: Job, data: Dataset, equalize: bool) -> Artifact:
+def prepare(job: shared.Job, data: Dataset, equalize: bool) -> Artifact:
+    """The original folded, channels of like ranges."""
     model = job.folded()
     if not equalize:
         return model
@@ -144,8 +141,10 @@ def _prepared(job: Job, data: Dataset, equalize: bool) -> Artifact:
     return model
 
 
-def _placement(job: Job, model: Artifact, data: Dataset) -> Placement:
-    """The placement that this machine runs fastest."""
+def place(job: shared.Job, model: Artifact, data: Dataset, name: PlacementName) -> Placement:
+    """The placement of that name, or the one that this machine runs fastest."""
+    if name != "fastest":
+        return Placement(name)
     progress = job.stage("place")
     progress(0, 1)
     rows = job.signature.smallest_batch
@@ -157,7 +156,7 @@ def _placement(job: Job, model: Artifact, data: Dataset) -> Placement:
 
 
 def _mixed(
-    job: Job, model: Artifact, data: Dataset, placement: Placement, method: Method, contract: Contract
+    job: shared.Job, model: Artifact, data: Dataset, placement: Placement, method: Method, contract: Contract
 ) -> tuple[Artifact, list[str]]:
     """INT8 but for the groups that cost the most accuracy for the time they save, and these."""
     fitted, held = data.split(0.2, job.signature.smallest_batch)
@@ -172,7 +171,7 @@ def _mixed(
     return found.artifact, floats
 
 
-def _without_ranges(job: Job, precision: Precision, block: int) -> Artifact:
+def _without_ranges(job: shared.Job, precision: Precision, block: int) -> Artifact:
     if precision == "int8-dynamic":
         data = job.data("--calibrate", "int8-dynamic tells whether answers depend on their batch, which")
         options = DynamicOptions(reduce_range=integer_scheme(machine_facts()).reduce_range)
