@@ -24,7 +24,7 @@ def by_taylor(
 
     The loss is the labels' cross-entropy; without labels that of the model's own arg-max, since its own answers would give no
     gradient; where outputs are no class scores, half their mean square. Small batches tell more than one large.
-    On data that the model fits well gradients are small and noisy, and the other importances choose better.
+    On data that the model hardly errs on, gradients are small; the other importances chose better there.
     Raises Unsupported if the model has operators that cannot be trained, InvalidData if the labels fit no output.
     """
     model = TrainableModel(Artifact.from_bytes(to_bytes(structure.model)))
