@@ -93,6 +93,13 @@ def test_a_bundle_without_evidence(penstock, tmp_path: Path) -> None:
     assert "served as fp32" in done.out
 
 
+def test_a_coded_variant_has_two_sizes(penstock, tmp_path: Path) -> None:
+    variant = Variant("small", "model.onnx", "onnxruntime", "fp32", {}, (), "coded", 4096, "0" * 64)
+    serving = ServingConfig("small", 1, 1, max_batch=8)
+    path = packed(tmp_path / "a.bundle", variants=(variant,), serving=serving)
+    assert "small is coded in 0.0 KiB, 4.0 KiB once it is loaded" in penstock("inspect", path).out
+
+
 def test_names_with_markup_are_shown_as_they_are(penstock, tmp_path: Path) -> None:
     evil = "[/bold] [red]x[/red] [link=http://evil]"
     found = evidence(record(evil, 0.5, reason=evil), notes=(evil,))
