@@ -78,6 +78,16 @@ def depthwise() -> Artifact:
     return _classifier(net, _pooled(net, x), 96, [1, 8, 8])
 
 
+def deep() -> Artifact:
+    """Ten pairs of depthwise and pointwise convolutions, each beside a shortcut: 22 groups of operators to quantise or not."""
+    net = Net()
+    x = net.relu(net.layer("input", 1, 32, 3))
+    for _ in range(10):
+        y = net.relu(net.layer(x, 32, 32, 3, groups=32))
+        x = net.relu(net.op("Add", net.layer(y, 32, 32, 1, gain=0.3), x))
+    return _classifier(net, _pooled(net, x), 32, [1, 8, 8])
+
+
 def residual() -> Artifact:
     """A stem and three residual blocks; the last convolution of each begins small, for want of normalisation."""
     net = Net()
@@ -131,23 +141,28 @@ def lenet_5(classes: int = 10) -> Artifact:
     return net.artifact(x, [1, 28, 28], [classes], TensorProto.FLOAT)
 
 
-def with_outliers(model: Artifact, factor: float = 60.0, every: int = 9) -> Artifact:
+def with_outliers(model: Artifact, factor: float = 60.0, every: int = 9, only: int | None = None) -> Artifact:
     """The same function with every so many channel between a depthwise and its pointwise convolution ``factor`` times as
-    large: what folding a BatchNormalization of tiny variance leaves behind."""
+    large: what folding a BatchNormalization of tiny variance leaves behind. Of all pairs, or ``only`` one of them."""
     proto = onnx.load_model_from_string(model.data)
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     readers = {node.input[0]: node for node in proto.graph.node}
-    for node in proto.graph.node:
-        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-        if node.op_type != "Conv" or groups == 1:
-            continue
+    convolutions = [node for node in proto.graph.node if node.op_type == "Conv" and _groups(node) > 1]
+    for node in convolutions if only is None else convolutions[only : only + 1]:
+        groups = _groups(node)
         pointwise = readers[readers[node.output[0]].output[0]]
         scale = np.ones(groups, np.float32)
         scale[::every] = factor
         _scale(weights[node.input[1]], scale[:, None, None, None])
         _scale(weights[node.input[2]], scale)
         _scale(weights[pointwise.input[1]], 1 / scale[None, :, None, None])
-    return model.derive(proto.SerializeToString(deterministic=True), "outliers", {"factor": factor, "every": every}, {})
+    return model.derive(
+        proto.SerializeToString(deterministic=True), "outliers", {"factor": factor, "every": every, "only": only}, {}
+    )
+
+
+def _groups(node: onnx.NodeProto) -> int:
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "group"), 1)
 
 
 def _scale(tensor: onnx.TensorProto, factor: Array) -> None:

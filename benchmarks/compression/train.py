@@ -34,6 +34,7 @@ class Task(NamedTuple):
 TASKS: dict[str, Task] = {
     "plain": Task(nets.plain, data.digits, FitOptions(epochs=25, learning_rate=3e-3)),
     "depthwise": Task(nets.depthwise, data.digits, FitOptions(epochs=40, learning_rate=3e-3)),
+    "deep": Task(nets.deep, data.digits, FitOptions(epochs=30, learning_rate=3e-3)),
     "residual": Task(nets.residual, data.digits, FitOptions(epochs=25, learning_rate=2e-3)),
     "MLP": Task(nets.mlp, data.digits, FitOptions(epochs=40, learning_rate=3e-3)),
     "encoder": Task(nets.encoder, data.texts, FitOptions(epochs=10, learning_rate=2e-3, weight_decay=0.1)),

@@ -91,7 +91,9 @@ class Recipe(msgspec.Struct, frozen=True):
     threads: tuple[int, ...] = ()
     """Thread counts to try; empty for one, all cores, and the powers of two between."""
     methods: tuple[Method, ...] = tuple(Method)
-    """INT8 calibration methods to try; empty for no INT8."""
+    """INT8 calibration methods to try; empty for none of them."""
+    careful: bool = True
+    """Also try INT8 with channels of like ranges, ranges chosen tensor by tensor, and biases corrected."""
     objective: Literal["latency", "throughput", "size"] = "latency"
     """What to be best at: the time of one call of a single row, rows per second in calls of sixteen, or bytes in the bundle."""
     compression: Compression | None = None
@@ -149,7 +151,7 @@ def build(
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
     with _blaming(calibrate):
-        int8, notes = integer_versions(fp32, calibration, recipe.methods, machine, on_progress)
+        int8, notes = integer_versions(fp32, calibration, recipe.methods, recipe.careful, machine, on_progress)
     planned = _plan(fp32, calibration, recipe, threads, on_progress)
     versions = _stored([Version(fp32), *int8, *planned.versions], recipe)
     tried = candidates(versions, engines, threads, machine)

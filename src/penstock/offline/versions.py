@@ -9,7 +9,9 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.range_choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.space import Version
@@ -17,19 +19,25 @@ from penstock.resources import MachineFacts
 
 OnProgress = Callable[[str, int, int], None]
 
+_CHOICE_S = 10.0
+"""Seconds for the choice of ranges tensor by tensor; what is left then takes the range of least squared error."""
+
 
 def integer_versions(
     fp32: Artifact,
     calibration: Dataset | None,
     methods: Sequence[Method],
+    careful: bool,
     machine: MachineFacts,
     on_progress: OnProgress = lambda *_: None,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The INT8 models of ``fp32``, one for each calibration method and placement that differs, and notes on why there are
-    none."""
+    """The INT8 models of ``fp32``, one for each calibration method and placement that differs, and notes on why there are none.
+
+    ``careful`` adds those with channels of like ranges, ranges chosen tensor by tensor, and biases corrected.
+    """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
-    if not methods:
+    if not methods and not careful:
         return [], ("INT8 was not tried: no calibration method was asked for",)
     scheme = integer_scheme(machine)
     try:
@@ -40,17 +48,21 @@ def integer_versions(
         return [], (f"INT8 was not tried: {error.message}",)
     found: dict[str, Artifact] = {}
     refusals: list[str] = []
-    ways = [(placement, method) for placement in Placement for method in methods]
+    ways = [(placement, method) for placement in Placement for method in (*methods, *([None] if careful else []))]
     for number, (placement, method) in enumerate(ways):
         on_progress("quantize", number, len(ways))
         try:
-            model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
+            if method is None:
+                recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
+                model = quantize_with(recipe, fp32, calibration, scheme)
+            else:
+                model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
         except Unsupported as error:
             refusals.append(error.message)
             continue
         # On a plain chain of layers both placements write the same model; one candidate of it is enough.
         if all(model.digest != other.digest for other in found.values()):
-            found[f"{method.value}-{placement.value}"] = model
+            found[f"{method.value if method else 'best'}-{placement.value}"] = model
     on_progress("quantize", len(ways), len(ways))
     if not found:
         return [], (f"INT8 was not tried: {refusals[0]}",)
