@@ -1,0 +1,101 @@
+"""Search a student's width and depth within a latency limit, by successive halving [Jamieson and Talwalkar, 2016].
+
+    python examples/students/search.py examples/digits/model.onnx examples/digits/calibrate.npz --limit-ms 0.05
+
+Latency comes first: every point is timed in ONNX Runtime with random weights, which cost what trained ones do, and what is too slow
+is never trained. The rest is distilled in rungs: each goes on from the weights of the last, and the better half stays.
+"""
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from students import STUDENTS
+
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+from penstock.errors import ContractUnmet
+from penstock.offline.compress.training.distill import DistillOptions, distill
+from penstock.offline.compress.training.fit import FitOptions
+from penstock.offline.dataset import Dataset, load_dataset
+from penstock.offline.tune.accuracy import answers, make_judge
+from penstock.perf.measure import feed, interleave, repeat_rows
+
+
+class Point(msgspec.Struct):
+    """One architecture, and how far it came."""
+
+    width: int
+    depth: int
+    ms: float
+    artifact: Artifact
+    accuracy: float = 0.0
+    epochs: float = 0.0
+
+
+def latency_table(
+    students: dict[tuple[int, int], Artifact], data: Dataset, budget_s: float
+) -> dict[tuple[int, int], float]:
+    """Median milliseconds of one row on one thread, all timed against one another."""
+    models = {size: get_engine("onnxruntime").load(artifact, {"threads": 1}) for size, artifact in students.items()}
+    row = repeat_rows(data.inputs, 1)
+    timings = interleave({f"{w}x{d}": feed(model, row) for (w, d), model in models.items()}, budget_s)
+    for model in models.values():
+        model.unload()
+    return {(w, d): timings[f"{w}x{d}"].p50_ms for w, d in students}
+
+
+def search(teacher: Artifact, data: Dataset, points: Sequence[Point], rungs: Sequence[float]) -> list[Point]:
+    """All ``points``, the best first: by epochs lived through, then by accuracy on a third of ``data`` that none is trained on."""
+    train, held_out = data.split(1 / 3)
+    reference = get_engine("onnxruntime").load(teacher, {"threads": 1})
+    judge = make_judge(answers(reference, held_out), held_out.labels)
+    reference.unload()
+    alive = list(points)
+    for number, epochs in enumerate(rungs):
+        options = DistillOptions(fit=FitOptions(epochs=epochs, learning_rate=5e-3, seed=number))
+        for point in alive:
+            point.artifact = distill(point.artifact, teacher, train, options)
+            loaded = get_engine("onnxruntime").load(point.artifact, {"threads": 1})
+            point.accuracy, point.epochs = judge.compare(answers(loaded, held_out)).value, point.epochs + epochs
+            loaded.unload()
+        alive = sorted(alive, key=lambda point: (-point.accuracy, point.ms))[: max(1, len(alive) // 2)]
+    return sorted(points, key=lambda point: (-point.epochs, -point.accuracy, point.ms))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("teacher", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--student", choices=STUDENTS, default="depthwise")
+    parser.add_argument("--limit-ms", type=float, required=True)
+    parser.add_argument("--widths", type=int, nargs="+", default=[8, 16, 24, 32])
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--rungs", type=float, nargs="+", default=[20, 40, 80])
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    teacher = Artifact.from_file(given.teacher)
+    loaded = get_engine("onnxruntime").load(teacher, {"threads": 1})
+    signature = loaded.signature
+    loaded.unload()
+    data = load_dataset(given.data, signature)
+    sizes = itertools.product(given.widths, given.depths)
+    students = {size: STUDENTS[given.student](signature, *size) for size in sizes}
+    table = latency_table(students, data, budget_s=5.0)
+    points = [Point(*size, table[size], students[size]) for size in students if table[size] <= given.limit_ms]
+    if not points:
+        raise ContractUnmet(
+            f"no student takes {given.limit_ms} ms or less; the fastest takes {min(table.values()):.3f} ms"
+        )
+    print("width depth      ms  epochs  held out")
+    for point in search(teacher, data, points, given.rungs):
+        print(f"{point.width:5} {point.depth:5} {point.ms:7.4f} {point.epochs:7g} {point.accuracy:9.2%}")
+    best = max(points, key=lambda point: (point.epochs, point.accuracy, -point.ms))
+    if given.output:
+        given.output.write_bytes(best.artifact.data)
+
+
+if __name__ == "__main__":
+    main()
