@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,4 +56,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "linear.onnx").write_bytes(models.linear(3, 2).data)
     x = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, labels=(x @ models.linear_weight(3, 2)).argmax(axis=1))
+    return tmp_path
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the digits example: ``model.onnx``, ``train.npz`` (300 labelled samples), ``test.npz`` (797)."""
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parent.parent.parent / "examples" / "digits"
+    for source, name in (("model.onnx", "model.onnx"), ("calibrate.npz", "train.npz"), ("evaluate.npz", "test.npz")):
+        shutil.copyfile(example / source, tmp_path / name)
     return tmp_path

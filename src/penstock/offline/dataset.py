@@ -147,7 +147,8 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
         )
     if any(want not in (-1, got) for want, got in zip(spec.shape[1:], array.shape[1:], strict=True)):
         raise InvalidData(
-            f"input '{spec.name}' has shape {list(spec.shape)}, but the data has shape {list(array.shape)}"
+            f"input '{spec.name}' has shape {list(spec.shape)}, but the data has shape {list(array.shape)}",
+            "the first axis counts samples, the others must be the model's",
         )
     if len(array) == 0:
         raise InvalidData(f"input '{spec.name}' has no samples", "give at least one, better some hundred")
