@@ -1,7 +1,8 @@
 """Models made smaller and faster, each step with what it cost in accuracy.
 
 A method is a function: an artifact in, with data and options where it needs them, an artifact out, whose provenance says what
-was done and measured. ``comparison.py`` holds any two artifacts against one another.
+was done and measured. ``comparison.py`` holds any two artifacts against one another; ``taps.py`` shows the tensors inside one
+while it runs over data, however these are cut (``batches.py``); ``sessions.py`` has it loaded for that long.
 
 ::
 

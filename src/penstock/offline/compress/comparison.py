@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy, Interval
-from penstock.engines.registry import get_engine
+from penstock.offline.compress.sessions import call_rows, loaded
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import answers, make_judge
 from penstock.perf.measure import feed, interleave, repeat_rows, speedup
@@ -47,13 +47,13 @@ def compare(
 
     Raises InvalidData if the labels fit no output, InvalidModel or EngineUnavailable if one of them does not load.
     """
-    before, after = (get_engine(engine).load(model, {"threads": threads}) for model in (original, compressed))
-    judge = make_judge(answers(before, data), data.labels)
-    accuracy = judge.compare(answers(after, data))
-    rows = rows if before.signature.batchable else before.signature.smallest_batch
-    sample = repeat_rows(data.inputs, rows)
-    timings = interleave({"before": feed(before, sample), "after": feed(after, sample)}, budget_s)
-    found = Comparison(
+    with loaded(original, threads, engine=engine) as before, loaded(compressed, threads, engine=engine) as after:
+        judge = make_judge(answers(before, data), data.labels)
+        accuracy = judge.compare(answers(after, data))
+        rows = call_rows(before.signature, rows)
+        sample = repeat_rows(data.inputs, rows)
+        timings = interleave({"before": feed(before, sample), "after": feed(after, sample)}, budget_s)
+    return Comparison(
         original_bytes=original.size_bytes,
         compressed_bytes=compressed.size_bytes,
         original_accuracy=judge.original().value,
@@ -64,6 +64,3 @@ def compare(
         threads=threads,
         rows=rows,
     )
-    before.unload()
-    after.unload()
-    return found

@@ -1,26 +1,33 @@
-"""The tensors inside a model while it runs over data: what equalisation, bias correction and factorisation look at.
+"""The tensors inside a model while it runs over data: what calibration, equalisation, bias correction and factorisation look at.
 
-Tensors come one batch at a time and are dropped again, so that statistics of any amount of data take little memory.
+Tensors come one batch at a time and are dropped again, so that statistics of any amount of data take little memory. They are
+taken in groups: a copy of the model that has a group's tensors as its outputs runs over all batches. A group is as large as the
+memory budget allows for one batch, so that many tensors cost several passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
-from penstock.errors import InvalidArgument, InvalidData
-from penstock.offline.dataset import Dataset, check_dataset
+from penstock.errors import InvalidData, ResourceExhausted
+from penstock.offline.compress.batches import Batches, Data
+from penstock.offline.compress.sessions import call_rows, loaded, signature_of
 from penstock.offline.optimize.model import read_proto
 from penstock.perf.measure import repeat_rows
+from penstock.resources import usable_memory
 from penstock.tensor import Array, DataType
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in total."""
+
+_MEMORY_SHARE = 0.5
+"""Share of the machine's memory that one batch of the largest tensor may take, with the tensor that it is made from."""
+_NAMED = 5
+"""Samples named in a message."""
 
 
 def no_progress(_done: int, _total: int) -> None:
@@ -28,80 +35,90 @@ def no_progress(_done: int, _total: int) -> None:
 
 
 class Taps:
-    """A model's FP32 tensors on data, by name, batch by batch, as the graph stands: the engine rewrites nothing.
-
-    Raises InvalidData if the data do not fit the model's inputs.
-    """
+    """A model's FP32 tensors on data, by name, batch by batch, as the graph stands: the engine rewrites nothing."""
 
     def __init__(
         self,
         artifact: Artifact,
-        data: Dataset,
+        data: Data,
         *,
         batch_size: int = 32,
         threads: int = 1,
         memory_bytes: int = 256 << 20,
     ) -> None:
-        """``memory_bytes`` bounds what the tapped tensors of one batch take, or the largest of them alone."""
-        if batch_size < 1:
-            raise InvalidArgument(f"the batch size is {batch_size}", "give at least 1")
+        """``memory_bytes`` bounds what the tapped tensors of one batch take, or the largest of them alone.
+
+        Raises as ``Batches`` if the data do not fit the model's inputs.
+        """
         self._proto = read_proto(artifact)
         self._threads = threads
         self._memory_bytes = memory_bytes
-        loaded = self._load([value.name for value in self._proto.graph.output])
-        signature = loaded.signature
-        loaded.unload()
-        self.data = check_dataset(data.inputs, signature)
-        self.batch_size = batch_size if signature.batchable else signature.smallest_batch
-        self.batchable = signature.batchable
-        """Whether a call takes any number of samples, or exactly ``batch_size``."""
-        self._smallest = signature.smallest_batch
+        self._signature = signature_of(artifact)
+        self.batches = Batches(self._signature, data, batch_size)
 
     def run(self, names: Sequence[str], progress: Progress = no_progress) -> Iterator[tuple[str, Array]]:
         """Every tensor of ``names`` for every batch, in batches' order for each; the groups that fit in memory one by one.
 
-        Raises InvalidData if one holds NaN or infinity.
+        Raises InvalidData if one holds NaN or infinity, naming it, and the samples where its first axis counts them;
+        ResourceExhausted if the largest tensor of one batch would take more than half of the memory.
         """
-        groups = self._groups(list(dict.fromkeys(names)))
-        starts = range(0, self.data.count, self.batch_size)
-        for number, group in enumerate(groups):
-            model = self._load(group)
-            for done, start in enumerate(starts, 1):
-                for name, array in model.forward(self.data.rows(start, start + self.batch_size)).items():
-                    if not np.isfinite(array).all():
-                        raise InvalidData(
-                            f"tensor '{name}' becomes NaN or infinite on the data",
-                            "clean the data, or repair the model",
-                        )
-                    yield name, array
-                progress(number * len(starts) + done, len(groups) * len(starts))
-            model.unload()
+        given = [name for name in dict.fromkeys(names) if name in self._signature.input_names]
+        groups = self._groups([name for name in dict.fromkeys(names) if name not in given])
+        passes = [given, *groups] if given else groups
+        for number, group in enumerate(passes):
+            first = 0
+            for done, (rows, outputs) in enumerate(self._outputs(group), 1):
+                # No name for an array, which would keep it while the next batch runs.
+                for name in list(outputs):
+                    _check_finite(name, outputs[name], first, rows)
+                    yield name, outputs.pop(name)
+                first += rows
+                progress(number * self.batches.count + done, len(passes) * self.batches.count)
+
+    def sample(self, rows: int) -> dict[str, Array]:
+        """Inputs for a call of ``rows`` samples, or of as many as a call takes."""
+        return repeat_rows(self.batches.largest, call_rows(self._signature, rows))
 
     def shapes(self, names: Sequence[str], rows: int) -> dict[str, tuple[int, ...]]:
         """The shapes of those tensors in a call of ``rows`` samples, or of as many as a call takes."""
-        model = self._load(list(dict.fromkeys(names)))
-        outputs = model.forward(repeat_rows(self.data.inputs, rows if self.batchable else self.batch_size))
-        model.unload()
-        return {name: array.shape for name, array in outputs.items()}
+        return {
+            name: array.shape for name, array in self._one_call(list(dict.fromkeys(names)), self.sample(rows)).items()
+        }
+
+    def _outputs(self, group: list[str]) -> Iterator[tuple[int, dict[str, Array]]]:
+        """The number of samples in each batch, and what ``group`` holds then; inputs are there without running anything."""
+        if group[0] in self._signature.input_names:
+            for batch in self.batches:
+                yield _rows(batch), {name: batch[name] for name in group}
+            return
+        with loaded(self._showing(group), self._threads, as_written=True) as model:
+            for batch in self.batches:
+                yield _rows(batch), model.forward(batch)
+
+    def _one_call(self, names: list[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
+        with loaded(self._showing(names), self._threads, as_written=True) as model:
+            return model.forward(inputs)
 
     def _groups(self, names: list[str]) -> list[list[str]]:
+        """``names`` in groups whose outputs for one batch fit, judged by running a few samples of the largest batch."""
         if not names:
             return []
-        model = self._load(names)
-        sizes = {name: array.nbytes for name, array in model.forward(self.data.rows(0, self._smallest)).items()}
-        model.unload()
+        smallest, largest = self.batches.smallest, self.batches.largest
+        outputs = self._one_call(names, {name: array[:smallest] for name, array in largest.items()})
+        rows = _rows(largest)
+        sizes = {name: outputs[name].nbytes * rows // smallest for name in names}
+        _check_memory(sizes, rows, smallest)
         groups: list[list[str]] = [[]]
         used = 0
         for name in names:
-            size = sizes[name] * self.batch_size // self._smallest
-            if groups[-1] and used + size > self._memory_bytes:
+            if groups[-1] and used + sizes[name] > self._memory_bytes:
                 groups.append([])
                 used = 0
             groups[-1].append(name)
-            used += size
+            used += sizes[name]
         return groups
 
-    def _load(self, outputs: Sequence[str]) -> LoadedModel:
+    def _showing(self, outputs: Sequence[str]) -> Artifact:
         """The model with ``outputs`` in place of its own; what they do not need is not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
@@ -111,5 +128,35 @@ class Taps:
         ]
         del proto.graph.output[:]
         proto.graph.output.extend(values)
-        options = {"threads": self._threads, "graph_level": "disabled", "arena": False}
-        return get_engine("onnxruntime").load(Artifact.from_bytes(proto.SerializeToString()), options)
+        return Artifact.from_bytes(proto.SerializeToString())
+
+
+def _rows(batch: Mapping[str, Array]) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
+    """Refuse before the machine runs out: the largest tensor of a batch is there together with the one that it is made from."""
+    largest = max(sizes, key=lambda name: sizes[name])
+    needed, limit = 2 * sizes[largest], int(_MEMORY_SHARE * usable_memory())
+    if limit and needed > limit:
+        fitting = rows * limit // needed // smallest * smallest
+        raise ResourceExhausted(
+            f"tensor '{largest}' and its source take {needed / 2**20:.0f} MiB for a batch of {rows} sample(s), "
+            f"of {limit / 2**20:.0f} MiB that calibration may use here",
+            f"calibrate with batches of at most {fitting}"
+            if fitting
+            else "give smaller samples, or calibrate on a machine with more memory",
+        )
+
+
+def _check_finite(name: str, array: Array, first: int, rows: int) -> None:
+    """Refuse what a batch of ``rows`` samples, from number ``first`` on, made NaN or infinite."""
+    if np.isfinite(array).all():
+        return
+    where = f"samples {first} to {first + rows - 1}"
+    if array.shape[:1] == (rows,):
+        bad = first + np.flatnonzero(~np.isfinite(array.reshape(rows, -1)).all(axis=1))
+        more = f" and {bad.size - _NAMED} more" if bad.size > _NAMED else ""
+        where = f"sample(s) {', '.join(map(str, bad[:_NAMED].tolist()))}{more}"
+    raise InvalidData(f"tensor '{name}' becomes NaN or infinite in {where}", "remove such samples, or repair the model")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -50,16 +53,8 @@ class FakeTrials:
 
         self.mixed = Mixed()
 
-    def load(self, milliseconds: float) -> FakeModel:
-        return FakeModel(milliseconds)
-
-
-class FakeModel:
-    def __init__(self, milliseconds: float) -> None:
-        self.milliseconds = milliseconds
-
-    def unload(self) -> None:
-        pass
+    def load(self, milliseconds: float) -> AbstractContextManager[SimpleNamespace]:
+        return nullcontext(SimpleNamespace(milliseconds=milliseconds))
 
 
 @pytest.fixture

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.low_rank import convolution, rank_choice
 from penstock.offline.compress.low_rank.convolution import Form
@@ -19,11 +16,11 @@ from penstock.offline.compress.low_rank.layers import Layer, layers, replace
 from penstock.offline.compress.low_rank.rank_choice import Choice
 from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
+from penstock.offline.compress.sessions import answers_of, race
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.optimize.model import read_proto, to_bytes
-from penstock.offline.tune.accuracy import Outputs, answers, sample_errors
-from penstock.perf.measure import feed, interleave, repeat_rows
+from penstock.offline.tune.accuracy import Outputs, sample_errors
 
 Accept = Callable[[Artifact], bool]
 Assignment = Mapping[str, Way]
@@ -107,7 +104,7 @@ class _Factory:
             )
         self._artifact = artifact
         self._taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
-        fit, self._held_out = _parts(data, options.samples, 1 if self._taps.batchable else self._taps.batch_size)
+        fit, self._held_out = _parts(data, options.samples, self._taps.batches.smallest)
         self._reference = self._answers(artifact)
         self.splitter = Splitter(self.layers)
         if options.aware:
@@ -197,10 +194,8 @@ class _Factory:
                 f"no layer that can be split takes {self._options.min_ms} ms",
                 "it pays in larger layers; or lower min_ms",
             )
-        rows = self._options.rows if self._taps.batchable else self._taps.batch_size
-        with _loaded(self._artifact, self._options.threads) as model:
-            run = feed(model, repeat_rows(self._taps.data.inputs, rows))
-            return found, interleave({"": run}, _MODEL_SECONDS)[""].p50_ms
+        whole = race({"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads)
+        return found, whole[""].p50_ms
 
     def _measure(self, layer: Layer, shape: tuple[int, ...]) -> dict[Way, float]:
         whole = measure(layer, shape, [WHOLE], self._options.threads)
@@ -217,8 +212,7 @@ class _Factory:
         return model
 
     def _answers(self, artifact: Artifact) -> Outputs:
-        with _loaded(artifact, self._options.threads) as model:
-            return answers(model, self._held_out, self._options.batch_size)
+        return answers_of(artifact, self._held_out, self._options.threads, batch_size=self._options.batch_size)
 
 
 def break_even(shape: tuple[int, ...]) -> float:
@@ -234,15 +228,6 @@ def _parts(data: Dataset, samples: int, multiple: int) -> tuple[Dataset, Dataset
     return make_dataset(data.rows(0, data.count - held_out), None), make_dataset(
         data.rows(data.count - held_out, data.count), None
     )
-
-
-@contextlib.contextmanager
-def _loaded(artifact: Artifact, threads: int) -> Iterator[LoadedModel]:
-    model = get_engine("onnxruntime").load(artifact, {"threads": threads})
-    try:
-        yield model
-    finally:
-        model.unload()
 
 
 def _table(times: Mapping[str, Mapping[Way, float]]) -> dict[str, dict[str, float]]:

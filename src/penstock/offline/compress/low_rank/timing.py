@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engines.registry import get_engine
 from penstock.offline.compress.low_rank.convolution import Form
 from penstock.offline.compress.low_rank.layers import Layer, alone
-from penstock.perf.measure import feed, interleave
+from penstock.offline.compress.sessions import race
 from penstock.tensor import Array
 
 Way = tuple[Form | None, tuple[int, ...]]
@@ -23,17 +22,9 @@ def measure(layer: Layer, shape: Sequence[int], ways: Sequence[Way], threads: in
     """Median milliseconds of every way to run ``layer`` on an input of ``shape``, interleaved."""
     rng = np.random.default_rng(0)
     inputs = {"x": rng.standard_normal(shape, np.float32)}
-    loaded = {
-        way: get_engine("onnxruntime").load(
-            alone(layer, way[0], factors(layer.weight.shape, *way), shape), {"threads": threads}
-        )
-        for way in ways
-    }
-    runs = {str(number): feed(model, inputs) for number, model in enumerate(loaded.values())}
-    timings = interleave(runs, _SECONDS_EACH * len(runs))
-    for model in loaded.values():
-        model.unload()
-    return {way: timings[str(number)].p50_ms for number, way in enumerate(ways)}
+    models = {way: alone(layer, way[0], factors(layer.weight.shape, *way), shape) for way in ways}
+    timings = race(models, inputs, _SECONDS_EACH * len(models), threads)
+    return {way: timed.p50_ms for way, timed in timings.items()}
 
 
 def factors(shape: tuple[int, ...], form: Form | None, ranks: tuple[int, ...]) -> list[Array]:

@@ -12,12 +12,11 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.products import Product, Replacement, products, replaced, with_bias
 from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.sessions import loaded
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import sample_errors
-from penstock.perf.measure import repeat_rows
 from penstock.tensor import Array, DataType
 
 _SAME = 1e-3
@@ -73,14 +72,13 @@ def batch_dependence(artifact: Artifact, data: Dataset, rows: int = 8) -> float:
 
     A model that takes no batches of free size has no batch mates to depend on: 0.
     """
-    model = get_engine("onnxruntime").load(artifact, {"threads": 1})
-    if not model.signature.batchable:
-        return 0.0
-    picks = np.linspace(0, data.count - 1, max(2, rows)).round().astype(np.intp)
-    batch: dict[str, Array] = repeat_rows({name: array[picks] for name, array in data.inputs.items()}, len(picks))
-    together = model.forward(batch)
-    alone = [model.forward({name: array[i : i + 1] for name, array in batch.items()}) for i in range(len(picks))]
-    model.unload()
+    with loaded(artifact) as model:
+        if not model.signature.batchable:
+            return 0.0
+        picks = np.linspace(0, data.count - 1, max(2, rows)).round().astype(np.intp)
+        batch: dict[str, Array] = {name: array[picks] for name, array in data.inputs.items()}
+        together = model.forward(batch)
+        alone = [model.forward({name: array[i : i + 1] for name, array in batch.items()}) for i in range(len(picks))]
     separate = {name: np.concatenate([answer[name] for answer in alone]) for name in together}
     return float(sample_errors(separate, together).max())
 

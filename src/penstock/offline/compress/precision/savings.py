@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import msgspec
 import numpy as np
 
 from penstock.bundle.evidence import Interval
-from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.trials import Trials
 from penstock.perf.measure import Timings, feed, interleave, repeat_rows, speedup
@@ -71,17 +71,14 @@ class _Stopwatch:
 
     def time(self, versions: Sequence[Sequence[str]], budget_s: float) -> dict[str, Interval]:
         """What each of ``versions``, groups left float, loses in milliseconds; by the name of its first group."""
-        models = [self._load(floats) for floats in ((), *versions)]
-        start = time.perf_counter()
-        found = interleave({str(index): feed(model, self._sample) for index, model in enumerate(models)}, budget_s)
-        self.spent += time.perf_counter() - start
-        for model in models:
-            model.unload()
+        with ExitStack() as stack:
+            artifacts = [self._trials.mixed.with_float(floats) for floats in ((), *versions)]
+            models = [stack.enter_context(self._trials.load(artifact)) for artifact in artifacts]
+            start = time.perf_counter()
+            found = interleave({str(index): feed(model, self._sample) for index, model in enumerate(models)}, budget_s)
+            self.spent += time.perf_counter() - start
         self._int8_ms.append(found["0"].p50_ms)
         return {floats[0]: _saving(found["0"], found[str(index)]) for index, floats in enumerate(versions, 1)}
-
-    def _load(self, floats: Sequence[str]) -> LoadedModel:
-        return self._trials.load(self._trials.mixed.with_float(floats))
 
 
 def _saving(int8: Timings, other: Timings) -> Interval:

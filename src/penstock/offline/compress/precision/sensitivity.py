@@ -18,6 +18,7 @@ from penstock.offline.compress.precision.ranking import Rank, first_ranked, rank
 from penstock.offline.compress.precision.savings import Savings, measure_savings
 from penstock.offline.compress.precision.sqnr import TensorNoise, activation_noise, noisiest, weight_noise
 from penstock.offline.compress.precision.trials import Trials
+from penstock.offline.compress.sessions import call_rows
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.perf.chart import Scale, bar_chart
 
@@ -95,7 +96,7 @@ def measure_sensitivity(
     _run(trials, options.alone, on_progress)
     ranks = rank_groups(trials, (), [group.name for group in trials.mixed.groups], options.alone)
     ranks = first_ranked(trials, ranks, math.ceil(options.refined * len(ranks)), options.alone)
-    rows = options.rows if trials.signature.batchable else trials.signature.smallest_batch
+    rows = call_rows(trials.signature, options.rows)
     savings = Savings(None, {}, ())
     if options.budget_s > 0:
         savings = measure_savings(trials, [rank.name for rank in ranks], rows, options.budget_s, options.memory_bytes)

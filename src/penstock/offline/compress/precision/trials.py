@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 
 import msgspec
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.groups import MixedModel
+from penstock.offline.compress.sessions import loaded
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import Judge, Outputs, answers, make_judge, sample_errors
 from penstock.tensor import Array
@@ -40,10 +41,9 @@ class Trials:
     def __init__(self, mixed: MixedModel, data: Dataset, threads: int = 1) -> None:
         self.mixed, self.data, self.threads = mixed, data, threads
         self._known: dict[frozenset[str], Outcome] = {}
-        model = self.load(mixed.artifact)
-        self.judge: Judge = make_judge(answers(model, data), data.labels)
-        self.signature = model.signature
-        model.unload()
+        with self.load(mixed.artifact) as model:
+            self.judge: Judge = make_judge(answers(model, data), data.labels)
+            self.signature = model.signature
         self.original = self._judge(self.judge.reference)
 
     @property
@@ -56,17 +56,16 @@ class Trials:
         """What ``Outcome.divergence`` is."""
         return "relative error" if self.judge.metric == "fidelity" else "KL divergence"
 
-    def load(self, artifact: Artifact) -> LoadedModel:
+    def load(self, artifact: Artifact) -> AbstractContextManager[LoadedModel]:
         """As it would be served: an engine that rewrites nothing adds up otherwise, and takes several times as long."""
-        return get_engine("onnxruntime").load(artifact, {"threads": self.threads})
+        return loaded(artifact, self.threads)
 
     def outcome(self, floats: Collection[str] = ()) -> Outcome:
         """Of the INT8 model with the groups ``floats`` left float."""
         key = frozenset(floats)
         if key not in self._known:
-            model = self.load(self.mixed.with_float(key))
-            self._known[key] = self._judge(answers(model, self.data))
-            model.unload()
+            with self.load(self.mixed.with_float(key)) as model:
+                self._known[key] = self._judge(answers(model, self.data))
         return self._known[key]
 
     def gain(self, before: Collection[str], after: Collection[str]) -> Interval:

@@ -14,7 +14,6 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.products import (
     MICROSOFT,
     Product,
@@ -24,8 +23,9 @@ from penstock.offline.compress.precision.products import (
     with_bias,
 )
 from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.sessions import answers_of
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import answers, output_errors
+from penstock.offline.tune.accuracy import output_errors
 from penstock.tensor import Array
 
 _SHARES = np.linspace(1.0, 0.5, 21)
@@ -78,7 +78,8 @@ def quantize_weights(
         "size_ratio": round(len(written) / artifact.size_bytes, 4),
     }
     if data is not None:
-        facts["output_error"] = round(_output_error(artifact, Artifact.from_bytes(written), data), 6)
+        reference, outputs = (answers_of(model, data) for model in (artifact, Artifact.from_bytes(written)))
+        facts["output_error"] = round(max(output_errors(reference, outputs).values()), 6)
     return artifact.derive(written, "quantize_weights", msgspec.to_builtins(options), facts)
 
 
@@ -132,9 +133,3 @@ def _block_product(
         accuracy_level=_INTEGERS if options.integer_products else _FLOATS,
     )
     return Replacement(with_bias(product, [node], result), tensors)
-
-
-def _output_error(before: Artifact, after: Artifact, data: Dataset) -> float:
-    engine = get_engine("onnxruntime")
-    reference, outputs = (answers(engine.load(model, {"threads": 1}), data) for model in (before, after))
-    return max(output_errors(reference, outputs).values())

@@ -3,8 +3,8 @@
 scheme.py        which integers this machine multiplies fast and without saturation
 placement.py     which operators become integer, and which tensors therefore need a range
 fastest.py       both of them by the stopwatch
-batches.py       the data, however they are cut; drift.py whether they are the right ones
-calibrate.py     run them through the float model; per tensor one histogram.py, of constant size (kept by calibration_cache.py)
+calibrate.py     data through the float model; per tensor one histogram.py, of constant size (kept by calibration_cache.py)
+drift.py         whether they are the right data
 ranges.py        from histogram to range: min-max, percentile, MSE, KL-entropy (entropy.py)
 range_choice.py  the method of each tensor by the harm (harm.py) to the answers, tried in one session (switches.py)
 quantize.py      ranges and scheme in, INT8 model out

@@ -18,13 +18,13 @@ import onnx
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.sessions import answers_of, signature_of
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.tune.accuracy import Outputs, answers, sample_errors
+from penstock.offline.tune.accuracy import Outputs, sample_errors
 from penstock.tensor import Array
 
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
@@ -240,9 +240,7 @@ class _Quantised:
 
 
 def _split(data: Dataset, rows: int, held_out: float, artifact: Artifact) -> tuple[Dataset, Dataset]:
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1})
-    multiple = loaded.signature.smallest_batch
-    loaded.unload()
+    multiple = signature_of(artifact).smallest_batch
     return make_dataset(data.rows(0, rows - rows % multiple), None).split(held_out, multiple)
 
 
@@ -262,7 +260,4 @@ def _mean(data: Dataset, options: BiasCorrectionOptions, artifact: Artifact, pai
 
 
 def _answers(artifact: Artifact, data: Dataset, options: BiasCorrectionOptions) -> Outputs:
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": options.threads, "graph_level": "disabled"})
-    found = answers(loaded, data, options.batch_size)
-    loaded.unload()
-    return found
+    return answers_of(artifact, data, options.threads, batch_size=options.batch_size, as_written=True)

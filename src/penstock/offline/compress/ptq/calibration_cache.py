@@ -19,9 +19,11 @@ import onnxruntime
 
 from penstock.artifact import Artifact, sha256
 from penstock.errors import InvalidData, ResourceExhausted
-from penstock.offline.compress.ptq.batches import Batches, Data
-from penstock.offline.compress.ptq.calibrate import Progress, collect, signature_of
+from penstock.offline.compress.batches import Batches, Data
+from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.histogram import BINS, Histogram, Range, TensorStatistics
+from penstock.offline.compress.sessions import signature_of
+from penstock.offline.compress.taps import Progress
 from penstock.offline.optimize.model import self_contained
 
 _FORM = 1

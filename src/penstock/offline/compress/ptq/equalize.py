@@ -17,10 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
+from penstock.offline.compress.sessions import call_rows, loaded, signature_of
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import infer_shapes, read_proto
@@ -168,29 +167,26 @@ def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bo
 
     Where a Clip was replaced the function is the same on ``data`` only, and only they are compared.
     """
-    loaded, after = (_load(model) for model in (original, Artifact.from_bytes(changed)))
-    rows = _CHECKED_ROWS if loaded.signature.batchable else loaded.signature.smallest_batch
+    rows = call_rows(signature_of(original), _CHECKED_ROWS)
     samples = [] if data is None else [data.rows(0, rows)]
     error: float | None
     if clipped:
-        given = after.forward(samples[0])
-        found, reason = max(compare(want, given[name]) for name, want in loaded.forward(samples[0]).items())
-        error, failure = float(found), reason if found > _TOLERANCE else ""
+        with (
+            loaded(original, as_written=True) as before,
+            loaded(Artifact.from_bytes(changed), as_written=True) as after,
+        ):
+            given = after.forward(samples[0])
+            found, reason = max(compare(want, given[name]) for name, want in before.forward(samples[0]).items())
+        error, failure = found, reason if found > _TOLERANCE else ""
     else:
         verdict = Verifier(original, samples, _TOLERANCE).check(changed)
         error, failure = verdict.max_relative_error, verdict.failure
-    loaded.unload()
-    after.unload()
     if failure and not failure.startswith("unverifiable"):
         raise Unsupported(
             f"rescaling its channels changes what the model answers: {failure}",
             "scales that are powers of two round nothing: set exact=True",
         )
     return error
-
-
-def _load(artifact: Artifact) -> LoadedModel:
-    return get_engine("onnxruntime").load(artifact, {"threads": 1, "graph_level": "disabled"})
 
 
 def _tensor(clip: ir.Node) -> str:

@@ -8,15 +8,15 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Interval
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.histogram import TensorStatistics
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
+from penstock.offline.compress.sessions import call_rows, race, signature_of
 from penstock.offline.dataset import Dataset
-from penstock.perf.measure import feed, interleave, repeat_rows, speedup
+from penstock.perf.measure import repeat_rows, speedup
 from penstock.resources import MachineFacts
 from penstock.tensor import DataType
 
@@ -80,14 +80,9 @@ def fastest_placement(
         for placement in Placement:
             quantised = quantize(artifact, chosen, scheme, placement)
             ways.setdefault(quantised.digest, (placement, scheme, quantised))
-    engine, settings = get_engine(options.engine), {"threads": options.threads}
-    loaded = {name: engine.load(way[2], settings) for name, way in ways.items()}
-    loaded[""] = engine.load(artifact, settings)
-    signature = loaded[""].signature
-    sample = repeat_rows(data.inputs, options.rows if signature.batchable else signature.smallest_batch)
-    timings = interleave({name: feed(model, sample) for name, model in loaded.items()}, options.budget_s)
-    for model in loaded.values():
-        model.unload()
+    models = {"": artifact, **{name: way[2] for name, way in ways.items()}}
+    sample = repeat_rows(data.inputs, call_rows(signature_of(artifact), options.rows))
+    timings = race(models, sample, options.budget_s, options.threads, options.engine)
     timed = [
         TimedPlacement(*way, timings[name].p50_ms, speedup(timings[""], timings[name])) for name, way in ways.items()
     ]

@@ -86,6 +86,10 @@ class FloatModel:
         }
         self._producers = {name: node for node in self.nodes for name in node.output}
 
+    def artifact(self) -> Artifact:
+        """The model as it is looked at here."""
+        return Artifact.from_bytes(self.proto.SerializeToString(deterministic=True))
+
     def is_float(self, tensor: str) -> bool:
         """Whether ``tensor`` is known to be FP32."""
         if tensor in self.weights:

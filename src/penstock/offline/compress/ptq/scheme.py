@@ -59,6 +59,7 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
         "no integer dot product: pairs of products are added in 16 bits, which saturate unless weights have 7 bits",
     )
 
+
 def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
     """What the CPU that runs a model of ``scheme``, made on ``machine``, must have.
 

@@ -148,7 +148,7 @@ def _observe(
 ) -> dict[str, _Seen]:
     by_tensor = {link.reads[0].tensor: link for link in links}
     taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
-    quota = -(-options.rows // -(-taps.data.count // taps.batch_size))
+    quota = -(-options.rows // taps.batches.count)
     low = {link.name: np.zeros(link.channels) for link in links}
     high = {link.name: np.zeros(link.channels) for link in links}
     kept: dict[str, list[Array]] = {link.name: [] for link in links}

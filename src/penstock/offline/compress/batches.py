@@ -9,7 +9,7 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.dataset import Dataset, check_dataset
 from penstock.tensor import Array, Signature
 
-Data = Mapping[str, Array] | Iterable[Mapping[str, Array]]
+Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]
 """An array for each input by name, samples along the first axis; or any number of such mappings, of which each may have other
 sizes along the axes that the model leaves free. The latter must begin anew each time that it is iterated over: a list, or an
 object whose ``__iter__`` reads the samples from where they lie.
@@ -36,6 +36,8 @@ class Batches:
         self.smallest = max(fixed, default=1)
         """The fewest samples that the model takes."""
         self._parts: Iterable[Mapping[str, Array]] | Dataset
+        if isinstance(data, Dataset):
+            data = data.inputs
         if isinstance(data, Mapping):
             self._parts = self._check(data)
         elif iter(data) is data:

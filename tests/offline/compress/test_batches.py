@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 import networks
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
-from penstock.offline.compress.ptq import calibrate
-from penstock.offline.compress.ptq.batches import Batches
-from penstock.offline.compress.ptq.calibrate import collect, signature_of
+from penstock.offline.compress import taps
+from penstock.offline.compress.batches import Batches
+from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.histogram import TensorStatistics
+from penstock.offline.compress.sessions import signature_of
 from penstock.tensor import Array
 
 NAMES = ["x", "doubled", "kept"]
@@ -139,21 +141,21 @@ def test_nan_in_a_tensor_without_samples_names_the_batch() -> None:
 
 
 def test_outputs_of_one_batch_are_gone_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    load, alive = calibrate._load, list[weakref.ref[Array]]()
+    loaded, alive = taps.loaded, list[weakref.ref[Array]]()
 
-    def watched(*arguments: Any) -> Any:
-        model = load(*arguments)
-        forward = model.forward
+    @contextlib.contextmanager
+    def watched(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with loaded(*arguments, **options) as model:
 
-        def watch(inputs: dict[str, Array]) -> dict[str, Array]:
-            assert all(output() is None for output in alive)
-            outputs = forward(inputs)
-            alive[:] = [weakref.ref(array) for array in outputs.values()]
-            return outputs
+            def watch(inputs: dict[str, Array]) -> dict[str, Array]:
+                assert all(output() is None for output in alive)
+                outputs = model.forward(inputs)
+                alive[:] = [weakref.ref(array) for array in outputs.values()]
+                return outputs
 
-        return SimpleNamespace(forward=watch, unload=model.unload)
+            yield SimpleNamespace(forward=watch)
 
-    monkeypatch.setattr(calibrate, "_load", watched)
+    monkeypatch.setattr(taps, "loaded", watched)
     collect(networks.cnn(8), {"x": networks.images(9)}, batch_size=3)
     assert alive
 
@@ -161,14 +163,14 @@ def test_outputs_of_one_batch_are_gone_before_the_next(monkeypatch: pytest.Monke
 def test_what_would_not_fit_in_memory_is_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = networks.cnn(32), {"x": networks.images(16)}
     # The largest tensor is 32 × 12 × 12 FP32: 18,432 bytes a sample.
-    monkeypatch.setattr(calibrate, "usable_memory", lambda: 4 * 18_432 * 5)
+    monkeypatch.setattr(taps, "usable_memory", lambda: 4 * 18_432 * 5)
     with pytest.raises(ResourceExhausted, match="'conv.*'|'stem'") as caught:
         collect(model, data, batch_size=16)
     assert "batches of at most 5" in caught.value.hint
     collect(model, data, batch_size=5)
-    monkeypatch.setattr(calibrate, "usable_memory", lambda: 1000)
+    monkeypatch.setattr(taps, "usable_memory", lambda: 1000)
     with pytest.raises(ResourceExhausted, match="1 sample") as caught:
         collect(model, data, batch_size=1)
     assert "more memory" in caught.value.hint
-    monkeypatch.setattr(calibrate, "usable_memory", lambda: 0)  # unknown
+    monkeypatch.setattr(taps, "usable_memory", lambda: 0)  # unknown
     collect(model, data, batch_size=16)
