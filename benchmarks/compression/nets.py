@@ -141,6 +141,12 @@ def lenet_5(classes: int = 10) -> Artifact:
     return net.artifact(x, [1, 28, 28], [classes], TensorProto.FLOAT)
 
 
+def gemm_stack(pairs: int = 2) -> Artifact:
+    """1024 → 4096 → 1024, several times: the feed-forward part of a large encoder by itself, random weights."""
+    net = Net()
+    return net.artifact(net.dense("input", (1024, *(4096, 1024) * pairs)), [1024], [1024], TensorProto.FLOAT)
+
+
 def with_outliers(model: Artifact, factor: float = 60.0, every: int = 9, only: int | None = None) -> Artifact:
     """The same function with every so many channel between a depthwise and its pointwise convolution ``factor`` times as
     large: what folding a BatchNormalization of tiny variance leaves behind. Of all pairs, or ``only`` one of them."""

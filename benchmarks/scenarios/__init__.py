@@ -3,5 +3,5 @@
 One that has parts names them in ``PARTS``.
 """
 
-SCENARIOS = ("digits", "serving", "server_path", "goodput", "telemetry_cost", "int8", "startup")
+SCENARIOS = ("digits", "serving", "server_path", "goodput", "telemetry_cost", "int8", "compress", "startup")
 """In the order of ``RESULTS.md``."""

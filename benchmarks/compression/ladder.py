@@ -1,0 +1,123 @@
+"""The ladder: from the framework's own eager execution to what all of Penstock's steps make of a model, rung by rung."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import models
+from benchmarks.compression.int8 import score
+from benchmarks.compression.train import TASKS, trained
+from benchmarks.results import Row, claim, fact
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
+from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
+from penstock.offline.compress.ptq.scheme import integer_scheme
+from penstock.offline.compress.training.options import FitOptions
+from penstock.offline.compress.training.torch import torch
+from penstock.offline.compress.training.trainable import TrainableModel
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.optimize.optimizer import optimize
+from penstock.offline.tune.contract import Contract
+from penstock.perf.measure import feed, interleave, speedup
+from penstock.resources import machine_facts
+from penstock.tensor import Array
+
+_LARGE: dict[str, tuple[Callable[[Path], Path], tuple[int, ...]]] = {
+    "ResNet-18": (models.resnet18, (3, 224, 224)),
+    "MobileNet-v2-like": (models.mobilenet, (3, 224, 224)),
+    "6-layer encoder": (models.encoder, (128, 384)),
+}
+_SMALL = ("residual", "depthwise", "encoder", "MLP")
+
+
+def ladder(quick: bool) -> list[Row]:
+    """Single samples at one thread and at all. Large networks have random weights, so their structure is left alone and
+    there is no accuracy to lose; small ones are trained, and cut as far as half a point allows."""
+    rows, totals = [], []
+    for name, (make, shape) in _LARGE.items():
+        with tempfile.TemporaryDirectory() as folder:
+            original = Artifact.from_file(make(Path(folder) / "model.onnx"))
+        samples = make_dataset(
+            {"input": np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32)}, None
+        )
+        fp32, _ = optimize(original, [samples.rows(0, 1)])
+        int8 = _fastest(fp32, samples)
+        rows += _climb(name, original, {"graph": fp32, "INT8": int8}, samples.rows(0, 1), totals, quick)
+    for name in _SMALL[:1] if quick else _SMALL:
+        original, split = trained(name), TASKS[name].data()
+        fp32, _ = optimize(original, [split.test.rows(0, 1)])
+        rungs = {"graph": fp32, "INT8": _careful(fp32, split.calibrate)}
+        try:
+            options = ShrinkOptions(speedup=1.5, contract=Contract(0.005), fit=FitOptions(epochs=5 if quick else 15))
+            thin = shrink(fp32, split.train, options)
+            rungs |= {"structure": thin, "structure, INT8": _careful(thin, split.calibrate)}
+        except Exception as error:  # noqa: BLE001 - a network that cannot be cut is still on the ladder
+            rows.append(fact(f"{name}: structure", float("nan"), "", note=str(error)))
+        allowed = {
+            rung: model
+            for rung, model in rungs.items()
+            if score(original, split.test) - score(model, split.test) <= 0.01
+        }
+        rows += _climb(name, original, allowed, split.test.rows(0, 1), totals, quick)
+    mean = float(np.exp(np.mean(np.log(totals))))
+    return [
+        claim(
+            "all models, geometric mean",
+            mean,
+            "×",
+            ">=",
+            5,
+            note="over torch, eager, its default threads; at most 1 % lost",
+        ),
+        claim("the best", max(totals), "×", ">=", 9),
+        *rows,
+    ]
+
+
+def _climb(
+    name: str,
+    original: Artifact,
+    rungs: Mapping[str, Artifact],
+    sample: Mapping[str, Array],
+    totals: list[float],
+    quick: bool,
+) -> list[Row]:
+    """A row for each rung, over eager; the quickest of all is the total."""
+    eager = TrainableModel(original).eval()
+    tensors = {key: torch.from_numpy(array) for key, array in sample.items()}
+    torch.set_num_threads(os.cpu_count() or 1)
+
+    def run_eager() -> None:
+        with torch.inference_mode():
+            eager(tensors)
+
+    engine, cores = get_engine("onnxruntime"), machine_facts().cores
+    runs: dict[str, Callable[[], object]] = {"eager": run_eager}
+    for rung, model in rungs.items():
+        for threads in sorted({1, cores}):
+            loaded = engine.load(model, {"threads": threads, "spinning": False})
+            runs[f"{rung}, {threads} thread{'s' if threads > 1 else ''}"] = feed(loaded, sample)
+    timings = interleave(runs, 3.0 if quick else 20.0)
+    gains = {rung: speedup(timings["eager"], timings[rung]) for rung in runs if rung != "eager"}
+    best = max(gains, key=lambda rung: gains[rung].value)
+    totals.append(gains[best].value)
+    steps = "; ".join(f"{rung} {gain.value:.2f}x" for rung, gain in gains.items())
+    note = f"{timings['eager'].p50_ms:.3g} ms eager → {timings[best].p50_ms:.3g} ms, {best}. {steps}"
+    return [fact(f"{name}: over eager", gains[best].value, "×", interval=gains[best], note=note)]
+
+
+def _fastest(fp32: Artifact, samples: Dataset) -> Artifact:
+    statistics = collect(fp32, samples.inputs, batch_size=4)
+    return fastest_placement(fp32, statistics, samples, [integer_scheme(machine_facts())], FastestOptions())[0].artifact
+
+
+def _careful(model: Artifact, samples: Dataset) -> Artifact:
+    return quantize_with(PtqRecipe(), model, samples, integer_scheme(machine_facts()))

@@ -1,0 +1,187 @@
+"""Pruning, low rank, weight sharing and coding: bytes and milliseconds saved, and points lost."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import models
+from benchmarks.compression import data, nets
+from benchmarks.compression.data import Split
+from benchmarks.compression.int8 import score
+from benchmarks.compression.train import TASKS, train, trained
+from benchmarks.results import Row, claim, fact
+from penstock.artifact import Artifact
+from penstock.bundle.coded import decode, encode
+from penstock.bundle.evidence import Interval
+from penstock.engines.registry import get_engine
+from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
+from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
+from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prunable_weights, prune
+from penstock.offline.compress.pruning.structured import NarrowOptions, narrow
+from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
+from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, tune_centroids
+from penstock.offline.compress.sharing.share import ShareOptions, share
+from penstock.offline.compress.training.options import FitOptions
+from penstock.offline.dataset import make_dataset
+from penstock.offline.optimize.model import load_model
+from penstock.offline.optimize.optimizer import optimize
+from penstock.offline.tune.contract import Contract
+from penstock.perf.measure import feed, interleave, speedup
+
+MNIST = "PENSTOCK_MNIST"
+"""Environment variable: a folder with MNIST's files, on which the LeNet rows are then measured too."""
+
+_PAPER = {
+    "LeNet-300-100": "paper, on MNIST: 12x fewer weights, 40x smaller, error 1.64 → 1.58 %",
+    "LeNet-5": "paper, on MNIST: 12x fewer weights, 39x smaller, error 0.80 → 0.74 %",
+}
+_SPARSITY = {"LeNet-300-100": 0.945, "LeNet-5": 0.945}
+_CONTRACT = Contract(max_accuracy_loss=0.005)
+
+
+def pruning(quick: bool) -> list[Row]:
+    """Weights taken out of LeNet-300-100, a little at a time with retraining, beside all at once without."""
+    rows = []
+    for title, model, split in _lenets(["LeNet-300-100"]):
+        sparse = _pruned("LeNet-300-100", model, split, quick)
+        before, after = score(model, split.test), score(sparse, split.test)
+        factor = _fewer(sparse)
+        naive = score(prune(model, PruneOptions(GlobalRule(1 - 1 / factor))), split.test)
+        rows += [
+            claim(f"{title}: times fewer weights", factor, "×", ">=", 12, note=_PAPER["LeNet-300-100"]),
+            claim(f"{title}: points lost", 100 * (before - after), "", "<=", 0.5, note=f"{before:.2%} → {after:.2%}"),
+            claim(
+                f"{title}: points lost at once, without retraining",
+                100 * (before - naive),
+                "",
+                ">=",
+                20,
+                note=f"{before:.2%} → {naive:.2%} at the same sparsity: what retraining is for",
+            ),
+        ]
+    return rows
+
+
+def deep_compression(quick: bool) -> list[Row]:
+    """Pruned, shared, coded: bytes on disk, everything counted, beside what zlib and lzma make of the same weights."""
+    rows = []
+    for title, model, split in _lenets(["LeNet-300-100", "LeNet-5"]):
+        name = "LeNet-5" if "LeNet-5" in title else "LeNet-300-100"
+        sparse = _pruned(name, model, split, quick)
+        shared = share(sparse, ShareOptions(conv_bits=8, fc_bits=5))
+        options = CentroidOptions(FitOptions(epochs=2 if quick else 10, learning_rate=1e-4))
+        shared = tune_centroids(shared, model, split.train, options)
+        coded = encode(shared.data)
+        before, after = score(model, split.test), score(shared, split.test)
+        sizes = {
+            "pruned alone": len(encode(sparse.data)),
+            "shared, zlib": len(zlib.compress(shared.data, 9)),
+            "shared, lzma": len(lzma.compress(shared.data, preset=9)),
+        }
+        others = ", ".join(f"{way} {model.size_bytes / size:.1f}x" for way, size in sizes.items())
+        note = f"{model.size_bytes:,d} → {len(coded):,d} bytes; {others}; {_PAPER[name]}"
+        rows += [
+            claim(f"{title}: times smaller", model.size_bytes / len(coded), "×", ">=", 40, note=note),
+            claim(f"{title}: points lost", 100 * (before - after), "", "<=", 0.5, note=f"{before:.2%} → {after:.2%}"),
+            claim(
+                f"{title}: decoding", _decoding(coded, shared), "MB/s", ">=", 100, note="of dense weights, one thread"
+            ),
+        ]
+    return rows
+
+
+def structured(quick: bool) -> list[Row]:
+    """Channels taken out: the speed of a ResNet-18 of random weights, and what trained networks lose for theirs."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        original = Artifact.from_file(models.resnet18(Path(folder) / "model.onnx"))
+    sample = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)}
+    fp32, _ = optimize(original, [sample])
+    for width, goal in ((0.75, 1.6), (0.5, 3.0)):
+        gain = _gain(fp32, narrow(fp32, NarrowOptions(width=width)), sample, 3.0 if quick else 20.0)
+        rows.append(claim(f"ResNet-18 at {width:.0%} of its width", gain, "×", ">=", goal, note="one thread, batch 1"))
+    for name in ("residual",) if quick else ("plain", "residual", "deep"):
+        model, split = trained(name), TASKS[name].data()
+        options = ShrinkOptions(speedup=1.5, contract=Contract(0.005), fit=FitOptions(epochs=5 if quick else 15))
+        thin = shrink(model, split.train, options)
+        before, after = score(model, split.test), score(thin, split.test)
+        gain = _gain(model, thin, split.test.rows(0, 1), 3.0 if quick else 10.0)
+        note = f"{before:.2%} → {after:.2%} of {split.test.count} images"
+        rows += [
+            claim(f"{name}, channels cut and trained again: speed", gain, "×", ">=", 1.5),
+            claim(
+                f"{name}, channels cut and trained again: points lost", 100 * (before - after), "", "<=", 1, note=note
+            ),
+        ]
+    return rows
+
+
+def low_rank(quick: bool) -> list[Row]:
+    """Products of 1024 by 4096 split into two of rank r; random weights, one thread."""
+    rows = []
+    model = nets.gemm_stack()
+    rng = np.random.default_rng(0)
+    samples = make_dataset({"input": rng.standard_normal((64, 1024)).astype(np.float32)}, None)
+    for rank, goal in ((512, 1.4), (256, 2.5), (128, 5.0)):
+        thin = factorize(model, samples, FactorizeOptions(rank=rank))
+        for batch in (1, 32):
+            gain = _gain(model, thin, samples.rows(0, batch), 3.0 if quick else 10.0)
+            title = f"1024 ↔ 4096 at rank {rank}, batch {batch}"
+            rows.append(
+                claim(title, gain, "×", ">=", goal) if batch == 1 else fact(title, gain.value, "×", interval=gain)
+            )
+    return rows
+
+
+def _lenets(names: list[str]) -> list[tuple[str, Artifact, Split]]:
+    """Title, trained network and data, on digits scaled up, and on MNIST where the environment says where it is."""
+    found = [(f"{name}, digits", trained(name), TASKS[name].data()) for name in names]
+    if folder := os.environ.get(MNIST):
+        split = data.mnist(Path(folder))
+        tasks = {name: TASKS[name] for name in names}
+        found += [
+            (f"{name}, MNIST", train(task.make(), split.train, task.options), split) for name, task in tasks.items()
+        ]
+    return found
+
+
+def _pruned(name: str, model: Artifact, split: Split, quick: bool) -> Artifact:
+    options = IterativeOptions(
+        goal=PruneOptions(GlobalRule(_SPARSITY[name])),
+        levels=6,
+        contract=_CONTRACT,
+        retrain=FitOptions(epochs=4 if quick else 12, learning_rate=3e-3),
+    )
+    return prune_iteratively(model, split.train, options)
+
+
+def _fewer(model: Artifact) -> float:
+    weights = prunable_weights(load_model(model)).values()
+    return sum(array.size for array in weights) / sum(int(np.count_nonzero(array)) for array in weights)
+
+
+def _decoding(coded: bytes, model: Artifact) -> float:
+    """Megabytes of the model a second: the median of some runs."""
+    seconds = [_seconds(lambda: decode(coded)) for _ in range(15)]
+    return model.size_bytes / float(np.median(seconds)) / 1e6
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _gain(before: Artifact, after: Artifact, sample: dict[str, np.ndarray], budget_s: float) -> Interval:
+    engine = get_engine("onnxruntime")
+    loaded = {"before": engine.load(before, {"threads": 1}), "after": engine.load(after, {"threads": 1})}
+    timings = interleave({name: feed(model, sample) for name, model in loaded.items()}, budget_s)
+    return speedup(timings["before"], timings["after"])
