@@ -73,7 +73,7 @@ def _check_epochs(epochs: float | None) -> float | None:
 Epochs = Annotated[
     float | None, typer.Option(callback=_check_epochs, help="Passes over the training data; default: the method's.")
 ]
-Budget = Annotated[str, typer.Option(help="Time to spend on measuring speed, with --evaluate.")]
+Budget = Annotated[str, typer.Option(help="Time to spend on each measurement of speed.")]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1, help="Of everything random.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads to train and to measure with.")]
 Resume = Annotated[
@@ -121,7 +121,7 @@ class Job:
         if chart is not None and chart.exists() and not force and not chart.read_bytes().startswith(b"<svg"):
             raise AlreadyExists(f"'{chart}' exists and is not a picture", "choose another name for the picture")
         self.output, self.threads, self._trains = output, threads, trains
-        self._budget_s = parse_seconds(budget)
+        self.budget_s = parse_seconds(budget)
         self.notes: list[str] = []
         self.short: dict[Aim, str] = {}
         """Where the method itself found that it won nothing."""
@@ -204,7 +204,7 @@ class Job:
         """Compare ``made`` with the original if there are data for it, write it, and tell; ``report`` goes into the JSON object."""
         assert self.output is not None
         with_coded = "coded_size" in aims
-        limits: dict[str, Any] = {"threads": self.threads, "budget_s": self._budget_s}
+        limits: dict[str, Any] = {"threads": self.threads, "budget_s": self.budget_s}
         outcome = Outcome(
             original=self.original,
             made=made,

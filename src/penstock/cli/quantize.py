@@ -15,7 +15,7 @@ from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.half import HalfOptions, halve_weights
 from penstock.offline.compress.precision.mixed import choose
-from penstock.offline.compress.precision.sensitivity import measure_sensitivity
+from penstock.offline.compress.precision.sensitivity import SensitivityOptions, measure_sensitivity
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
@@ -149,7 +149,7 @@ def place(job: shared.Job, model: Artifact, data: Dataset, name: PlacementName) 
     progress(0, 1)
     rows = job.signature.smallest_batch
     statistics = collect(model, data.rows(0, max(rows, _ROWS // rows * rows)))
-    options = FastestOptions(threads=job.threads, budget_s=2.0)
+    options = FastestOptions(threads=job.threads, budget_s=job.budget_s)
     found = fastest_placement(model, statistics, data, [integer_scheme(machine_facts())], options)
     progress(1, 1)
     return found[0].placement
@@ -162,7 +162,7 @@ def _mixed(
     fitted, held = data.split(0.2, job.signature.smallest_batch)
     mixed = MixedModel(model, collect(model, fitted.inputs), integer_scheme(machine_facts()), placement, method)
     trials = Trials(mixed, held, job.threads)
-    report = measure_sensitivity(trials, on_progress=job.stage("rank"))
+    report = measure_sensitivity(trials, SensitivityOptions(budget_s=job.budget_s), on_progress=job.stage("rank"))
     found = choose(trials, report, contract)
     floats = list(found.float_groups)
     job.notes.append(

@@ -14,20 +14,19 @@ from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.perf.chart import Scale, line_chart
 from penstock.tensor import Array
 
-_LEVELS = 128
-"""Of magnitudes, as in Migacz's talk: the search on |x|, whatever the integers' zero point."""
 _LEAST_BINS = 128
 _POINTS = 200
 
 
 def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme, tensor: str | None = None) -> str:
-    """SVG of ``tensor``: KL(P‖Q) of its magnitudes quantised to 128 levels, by threshold; a point on the curve for each method.
+    """SVG of ``tensor``: KL(P‖Q) of its quantised magnitudes by threshold, as in Migacz's talk; a point on the curve for each method
+    whose divergence is finite there.
 
     Without a name the tensor on which the methods disagree most. Raises InvalidArgument for a name that is not known, or if no
     tensor has a range to choose.
     """
     found = {method: ranges(statistics, method, scheme) for method in Method}
-    names = [name for name, known in statistics.items() if known.fixed is None and _bins(known) > _LEAST_BINS]
+    names = [name for name, known in statistics.items() if _has_choice(known)]
     name = max(names, key=lambda one: _disagreement([found[method][one] for method in Method]), default=tensor)
     name = tensor or name
     if name is None or name not in names:
@@ -38,22 +37,24 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
             f"the tensors are {names[:20]}" if names else "leave the chart out",
         )
     counts = _magnitudes(statistics[name])
-    last = _bins(statistics[name])
+    last = counts.size
+    one_sided = statistics[name].histogram.min >= 0 or statistics[name].histogram.max <= 0
+    levels = 256 if one_sided and not scheme.symmetric else 128
     highs = np.unique(np.linspace(_LEAST_BINS, last, _POINTS).round().astype(np.intp))
-    series = {"KL divergence": list(zip((highs / last).tolist(), _curve(counts, highs), strict=True))}
+    series = {"KL divergence": list(zip((highs / last).tolist(), _curve(counts, highs, levels), strict=True))}
     width = statistics[name].histogram.bin_width
     for method in Method:
         threshold = max(-found[method][name].low, found[method][name].high) / width
         at = np.clip(np.array([round(threshold)]), _LEAST_BINS, last)
-        series[method.value] = [(float(at[0]) / last, _curve(counts, at)[0])]
+        series[method.value] = [(float(at[0]) / last, _curve(counts, at, levels)[0])]
     title = f"Divergence by threshold of {name}"
     return line_chart(
         series, title, Scale("threshold, share of the largest magnitude", "{:.0%}"), Scale("KL divergence", "{:.3g}")
     )
 
 
-def _curve(counts: Array, highs: Array) -> list[float]:
-    scores: list[float] = divergences(counts, np.zeros_like(highs), highs, _LEVELS).tolist()
+def _curve(counts: Array, highs: Array, levels: int) -> list[float]:
+    scores: list[float] = divergences(counts, np.zeros_like(highs), highs, levels).tolist()
     return scores
 
 
@@ -64,8 +65,9 @@ def _magnitudes(known: TensorStatistics) -> Array:
     return np.asarray(counts[: int(filled[-1]) + 1 if filled.size else 0])
 
 
-def _bins(known: TensorStatistics) -> int:
-    return int(_magnitudes(known).size) if known.histogram.count else 0
+def _has_choice(known: TensorStatistics) -> bool:
+    varies = known.histogram.count > 0 and not known.histogram.is_constant
+    return known.fixed is None and known.clippable and varies and _magnitudes(known).size > _LEAST_BINS
 
 
 def _disagreement(candidates: list[Range]) -> float:

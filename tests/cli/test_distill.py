@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import models
+from penstock.artifact import Artifact
+
+COMMON = ("distill", "--teacher", "linear.onnx", "--train", "data.npz")
+
+
+@pytest.fixture
+def student(folder: Path) -> Path:
+    """``student.onnx``, of the teacher's form but other weights."""
+    (folder / "student.onnx").write_bytes(models.linear(3, 2, seed=1).data)
+    return folder
+
+
+def test_a_student_learns_the_teachers_answers(penstock, student: Path) -> None:
+    options = ("--student", "student.onnx", "--evaluate", "data.npz", "--budget", "50ms", "--epochs", "300", "--json")
+    done = penstock(*COMMON, *options, "--resume", "kept", "-o", "out.onnx")
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["student"]["accuracy"] < found["made"]["accuracy"]
+    assert found["original"]["size_bytes"] == Artifact.from_file("linear.onnx").size_bytes
+    # The same architecture is no smaller, which is said.
+    assert "size" in found["short_of"]
+    assert "accuracy" not in found["short_of"]
+    again = penstock(*COMMON, *options, "--resume", "kept", "-o", "again.onnx")
+    assert again.code == 0, again.err
+    assert (student / "again.onnx").read_bytes() == (student / "out.onnx").read_bytes()
+
+
+def test_a_student_that_learns_nothing_more(penstock, student: Path) -> None:
+    options = ("--evaluate", "data.npz", "--budget", "50ms", "--epochs", "1", "--json", "-o", "out.onnx")
+    done = penstock(*COMMON, "--student", "linear.onnx", *options)
+    assert done.code == 0, done.err
+    assert "accuracy" in done.json["short_of"]
+    assert done.json["pays"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "cause"),
+    [
+        (("--student", "none.onnx"), 3, "no model file 'none.onnx'"),
+        (("--student", "other.onnx"), 2, "in the student"),
+        (("--student", "student.onnx", "--temperature", "0"), 2, "temperature > 0"),
+        (("--student", "student.onnx", "--teacher-share", "2"), 2, "all there is, or more"),
+        (("--student", "out.onnx"), 2, "would overwrite"),
+        ((), 2, "Missing option '--student'"),
+    ],
+)
+def test_students_that_do_not_fit(penstock, student: Path, options: tuple[str, ...], code: int, cause: str) -> None:
+    (student / "other.onnx").write_bytes(models.linear(3, 5).data)
+    done = penstock(*COMMON, *options, "-o", "out.onnx")
+    assert done.code == code
+    assert cause in " ".join(done.err.replace("│", " ").split())
+    assert not (student / "out.onnx").exists()

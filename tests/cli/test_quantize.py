@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import models
+
+DIGITS = ("model.onnx", "--calibrate", "train.npz")
+QUICK = ("--method", "mse", "--placement", "linear", "--no-equalize")
+
+
+def operators(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path).graph.node}
+
+
+def test_int8_is_smaller_and_as_accurate(penstock, digits: Path) -> None:
+    done = penstock(
+        "quantize", *DIGITS, *QUICK, "--evaluate", "test.npz", "--budget", "100ms", "-o", "int8.onnx", "--json"
+    )
+    assert done.code == 0, done.err
+    found = done.json
+    assert (found["command"], found["precision"], found["placement"]) == ("quantize", "int8", "linear")
+    assert found["size_ratio"] > 3
+    # One sample of 797 is 0.13 %: INT8 costs this network some of them at most.
+    assert found["accuracy_loss"] <= 0.01
+    assert found["speedup_interval"]["low"] <= found["speedup"] <= found["speedup_interval"]["high"]
+    assert "QLinearConv" in operators(digits / "int8.onnx") or "QuantizeLinear" in operators(digits / "int8.onnx")
+    assert "optimised first: 30 → 21 nodes" in done.err
+    assert found["steps"][0]["name"] == "optimize"
+
+
+def test_a_person_reads_a_table_and_sees_the_search(penstock, digits: Path) -> None:
+    done = penstock("quantize", *DIGITS, *QUICK, "-o", "int8.onnx", "--chart", "ranges.svg")
+    assert done.code == 0, done.err
+    assert "size, KiB" in done.out
+    assert "x smaller" in done.out
+    assert "speed and accuracy are not measured without --evaluate" in done.out
+    picture = (digits / "ranges.svg").read_text()
+    assert picture.startswith("<svg")
+    for name in ("KL divergence", "min-max", "entropy"):
+        assert f">{name}<" in picture
+    # A picture is replaced, and only a picture.
+    tensor = picture.partition("threshold of ")[2].partition('"')[0]
+    again = penstock("quantize", *DIGITS, *QUICK, "-o", "int8.onnx", "--chart", "ranges.svg", "--chart-tensor", tensor)
+    assert again.code == 0, again.err
+    assert (digits / "ranges.svg").read_text() == picture
+    unknown = penstock(
+        "quantize", *DIGITS, *QUICK, "-o", "int8.onnx", "--chart", "ranges.svg", "--chart-tensor", "none"
+    )
+    assert (unknown.code, "no range to choose for tensor 'none'" in unknown.err) == (2, True)
+
+
+def test_quantised_again_is_refused(penstock, digits: Path) -> None:
+    assert penstock("quantize", *DIGITS, *QUICK, "-o", "int8.onnx").code == 0
+    done = penstock("quantize", "int8.onnx", "--calibrate", "train.npz", *QUICK, "-o", "twice.onnx")
+    assert done.code == 2
+    assert "error: the model is quantised already\n  fix: give the float model\n" in done.err
+    assert not (digits / "twice.onnx").exists()
+
+
+def test_mixed_keeps_the_contract_on_data_held_out(penstock, digits: Path) -> None:
+    done = penstock(
+        "quantize", *DIGITS, "--method", "min-max", "--placement", "wide", "--no-equalize", "--mixed",
+        "--max-accuracy-loss", "2%", "--budget", "500ms", "-o", "mixed.onnx", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    step = done.json["steps"][-1]
+    assert step["name"] == "mixed_precision"
+    assert step["facts"]["accuracy"]["loss"]["value"] <= 0.02
+    assert step["options"]["float_groups"] == done.json["float_groups"]
+    assert any("groups stay float" in note for note in done.json["notes"])
+
+
+def wide_product(folder: Path) -> None:
+    (folder / "linear.onnx").write_bytes(models.linear(512, 256).data)
+    np.savez(folder / "wide.npz", x=np.random.default_rng(0).standard_normal((40, 512)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("precision", "ratio"),
+    [("int8-dynamic", 3.5), ("int8-weights", 3.4), ("int4-weights", 6.0), ("fp16-weights", 1.9), ("bf16-weights", 1.9)],
+)
+def test_other_precisions(penstock, folder: Path, precision: str, ratio: float) -> None:
+    wide_product(folder)
+    data = ("--calibrate", "wide.npz") if precision == "int8-dynamic" else ()
+    done = penstock("quantize", "linear.onnx", "--precision", precision, *data, "-o", "out.onnx", "--json")
+    assert done.code == 0, done.err
+    assert done.json["size_ratio"] > ratio
+    # Without a measurement of speed, only of what is for size it is known whether it pays.
+    assert done.json["pays"] is (None if precision == "int8-dynamic" else True)
+
+
+def test_a_model_that_gains_nothing_is_written_and_said_to(penstock, folder: Path) -> None:
+    done = penstock("quantize", "linear.onnx", "--calibrate", "data.npz", *QUICK, "-o", "out.onnx", "--json")
+    assert done.code == 0, done.err
+    assert (done.json["pays"], done.json["short_of"]) == (False, ["size"])
+    assert any("not smaller than the original" in note for note in done.json["notes"])
+    assert (folder / "out.onnx").stat().st_size == done.json["made"]["size_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ((), "int8 needs data"),
+        (("--precision", "int8-dynamic"), "needs data"),
+        (("--precision", "int4-weights", "--block", "33"), "33 at a time"),
+        (("--precision", "fp16-weights", "--block", "32"), "--block means nothing without"),
+        (("--precision", "fp16-weights", "--mixed"), "--mixed means nothing without --precision int8"),
+        (("--max-accuracy-loss", "1%"), "means nothing without --mixed"),
+        (("--chart-tensor", "x"), "means nothing without --chart"),
+        (("--precision", "int2"), "'int2' is not one of"),
+        (("--precision", "int4-weights"), "no MatMul or Gemm with at least"),
+    ],
+)
+def test_options_that_make_no_sense(penstock, folder: Path, options: tuple[str, ...], cause: str) -> None:
+    done = penstock("quantize", "linear.onnx", *options, "-o", "out.onnx")
+    assert done.code == 2
+    assert cause in " ".join(done.err.replace("│", " ").split())
+    assert not (folder / "out.onnx").exists()

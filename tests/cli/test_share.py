@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import models
+
+QUICK = ("share", "model.onnx", "--bits", "3", "--conv-bits", "3")
+
+
+def test_shared_tuned_coded_and_back(penstock, digits: Path) -> None:
+    options = ("--tune", "--train", "train.npz", "--epochs", "1", "--coded", "model.coded", "--json")
+    done = penstock(*QUICK, *options, "-o", "shared.onnx")
+    assert done.code == 0, done.err
+    found = done.json
+    assert (found["pays"], found["short_of"]) == (True, [])
+    assert [step["name"] for step in found["steps"]] == ["optimize", "share", "tune-centroids"]
+    sizes = found["sizes"]
+    assert list(sizes) == ["original", "optimised", "shared"]
+    assert sizes["shared"]["coded_bytes"] == (digits / "model.coded").stat().st_size == found["made"]["coded_bytes"]
+    # Three bits of 32, and Huffman codes below that: what general compressors do not find.
+    assert sizes["shared"]["coded_bytes"] < 0.12 * sizes["original"]["file_bytes"]
+    assert sizes["shared"]["coded_bytes"] < min(sizes["shared"]["zlib_bytes"], sizes["shared"]["lzma_bytes"])
+    back = penstock("share", "model.coded", "--decode", "-o", "back.onnx", "--json")
+    assert back.code == 0, back.err
+    assert back.json["size_bytes"] == found["made"]["size_bytes"]
+    assert (digits / "back.onnx").read_bytes() == (digits / "shared.onnx").read_bytes()
+
+
+def test_a_damaged_coded_file(penstock, folder: Path) -> None:
+    (folder / "wide.onnx").write_bytes(models.linear(64, 64).data)
+    assert penstock("share", "wide.onnx", "-o", "shared.onnx", "--coded", "model.coded").code == 0
+    data = bytearray((folder / "model.coded").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.coded").write_bytes(data)
+    done = penstock("share", "model.coded", "--decode", "-o", "back.onnx")
+    assert done.code == 5
+    assert "was changed" in done.err
+    assert not (folder / "back.onnx").exists()
+    # What is no coded model any more is not written over.
+    assert penstock("share", "wide.onnx", "-o", "shared.onnx", "--coded", "model.coded").code == 8
+    assert (folder / "model.coded").read_bytes() == bytes(data)
+
+
+def test_bits_by_sensitivity(penstock, folder: Path) -> None:
+    options = ("--by-sensitivity", "--train", "data.npz", "-o", "out.onnx", "--json")
+    done = penstock("share", "linear.onnx", *options)
+    assert done.code == 0, done.err
+    assert list(done.json["bits"].values()) <= [8]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "cause"),
+    [
+        (("linear.onnx", "--bits", "40"), 2, "give 0 to 12 bits"),
+        (("linear.onnx", "--by-sensitivity"), 2, "needs data"),
+        (("linear.onnx", "--epochs", "3"), 2, "--epochs means nothing without --tune"),
+        (("linear.onnx", "--decode"), 5, "this is not a coded model"),
+        (("none.coded", "--decode"), 3, "no coded file 'none.coded'"),
+        (("linear.onnx", "--decode", "--tune"), 2, "--tune means nothing without a model to share"),
+        (("linear.onnx", "--coded", "data.npz"), 8, "'data.npz' exists and is not a coded model"),
+        (("linear.onnx", "--coded", "linear.onnx"), 2, "would overwrite"),
+    ],
+)
+def test_options_that_make_no_sense(penstock, folder: Path, options: tuple[str, ...], code: int, cause: str) -> None:
+    done = penstock("share", *options, "-o", "out.onnx")
+    assert done.code == code
+    assert cause in done.err
+    assert not (folder / "out.onnx").exists()
