@@ -17,7 +17,7 @@ from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unsupported
 from penstock.offline.compress.training.operators import OPERATORS
 from penstock.offline.compress.training.torch import Tensor, torch
-from penstock.offline.compress.training.trainable import TrainableModel, reestimate_norms, to_tensors
+from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
 from penstock.offline.dataset import Dataset, make_dataset
 
 _DIGITS = Path("examples/digits")
@@ -204,6 +204,7 @@ def test_gradients_are_right_in_double(digits: Artifact) -> None:
     picked = torch.zeros_like(weight).index_put(
         (torch.tensor([0, 3]), torch.tensor([1, 5])), torch.tensor(1.0).double()
     )
+    torch.manual_seed(0)  # at a corner of ReLU there is no derivative to compare with
     image = torch.rand(2, 1, 8, 8, dtype=torch.float64)
 
     def outputs(step: Tensor, image: Tensor) -> Tensor:
@@ -257,63 +258,12 @@ def test_values_are_freed_when_last_used() -> None:
     assert most <= 3
 
 
-def test_norms_are_frozen_until_asked(digits: Artifact, images: Dataset) -> None:
+def test_norms_are_frozen(digits: Artifact, images: Dataset) -> None:
     model = TrainableModel(digits)
-    inputs = to_tensors(images.rows(0, 32), model)
     model.train()
-    model(inputs)
-    before = _weights(digits)
-    assert np.array_equal(
-        _weights(model.to_artifact("t", {}, {}))["stem.1.running_mean"], before["stem.1.running_mean"]
-    )
-    model.update_norms(True)
-    model(inputs)
+    model(to_tensors(images.rows(0, 32), model))
     after = _weights(model.to_artifact("t", {}, {}))
-    seen = model(inputs, also=["/stem/stem.0/Conv_output_0"])["/stem/stem.0/Conv_output_0"].detach().numpy()
-    expected = 0.9 * before["stem.1.running_mean"] + 0.1 * seen.mean((0, 2, 3))
-    np.testing.assert_allclose(after["stem.1.running_mean"], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_norms_of_one_value_stay_as_they_are() -> None:
-    n = Network()
-    one = [n.weight(np.float32([1.0, 1.0])) for _ in range(4)]
-    n.op("BatchNormalization", "x", *one, name="y")
-    model = TrainableModel(n.artifact({"x": ["N", 2]}, {"y": ["N", 2]}))
-    model.update_norms(True)
-    torch.testing.assert_close(model({"x": torch.ones(1, 2)})["y"], torch.ones(1, 2), rtol=0, atol=1e-4)
-
-
-def test_reestimated_norms_are_the_means_over_the_data() -> None:
-    n = Network()
-    names = [n.weight(np.float32([1, 1, 1])) for _ in range(4)]
-    n.op("BatchNormalization", "x", *names, name="y")
-    model = TrainableModel(n.artifact({"x": ["N", 3]}, {"y": ["N", 3]}))
-    x = np.random.default_rng(0).normal([1, 2, 3], [1, 5, 9], (1000, 3)).astype(np.float32)
-    reestimate_norms(model, make_dataset({"x": x}, None), rows=300)
-    parts = [x[i : i + 300] for i in range(0, 1000, 300)]
-    share = [len(part) / 1000 for part in parts]
-    variance = sum(s * part.var(0, ddof=1) for s, part in zip(share, parts, strict=True))
-    np.testing.assert_allclose(model.constant("w2").numpy(), x.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(model.constant("w3").numpy(), variance, rtol=1e-4)
-    assert not model.norms.from_batch
-
-
-def test_reestimation_heals_a_model_whose_statistics_are_lost(digits: Artifact, images: Dataset) -> None:
-    model = TrainableModel(digits)
-
-    def accuracy() -> float:
-        with torch.no_grad():
-            scores = model(to_tensors(images.inputs, model))[model.output_names[0]].numpy()
-        return float((scores.argmax(1) == images.labels).mean())
-
-    healthy = accuracy()
-    with torch.no_grad():
-        for name in _weights(digits):
-            if "running" in name:
-                model.constant(name).fill_(1.0)
-    assert accuracy() < healthy - 0.2
-    reestimate_norms(model, images)
-    assert accuracy() > healthy - 0.05
+    assert np.array_equal(after["stem.1.running_mean"], _weights(digits)["stem.1.running_mean"])
 
 
 def test_dynamic_axes_run_in_exact_integers() -> None:
@@ -337,15 +287,6 @@ def test_a_copy_has_weights_of_its_own() -> None:
     assert model.weights["w0"].any()
     assert not twin.constant("w0").any()
     assert not _weights(twin.to_artifact("t", {}, {}))["w0"].any()
-
-
-def test_statistics_are_part_of_the_state(digits: Artifact, images: Dataset) -> None:
-    model = TrainableModel(digits)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    reestimate_norms(model, images)
-    assert not torch.equal(model.constant("stem.1.running_mean"), torch.tensor(_weights(digits)["stem.1.running_mean"]))
-    model.load_state_dict(before)
-    assert model.to_artifact("t", {}, {}).data == TrainableModel(digits).to_artifact("t", {}, {}).data
 
 
 def test_local_functions_are_inlined() -> None:

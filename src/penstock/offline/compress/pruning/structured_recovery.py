@@ -5,7 +5,7 @@ Needs the extra ``torch``. ``structured.narrow`` cuts once and does not train.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from penstock.offline.compress.pruning.cut import Structure
 from penstock.offline.compress.pruning.held_out import HeldOut, split
 from penstock.offline.compress.pruning.importance import Scores, by_activation, by_batch_norm, by_norm
 from penstock.offline.compress.pruning.latency import LatencyTable, Layer
+from penstock.offline.compress.pruning.norms import refresh_norms
 from penstock.offline.compress.pruning.structured import apply, cuttable, measured_speedup, probe
 from penstock.offline.compress.pruning.taylor import by_taylor
 from penstock.offline.compress.pruning.widths import best_units, fastest_for_least, make_grid
@@ -26,7 +27,7 @@ from penstock.offline.compress.training.archive import read_archive, write_archi
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.teacher import Teacher
-from penstock.offline.compress.training.trainable import TrainableModel, reestimate_norms
+from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.contract import Contract
 
@@ -96,12 +97,14 @@ def shrink(
     held_out: Dataset | None = None,
     folder: Path | None = None,
     on_progress: Progress = no_progress,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
     """The fastest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
 
     Each round cuts and distils from ``artifact``; labels join in if ``data`` has them. Where a round fails for good, the groups
     that it cut stay as they were before, and others go on. The run ends when the speed-up is reached or nothing is left to cut.
-    ``folder`` keeps every round: a run of the same model, data and options goes on from there. Facts: every round; the one
+    ``folder`` keeps every round: a run of the same model, data and options goes on from there, with a larger goal too. The run
+    ends before its next round when ``is_over``. Facts: every round; the one
     ``chosen``; whether it ``reached`` the speed-up. Widths depend on what this machine measures.
     Raises ContractUnmet, with the rounds, if none met the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut
     or the model has operators that cannot be trained; InvalidArgument if ``folder`` holds another run.
@@ -111,7 +114,7 @@ def shrink(
     if held_out is None:
         data, held_out = split(artifact, data)
     run = _Run(artifact, data, HeldOut(artifact, held_out, options.threads), options, folder)
-    while (move := next_move(run.rounds, options)) is not None:
+    while not is_over() and (move := next_move(run.rounds, options)) is not None:
         on_progress(sum(entry.cut for entry in run.rounds), options.rounds + 1)
         if not run.take(*move):
             break
@@ -148,7 +151,8 @@ class _Run:
         self._teacher = Teacher(artifact, data)
         self._sample = probe(artifact, data)
         self._known: dict[Layer, float] = {}
-        origin = [artifact.digest, data.digest, judge.data.digest, msgspec.to_builtins(options)]
+        decisive = msgspec.structs.replace(options, speedup=0.0, rounds=1)  # how far to go does not decide how
+        origin = [artifact.digest, data.digest, judge.data.digest, msgspec.to_builtins(decisive)]
         self._origin = sha256(msgspec.json.encode(origin, order="sorted"))
         self.rounds: list[Round] = []
         self.chosen = -1
@@ -236,9 +240,8 @@ class _Run:
 
     def _trained(self, start: Artifact, number: int, epochs: float) -> Artifact:
         fit = msgspec.structs.replace(self.options.fit, epochs=epochs, seed=self.options.fit.seed + number)
-        model = TrainableModel(start)
         # What BatchNormalization knew of its inputs was true before the cut; training alone is slow to make up for that.
-        reestimate_norms(model, self.data)
+        model = TrainableModel(refresh_norms(start, self.data, threads=fit.threads))
         report = recover(model, self.data, self._teacher, fit)
         return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())
 

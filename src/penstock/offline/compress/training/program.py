@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, inliner, numpy_helper
 
 from penstock.errors import InvalidArgument, InvalidModel, Unsupported
-from penstock.offline.compress.training.operators import OPERATORS, Node, Norms
+from penstock.offline.compress.training.operators import OPERATORS, Node
 from penstock.offline.compress.training.operators.elementwise import DTYPES, type_name
 from penstock.tensor import Array
 
@@ -48,7 +48,7 @@ class Program(msgspec.Struct, frozen=True):
     """Names of the constants that are trained."""
 
 
-def read_program(proto: onnx.ModelProto, norms: Norms, frozen: Collection[str], trained: Collection[str]) -> Program:
+def read_program(proto: onnx.ModelProto, frozen: Collection[str], trained: Collection[str]) -> Program:
     """Read a checked model. Local functions are inlined.
 
     Raises Unsupported, which names all operators that cannot be computed, for sequences, old opsets and odd types;
@@ -61,7 +61,7 @@ def read_program(proto: onnx.ModelProto, norms: Norms, frozen: Collection[str], 
     constants = {name: _array(tensor) for name, tensor in constant_tensors(proto.graph).items()}
     protos = [node for node in proto.graph.node if node.op_type != "Constant"]
     constants |= _plain_constants(proto.graph)
-    nodes = tuple(_node(node, opset, norms) for node in protos)
+    nodes = tuple(_node(node, opset) for node in protos)
     operators = [OPERATORS[_key(node)] for node in protos]
     _check_names(constants, frozen, trained)
     chosen = _weights(constants, list(zip(nodes, operators, strict=True)))
@@ -164,18 +164,16 @@ def _plain_constants(graph: onnx.GraphProto) -> dict[str, Array]:
     return found
 
 
-def _node(node: onnx.NodeProto, opset: int, norms: Norms) -> Node:
+def _node(node: onnx.NodeProto, opset: int) -> Node:
     outputs = list(node.output)
     while len(outputs) > 1 and not outputs[-1]:
         outputs.pop()
     return Node(
         op_type=node.op_type,
-        name=node.name,
         inputs=tuple(node.input),
         outputs=tuple(outputs),
         attributes={attribute.name: _attribute(attribute) for attribute in node.attribute},
         opset=opset,
-        norms=norms,
     )
 
 

@@ -11,11 +11,10 @@ from onnx import TensorProto
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError
-from penstock.offline.compress.training.operators import Node, Norms
+from penstock.offline.compress.training.operators import Node
 from penstock.offline.compress.training.operators.elementwise import DTYPES
-from penstock.offline.compress.training.program import Input, Program, constant_tensors, read_program
+from penstock.offline.compress.training.program import Input, constant_tensors, read_program
 from penstock.offline.compress.training.torch import Tensor, nn, torch
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
@@ -31,8 +30,8 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
     names weights to leave as they are, ``trained`` constants to train nevertheless. Integers stay exact, FP16 and BF16
     constants as they are: train in FP32, and change the precision afterwards.
 
-    A weight that several nodes read is one parameter. BatchNormalization keeps its statistics, whatever ``train()`` says,
-    until ``update_norms``. ``double()`` gives the same model in FP64.
+    A weight that several nodes read is one parameter. BatchNormalization keeps its statistics, whatever ``train()`` says.
+    ``double()`` gives the same model in FP64.
 
     Raises InvalidModel if the bytes are no ONNX model; Unsupported, which names every operator without an implementation
     and how often it is there, and says what still works; InvalidArgument if ``frozen`` or ``trained`` names no constant.
@@ -41,9 +40,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
     def __init__(self, artifact: Artifact, *, frozen: Collection[str] = (), trained: Collection[str] = ()) -> None:
         super().__init__()
         self.artifact = artifact
-        self.norms = Norms()
-        """Where BatchNormalization takes its statistics from."""
-        program = read_program(read_proto(artifact), self.norms, frozen, trained)
+        program = read_program(read_proto(artifact), frozen, trained)
         self._program = msgspec.structs.replace(program, constants={})
         self.input_names = [entry.name for entry in program.inputs]
         self.output_names = list(program.outputs)
@@ -54,7 +51,6 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         self.value_hooks: dict[str, Hook] = {}
         """By name of an input or a computed tensor: applied to it as soon as it is there."""
         self._computed = {name for node in program.nodes for name in node.outputs} | set(self.input_names)
-        self._statistics = _statistics(program)
         self._keys: dict[str, str] = {}
         # Names of ONNX may hold dots, those of torch may not.
         for index, (name, array) in enumerate(program.constants.items()):
@@ -64,7 +60,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
                 self.weights[name] = nn.Parameter(tensor)
                 self.register_parameter(key, self.weights[name])
             else:
-                self.register_buffer(key, tensor, persistent=name in self._statistics)
+                self.register_buffer(key, tensor, persistent=False)
 
     @property
     def fixed_rows(self) -> int | None:
@@ -106,12 +102,8 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         hook = self.weight_hooks.get(name)
         return stored if hook is None else hook(stored)
 
-    def update_norms(self, enabled: bool) -> None:
-        """Whether BatchNormalization takes its statistics from the batch and moves the running ones towards them."""
-        self.norms.from_batch = enabled
-
     def to_artifact(self, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """The same graph with each weight as the graph sees it, and the running statistics of BatchNormalization.
+        """The same graph with each weight as the graph sees it.
 
         Nothing but payloads changes. Raises InvalidArgument if a hook changed a shape, InvalidModel if a weight is not
         finite.
@@ -119,7 +111,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         proto = read_proto(self.artifact)
         tensors = constant_tensors(proto.graph)
         with torch.no_grad():
-            for name in sorted({*self.weights, *self.weight_hooks, *self._statistics} & tensors.keys()):
+            for name in sorted({*self.weights, *self.weight_hooks} & tensors.keys()):
                 _write(name, tensors[name], self.constant(name).detach().cpu())
         return self.artifact.derive(bytes(proto.SerializeToString(deterministic=True)), step, options, facts)
 
@@ -142,34 +134,9 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
             raise InvalidArgument(f"weight hooks name {unknown}, which are no constants of the model")
 
 
-def reestimate_norms(model: TrainableModel, data: Dataset, rows: int = 256) -> None:
-    """Replace the running statistics of BatchNormalization by means over batches of ``rows`` samples of ``data``.
-
-    The first aid after weights were changed: no labels, no gradients (Wu and Johnson, "Rethinking 'Batch' in BatchNorm",
-    2021, §3). Does nothing to a model without BatchNormalization.
-    """
-    norms, before = model.norms, model.norms.from_batch
-    rows = model.fixed_rows or rows
-    try:
-        with torch.no_grad():
-            for start in range(0, data.count, rows):
-                stop = min(start + rows, data.count)
-                norms.from_batch, norms.share = True, (stop - start) / stop
-                model(to_tensors(data.rows(start, stop), model))
-    finally:
-        norms.from_batch, norms.share = before, None
-
-
 def to_tensors(arrays: Mapping[str, Array], model: TrainableModel) -> dict[str, Tensor]:
     """The arrays that are inputs of ``model``, as tensors."""
     return {name: _to_tensor(arrays[name]) for name in model.input_names if name in arrays}
-
-
-def _statistics(program: Program) -> frozenset[str]:
-    """Names of the constants that BatchNormalization moves."""
-    nodes = [node for node in program.nodes if node.op_type == "BatchNormalization"]
-    names = {name for node in nodes for name in node.inputs[3:5]}
-    return frozenset(names & program.constants.keys())
 
 
 def _to_tensor(array: Array) -> Tensor:

@@ -70,3 +70,14 @@ def test_gradient(op_type: str, operands: tuple[Operand, ...], opset: int, attri
         return model(feeds | dict(zip(names, tensors, strict=True)))["y0"]
 
     assert torch.autograd.gradcheck(outputs, tuple(feeds[name].double().requires_grad_() for name in names))
+
+
+@pytest.mark.parametrize("op_type", ["LpNormalization", "LpPool", "ReduceL2"])
+def test_a_norm_of_zeros_lets_no_nan_through(op_type: str) -> None:
+    attributes = {"kernel_shape": [2, 2]} if op_type == "LpPool" else {}
+    zeros = torch.zeros(1, 2, 4, 4, requires_grad=True)
+    results = {"ReduceL2": (1, 1, 1, 1), "LpPool": (1, 2, 3, 3), "LpNormalization": (1, 2, 4, 4)}
+    proto = one_node(op_type, (zeros.detach().numpy(),), [TensorProto.FLOAT], 17, **attributes)
+    model = TrainableModel(Artifact.from_bytes(with_shapes(proto, [np.zeros(results[op_type], np.float32)])))
+    model({"x0": zeros})["y0"].sum().backward()
+    assert torch.isfinite(zeros.grad).all()

@@ -41,7 +41,7 @@ def test_layer_normalization_with_one_scale() -> None:
     agree("LayerNormalization", _X, _weight(1, 5), _weight(5, seed=2), axis=-2)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 3, 1), (2, 3, 7), (2, 3, 4, 5)], ids=str)
 def test_instance_normalization(shape: tuple[int, ...]) -> None:
     agree("InstanceNormalization", floats(*shape), _weight(3), _weight(3, seed=2), epsilon=1e-3)
 
@@ -60,6 +60,7 @@ def test_rms_normalization(axis: int) -> None:
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_lp_normalization(p: int, axis: int) -> None:
     agree("LpNormalization", _X, p=p, axis=axis)
+    agree("LpNormalization", np.zeros_like(_X), p=p, axis=axis)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])

@@ -1,33 +1,11 @@
 """ONNX operators in torch, differentiable where mathematics allows it; each family registers itself in ``OPERATORS``."""
 
-from __future__ import annotations
+from importlib import import_module
 
-from penstock.offline.compress.training.operators import (
-    activation,
-    elementwise,
-    indexing,
-    linear,
-    normalisation,
-    pooling,
-    quantization,
-    reduction,
-    resize,
-    shape,
-)
-from penstock.offline.compress.training.operators.registry import OPERATORS, Node, Norms
+from penstock.offline.compress.training.operators.registry import OPERATORS, Node
 
-__all__ = [
-    "OPERATORS",
-    "Node",
-    "Norms",
-    "activation",
-    "elementwise",
-    "indexing",
-    "linear",
-    "normalisation",
-    "pooling",
-    "quantization",
-    "reduction",
-    "resize",
-    "shape",
-]
+__all__ = ["OPERATORS", "Node"]
+
+_FAMILIES = ["elementwise", "indexing", "linear", "normalisation", "pooling", "quantization", "reduction", "resize"]
+for _family in [*_FAMILIES, "shape"]:
+    import_module(f"{__name__}.{_family}")

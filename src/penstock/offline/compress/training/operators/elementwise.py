@@ -1,4 +1,4 @@
-"""Arithmetic, comparison and logic, element by element, with numpy's broadcasting."""
+"""Arithmetic, comparison, logic and activations, element by element, with numpy's broadcasting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import reduce
 from onnx import TensorProto
 
 from penstock.offline.compress.training.operators.registry import Node, operator, table
-from penstock.offline.compress.training.torch import Tensor, torch
+from penstock.offline.compress.training.torch import Tensor, functional, torch
 
 DTYPES = {
     TensorProto.FLOAT: torch.float32,
@@ -40,20 +40,38 @@ table(
         "Atan": torch.atan,
         "Cos": torch.cos,
         "Cosh": torch.cosh,
+        "Div": lambda x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc"),
+        "Elu": lambda x, *, alpha=1.0: functional.elu(x, alpha),
         "Erf": torch.erf,
         "Exp": torch.exp,
+        "Gelu": lambda x, *, approximate="none": functional.gelu(x, approximate=approximate),
+        "HardSigmoid": lambda x, *, alpha=0.2, beta=0.5: torch.clamp(x * alpha + beta, 0, 1),
+        "HardSwish": functional.hardswish,
+        "LeakyRelu": lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha),
         "Log": torch.log,
+        "Mean": lambda *inputs: reduce(torch.add, inputs) / len(inputs),
+        "Mish": functional.mish,
         "Mul": torch.mul,
         "Neg": torch.neg,
         "Reciprocal": torch.reciprocal,
+        "Relu": functional.relu,
+        "Selu": lambda x, *, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875: (
+            functional.elu(x, alpha) * gamma
+        ),
+        "Sigmoid": torch.sigmoid,
         "Sin": torch.sin,
         "Sinh": torch.sinh,
+        "Softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+        "Softsign": functional.softsign,
         "Sqrt": torch.sqrt,
         "Sub": torch.sub,
         "Tan": torch.tan,
+        "Tanh": torch.tanh,
         "Where": torch.where,
     }
 )
+table({"Pow": lambda x, y: torch.pow(x, y).to(x.dtype)}, fixed=(1,))
+table({"PRelu": lambda x, slope: torch.where(x < 0, x * slope, x)}, weights=(1,))
 # Their derivative is zero or does not exist.
 table(
     {
@@ -63,9 +81,13 @@ table(
         "Floor": torch.floor,
         "Greater": torch.gt,
         "GreaterOrEqual": torch.ge,
+        "IsInf": lambda x, *, detect_positive=1, detect_negative=1: (
+            (torch.isposinf(x) & bool(detect_positive)) | (torch.isneginf(x) & bool(detect_negative))
+        ),
         "IsNaN": torch.isnan,
         "Less": torch.lt,
         "LessOrEqual": torch.le,
+        "Mod": lambda x, y, *, fmod=0: torch.fmod(x, y) if fmod else torch.remainder(x, y),
         "Not": torch.logical_not,
         "Or": torch.logical_or,
         "Round": torch.round,
@@ -76,19 +98,11 @@ table(
 )
 
 
-@operator("Div")
-def div(_node: Node, x: Tensor, y: Tensor) -> Tensor:
-    return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+def _variadic(function: Callable[[Tensor, Tensor], Tensor], _node: Node, *inputs: Tensor) -> Tensor:
+    return reduce(function, inputs)
 
 
-@operator("Pow", fixed=(1,))
-def power(_node: Node, x: Tensor, y: Tensor) -> Tensor:
-    return torch.pow(x, y).to(x.dtype)
-
-
-@operator("Mod", fixed=None)
-def mod(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
+table({"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}, _variadic)
 
 
 @operator("Clip", fixed=(1, 2))
@@ -98,14 +112,6 @@ def clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None =
     return x if low is None and high is None else torch.clamp(x, low, high)
 
 
-@operator("IsInf", fixed=None)
-def is_inf(node: Node, x: Tensor) -> Tensor:
-    none = torch.zeros_like(x, dtype=torch.bool)
-    above = torch.isposinf(x) if node.get("detect_positive", 1) else none
-    below = torch.isneginf(x) if node.get("detect_negative", 1) else none
-    return above | below
-
-
 @operator("Cast", "CastLike")
 def cast(node: Node, x: Tensor, like: Tensor | None = None) -> Tensor:
     if like is not None:
@@ -113,17 +119,3 @@ def cast(node: Node, x: Tensor, like: Tensor | None = None) -> Tensor:
     if node.get("to") not in DTYPES:
         raise node.unsupported(f"a cast to {type_name(node.get('to'))}")
     return x.to(DTYPES[node.get("to")])
-
-
-def _variadic(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    operator(name)(lambda _node, *inputs: reduce(function, inputs))
-
-
-_variadic("Max", torch.maximum)
-_variadic("Min", torch.minimum)
-_variadic("Sum", torch.add)
-
-
-@operator("Mean")
-def mean(_node: Node, *inputs: Tensor) -> Tensor:
-    return reduce(torch.add, inputs) / len(inputs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from penstock.offline.compress.training.operators.registry import Node, ints, operator
+from penstock.offline.compress.training.operators.registry import Node, ints, operator, table
 from penstock.offline.compress.training.torch import Tensor, torch
+
+table({"NonZero": lambda x: torch.nonzero(x).T}, fixed=None)
 
 
 @operator("Gather")
@@ -52,34 +52,12 @@ def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tenso
     return torch.where(at == torch.arange(classes).reshape(shape), values[1], values[0])
 
 
-@operator("ArgMax", fixed=None)
-def arg_max(node: Node, x: Tensor) -> Tensor:
-    return _first_or_last(node, x, torch.argmax)
-
-
-@operator("ArgMin", fixed=None)
-def arg_min(node: Node, x: Tensor) -> Tensor:
-    return _first_or_last(node, x, torch.argmin)
-
-
-def _first_or_last(node: Node, x: Tensor, function: Callable[..., Tensor]) -> Tensor:
-    axis, keep = node.get("axis", 0), bool(node.get("keepdims", 1))
-    if node.get("select_last_index", 0):
-        return x.shape[axis] - 1 - function(x.flip(axis), dim=axis, keepdim=keep)
-    return function(x, dim=axis, keepdim=keep)
-
-
 @operator("TopK")
 def top_k(node: Node, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Of equal values those of lower index come first, as ONNX wants and ``torch.topk`` does not."""
     count, axis = (node.get("k") if k is None else int(k)), node.get("axis", -1)
     order = torch.sort(x, dim=axis, descending=bool(node.get("largest", 1)), stable=True)
     return order.values.narrow(axis, 0, count), order.indices.narrow(axis, 0, count)
-
-
-@operator("NonZero", fixed=None)
-def non_zero(_node: Node, x: Tensor) -> Tensor:
-    return torch.nonzero(x).T
 
 
 @operator("CumSum")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.offline.compress.training.operators.registry import Node, operator
+from penstock.offline.compress.training.operators.registry import Node, operator, table
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 
 
 @operator("BatchNormalization", weights=(1, 2), fixed=(3, 4))
 def batch_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """By the running statistics, which are updated in place where ``node.norms`` takes them from the batch.
-
-    A batch with one value per channel has no variance and is normalised by the running statistics.
-    """
+    """By the statistics in the file, which stay."""
     if node.get("training_mode", 0):
         raise node.unsupported("statistics of the batch at inference")
-    norms = node.norms
-    share = 1 - node.get("momentum", 0.9) if norms.share is None else norms.share
-    from_batch = norms.from_batch and x.numel() > x.shape[1]
-    return functional.batch_norm(x, mean, variance, scale, bias, from_batch, share, node.get("epsilon", 1e-5))
+    return functional.batch_norm(x, mean, variance, scale, bias, eps=node.get("epsilon", 1e-5))
 
 
 @operator("LayerNormalization", weights=(1, 2))
@@ -40,20 +34,25 @@ def rms_normalization(node: Node, x: Tensor, scale: Tensor) -> Tensor:
     return functional.rms_norm(x, x.shape[axis:], eps=node.get("epsilon", 1e-5)) * scale
 
 
-@operator("InstanceNormalization", weights=(1, 2))
-def instance_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return functional.group_norm(x, x.shape[1], scale, bias, node.get("epsilon", 1e-5))
+def _lp_normalization(x: Tensor, *, p: int = 2, axis: int = -1) -> Tensor:
+    """A row of zeros stays, as in ONNX Runtime."""
+    norm = torch.linalg.vector_norm(x, p, axis, keepdim=True)
+    return x / torch.where(norm == 0, 1.0, norm)
 
 
-@operator("GroupNormalization", weights=(1, 2))
-def group_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """As of opset 21; the older form, one scale per group, is withdrawn from ONNX."""
-    return functional.group_norm(x, node.get("num_groups"), scale, bias, node.get("epsilon", 1e-5))
-
-
-@operator("LpNormalization")
-def lp_normalization(node: Node, x: Tensor) -> Tensor:
-    return functional.normalize(x, p=node.get("p", 2), dim=node.get("axis", -1), eps=0.0)
+# GroupNormalization as of opset 21; the older form, one scale per group, is withdrawn from ONNX.
+table(
+    {
+        "GroupNormalization": lambda x, scale, bias, *, num_groups=1, epsilon=1e-5: torch.group_norm(
+            x, num_groups, scale, bias, epsilon
+        ),
+        "InstanceNormalization": lambda x, scale, bias, *, epsilon=1e-5: torch.group_norm(
+            x, x.shape[1], scale, bias, epsilon
+        ),
+    },
+    weights=(1, 2),
+)
+table({"LpNormalization": _lp_normalization})
 
 
 @operator("LRN")

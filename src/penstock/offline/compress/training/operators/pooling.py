@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from penstock.offline.compress.training.operators.registry import Node, operator
+from penstock.offline.compress.training.operators.registry import Node, operator, table
 from penstock.offline.compress.training.operators.windows import Windows, pad, read_windows
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 
@@ -38,17 +38,18 @@ def average_pool(node: Node, x: Tensor) -> Tensor:
 def lp_pool(node: Node, x: Tensor) -> Tensor:
     windows, p = _read(node, x), node.get("p", 2)
     padded = pad(windows.pad(x), *_overhang(node, windows, x))
-    return _window_sums(padded.abs() ** p, windows) ** (1 / p)
+    sums = _window_sums(padded.abs() ** p, windows)
+    # The root has no derivative at zero; that of what it is made of is zero.
+    positive = sums > 0
+    return torch.where(positive, torch.where(positive, sums, 1.0) ** (1 / p), 0.0)
 
 
-@operator("GlobalAveragePool")
-def global_average_pool(_node: Node, x: Tensor) -> Tensor:
-    return x.mean(list(range(2, x.ndim)), keepdim=True)
-
-
-@operator("GlobalMaxPool")
-def global_max_pool(_node: Node, x: Tensor) -> Tensor:
-    return x.amax(list(range(2, x.ndim)), keepdim=True)
+table(
+    {
+        "GlobalAveragePool": lambda x: x.mean(list(range(2, x.ndim)), keepdim=True),
+        "GlobalMaxPool": lambda x: x.amax(list(range(2, x.ndim)), keepdim=True),
+    }
+)
 
 
 def _read(node: Node, x: Tensor) -> Windows:

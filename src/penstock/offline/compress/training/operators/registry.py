@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,28 +15,21 @@ Run = Callable[..., Any]
 """``(node, *inputs) -> Tensor``, or a tuple of them; an input that is left out is None."""
 
 
-class Norms(msgspec.Struct):
-    """Where BatchNormalization takes its statistics from; one for all nodes of a model."""
-
-    from_batch: bool = False
-    """Whether from the batch, the running statistics being updated, or from the running statistics."""
-    share: float | None = None
-    """The batch's share in the updated running statistics; None takes the node's ``momentum``."""
-
-
 class Node(msgspec.Struct, frozen=True):
     """One node: its attributes as Python values, text as ``str`` and tensors as numpy arrays."""
 
     op_type: str
-    name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     opset: int
-    norms: Norms
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
+
+    def ints(self, name: str, tensor: Tensor | None) -> list[int] | None:
+        """The integers of what is an input in newer opsets, an attribute in older ones; None if it is neither."""
+        return self.get(name) if tensor is None else ints(tensor)
 
     def unsupported(self, what: str) -> Unsupported:
         return Unsupported(
@@ -71,14 +65,22 @@ def operator(
     return register
 
 
-def table(functions: dict[str, Callable[..., Tensor]], fixed: tuple[int, ...] | None = ()) -> None:
-    """Register functions of the inputs alone, without attributes."""
+def call(function: Callable[..., Any], node: Node, *inputs: Tensor | None) -> Any:
+    """``function`` of the inputs, and of those attributes that it takes by keyword only, with their defaults."""
+    keywords = getattr(function, "__kwdefaults__", None) or {}
+    return function(*inputs, **{name: node.attributes[name] for name in keywords if name in node.attributes})
 
-    def ignoring_node(function: Callable[..., Tensor]) -> Run:
-        return lambda _node, *inputs: function(*inputs)
 
+def table(
+    functions: Mapping[str, Callable[..., Any]],
+    how: Callable[..., Any] = call,
+    *,
+    weights: tuple[int, ...] = (),
+    fixed: tuple[int, ...] | None = (),
+) -> None:
+    """Register operators that differ in a function: each is computed as ``how(function, node, *inputs)``."""
     for name, function in functions.items():
-        operator(name, fixed=fixed)(ignoring_node(function))
+        operator(name, weights=weights, fixed=fixed)(partial(how, function))
 
 
 def ints(tensor: Tensor) -> list[int]:

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from penstock.offline.compress.training.operators.registry import Node, ints, operator
+import math
+
+from penstock.offline.compress.training.operators.registry import Node, ints, operator, table
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 
-
-@operator("Identity")
-def identity(_node: Node, x: Tensor) -> Tensor:
-    return x
+table(
+    {
+        "Concat": lambda *parts, axis=1: torch.cat(parts, dim=axis),
+        "Expand": lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, ints(shape))),
+        "Flatten": lambda x, *, axis=1: x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])),
+        "Identity": lambda x: x,
+        "Tile": lambda x, repeats: x.repeat(*ints(repeats)) if x.ndim else x,
+        "Transpose": lambda x, *, perm=None: x.permute(*(perm or reversed(range(x.ndim)))),
+        "Trilu": lambda x, k=None, *, upper=1: (torch.triu if upper else torch.tril)(x, 0 if k is None else int(k)),
+    }
+)
+table(
+    {
+        "ConstantOfShape": lambda shape, *, value=None: (
+            (torch.zeros(1) if value is None else torch.from_numpy(value.copy()))
+            .reshape(())
+            .expand(ints(shape))
+            .clone()
+        ),
+        "Range": lambda start, limit, delta: (
+            start + delta * torch.arange(max(0, int(torch.ceil((limit - start) / delta))), dtype=start.dtype)
+        ),
+        "Shape": lambda x, *, start=0, end=None: torch.tensor(list(x.shape)[start:end], dtype=torch.int64),
+        "Size": lambda x: torch.tensor(x.numel(), dtype=torch.int64),
+    },
+    fixed=None,
+)
 
 
 @operator("Dropout", fixed=(1,))
 def dropout(node: Node, x: Tensor, *_ratio_and_mode: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
     """As in inference: nothing is dropped."""
     return x if len(node.outputs) == 1 else (x, torch.ones_like(x, dtype=torch.bool))
-
-
-@operator("Shape", fixed=None)
-def shape(node: Node, x: Tensor) -> Tensor:
-    return torch.tensor(list(x.shape)[node.get("start", 0) : node.get("end")], dtype=torch.int64)
-
-
-@operator("Size", fixed=None)
-def size(_node: Node, x: Tensor) -> Tensor:
-    return torch.tensor(x.numel(), dtype=torch.int64)
 
 
 @operator("Reshape")
@@ -35,34 +50,15 @@ def reshape(node: Node, x: Tensor, shape: Tensor) -> Tensor:
     return x.reshape(wanted)
 
 
-@operator("Flatten")
-def flatten(node: Node, x: Tensor) -> Tensor:
-    axis = node.get("axis", 1)
-    axis = axis + x.ndim if axis < 0 else axis
-    rows = int(torch.tensor(x.shape[:axis], dtype=torch.int64).prod())
-    columns = int(torch.tensor(x.shape[axis:], dtype=torch.int64).prod())
-    return x.reshape(rows, columns)
-
-
-@operator("Transpose")
-def transpose(node: Node, x: Tensor) -> Tensor:
-    return x.permute(*(node.get("perm") or reversed(range(x.ndim))))
-
-
-@operator("Concat")
-def concat(node: Node, *parts: Tensor) -> Tensor:
-    return torch.cat(parts, dim=node.get("axis"))
-
-
 @operator("Squeeze")
 def squeeze(node: Node, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    chosen = node.get("axes") if axes is None else ints(axes)
+    chosen = node.ints("axes", axes)
     return x.squeeze() if chosen is None else x.squeeze(tuple(chosen))
 
 
 @operator("Unsqueeze")
 def unsqueeze(node: Node, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    chosen = node.get("axes") if axes is None else ints(axes)
+    chosen = node.ints("axes", axes) or []
     rank = x.ndim + len(chosen)
     for axis in sorted(axis % rank for axis in chosen):
         x = x.unsqueeze(axis)
@@ -78,11 +74,8 @@ def slice_(
     axes: Tensor | None = None,
     steps: Tensor | None = None,
 ) -> Tensor:
-    if starts is None or ends is None:  # before opset 10
-        first, last, chosen = node.get("starts"), node.get("ends"), node.get("axes")
-    else:
-        first, last, chosen = ints(starts), ints(ends), None if axes is None else ints(axes)
-    chosen = range(len(first)) if chosen is None else chosen
+    first, last, chosen = node.ints("starts", starts) or [], node.ints("ends", ends) or [], node.ints("axes", axes)
+    chosen = list(range(len(first))) if chosen is None else chosen
     stride = [1] * len(first) if steps is None else ints(steps)
     for axis, start, end, step in zip(chosen, first, last, stride, strict=True):
         bounds = slice(start, end, step).indices(x.shape[axis])
@@ -96,27 +89,16 @@ def slice_(
 @operator("Split")
 def split(node: Node, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
     axis, count = node.get("axis", 0), len(node.outputs)
-    parts = node.get("split") if lengths is None else ints(lengths)
     # Without lengths the parts are equal; the last is shorter where that cannot be.
-    chosen = parts or -(-x.shape[axis] // count)
+    chosen = node.ints("split", lengths) or -(-x.shape[axis] // count)
     return tuple(torch.split(x, chosen, dim=axis))
-
-
-@operator("Expand")
-def expand(_node: Node, x: Tensor, shape: Tensor) -> Tensor:
-    return x.expand(torch.broadcast_shapes(x.shape, ints(shape)))
-
-
-@operator("Tile")
-def tile(_node: Node, x: Tensor, repeats: Tensor) -> Tensor:
-    return x.repeat(*ints(repeats)) if x.ndim else x
 
 
 @operator("Pad", fixed=(2,))
 def pad(
     node: Node, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
 ) -> Tensor:
-    sizes = list(node.get("pads")) if pads is None else ints(pads)
+    sizes = node.ints("pads", pads) or []
     chosen = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in ints(axes)]
     fill = node.get("value", 0.0) if value is None else value.item()
     mode = node.get("mode", "constant")
@@ -159,23 +141,3 @@ def space_to_depth(node: Node, x: Tensor) -> Tensor:
     block, (n, c, h, w) = node.get("blocksize"), x.shape
     parts = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
     return parts.reshape(n, c * block**2, h // block, w // block)
-
-
-@operator("Trilu")
-def trilu(node: Node, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    k = 0 if diagonal is None else int(diagonal)
-    return torch.triu(x, k) if node.get("upper", 1) else torch.tril(x, k)
-
-
-@operator("ConstantOfShape", fixed=None)
-def constant_of_shape(node: Node, shape: Tensor) -> Tensor:
-    value = node.get("value")
-    if value is None:
-        return torch.zeros(ints(shape))
-    return torch.from_numpy(value.copy()).reshape(()).expand(ints(shape)).clone()
-
-
-@operator("Range", fixed=None)
-def range_(_node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    count = max(0, int(torch.ceil((limit - start) / delta)))
-    return start + delta * torch.arange(count, dtype=start.dtype)
