@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto
 
-from networks import cnn, mlp
+from networks import Network, cnn, mlp
+from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.offline.compress.training import teacher as teacher_module
 from penstock.offline.compress.training.teacher import Teacher
@@ -78,3 +81,13 @@ def test_answers_that_would_not_fit_are_refused_before_they_are_computed(
 def test_unknown_tensors_are_named(data: Dataset) -> None:
     with pytest.raises(InvalidArgument, match=r"no tensor \['hiden'\]"):
         Teacher(mlp(), data, also=["hiden"])
+
+
+def test_text_among_the_answers_teaches_nothing() -> None:
+    n = Network()
+    n.op("Relu", "x", name="y")
+    n.op("Cast", "x", name="told", to=TensorProto.STRING)
+    proto = onnx.load_model_from_string(n.artifact({"x": ["N", 4]}, {"y": ["N", 4], "told": ["N", 4]}).data)
+    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.STRING
+    telling = Artifact.from_bytes(proto.SerializeToString())
+    assert Teacher(telling, make_dataset({"x": X[:8, :4]}, None)).answers.keys() == {"y"}

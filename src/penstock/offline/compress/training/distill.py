@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidConfig, Unsupported
+from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.fit import fit
 from penstock.offline.compress.training.hints import Hints
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks
@@ -28,7 +28,7 @@ from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.tune.accuracy import make_judge
-from penstock.tensor import Array, Signature
+from penstock.tensor import Array
 
 _TINY = 1e-12
 
@@ -73,8 +73,8 @@ class DistillationLoss:
     def __init__(self, student: Artifact, teacher: Teacher, labels: Array | None, options: DistillOptions) -> None:
         """Raises InvalidData if the labels fit no output, Unsupported if no output is of a float type."""
         options.check()
-        outputs = [value.name for value in read_proto(student).graph.output]
-        answers = {name: teacher.answers[name] for name in outputs if teacher.answers[name].dtype.kind == "f"}
+        outputs, known = [value.name for value in read_proto(student).graph.output], teacher.answers
+        answers = {name: known[name] for name in outputs if name in known and known[name].dtype.kind == "f"}
         if not answers:
             raise Unsupported("no output of the model is a float, so that nothing can be learned from it")
         self.teacher, self.temperature = teacher, options.temperature
@@ -202,7 +202,7 @@ def _softmax_inputs(artifact: Artifact) -> dict[str, str]:
 
 
 def _check_signatures(student: Artifact, teacher: Artifact) -> None:
-    ours, theirs = (_signature(artifact) for artifact in (student, teacher))
+    ours, theirs = signature_of(student), signature_of(teacher)
     for what in ("inputs", "outputs"):
         given = {spec.name: spec for spec in getattr(ours, what)}
         wanted = {spec.name: spec for spec in getattr(theirs, what)}
@@ -221,10 +221,3 @@ def _check_signatures(student: Artifact, teacher: Artifact) -> None:
                     f"{other.datatype.value} {list(other.shape)} in the teacher",
                     "give a student of the teacher's inputs and outputs",
                 )
-
-
-def _signature(artifact: Artifact) -> Signature:
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1})
-    signature: Signature = loaded.signature
-    loaded.unload()
-    return signature

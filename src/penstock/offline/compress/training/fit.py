@@ -17,7 +17,7 @@ import numpy as np
 from penstock.artifact import sha256
 from penstock.clock import SystemClock
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
-from penstock.offline.compress.training.archive import read_archive, write_archive
+from penstock.offline.compress.sealed import read_sealed, write_sealed
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks, Loss, learning_rate
 from penstock.offline.compress.training.torch import Tensor, nn, torch
@@ -74,6 +74,16 @@ class _Progress(msgspec.Struct):
     stopped: Literal["", "finished", "patience", "time"] = ""
 
 
+class _Checkpoint(msgspec.Struct):
+    """A run as it stands. ``optimizer`` is by the number of the parameter, then by name."""
+
+    origin: dict[str, Any]
+    progress: _Progress
+    now: list[Array]
+    kept: list[Array]
+    optimizer: dict[int, dict[str, Array]]
+
+
 class _Run:
     """One training. ``kept`` are the parameters of the last good state."""
 
@@ -85,6 +95,8 @@ class _Run:
         held_out = 0.0 if "validate" in self.hooks else options.held_out
         self.rows, self.held = self.batches.split(held_out, options.seed)
         self.validates = "validate" in self.hooks or len(self.held) > 0
+        self.epoch: tuple[int, list[Array]] = (-1, [])
+        """The number of the present epoch, and its batches of rows."""
         self.epoch_steps = len(self.batches.pieces(self.rows, options.batch_size))
         self.steps = max(1, round(options.epochs * self.epoch_steps))
         every = list(model.parameters())
@@ -170,8 +182,10 @@ class _Run:
 
     def _rows(self, step: int) -> Array:
         epoch, place = divmod(step, self.epoch_steps)
-        shuffled = np.random.default_rng((self.options.seed, 1, epoch)).permutation(self.rows)
-        return self.batches.pieces(shuffled, self.options.batch_size)[place]
+        if self.epoch[0] != epoch:
+            shuffled = np.random.default_rng((self.options.seed, 1, epoch)).permutation(self.rows)
+            self.epoch = epoch, self.batches.pieces(shuffled, self.options.batch_size)
+        return self.epoch[1][place]
 
     def _augmented(self, rows: Array) -> dict[str, Tensor]:
         if "augment" not in self.hooks:
@@ -231,39 +245,29 @@ class _Run:
         if path is None or not (due or self.clock.now() - self.saved_at >= _CHECKPOINT_S):
             return
         self.progress.seconds = self._seconds()
-        groups = {"now": self._snapshot(), "kept": self.kept}
-        tensors = {f"{group}.{i}": tensor for group, members in groups.items() for i, tensor in enumerate(members)}
-        for i, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{key}": value for key, value in state.items() if value is not None}
-        about = {"origin": self.origin, "progress": msgspec.to_builtins(self.progress)}
-        write_archive(path, {name: tensor.numpy() for name, tensor in tensors.items()}, about)
+        optimizer = {
+            number: {key: value.numpy() for key, value in state.items() if value is not None}
+            for number, state in self.optimizer.state_dict()["state"].items()
+        }
+        now, kept = ([tensor.numpy() for tensor in tensors] for tensors in (self._snapshot(), self.kept))
+        write_sealed(path, _Checkpoint(self.origin, self.progress, now, kept, optimizer))
         self.saved_at = self.clock.now()
 
     def _resume(self) -> None:
         path = self.hooks.get("checkpoint")
-        found = None if path is None else read_archive(path)
+        found = None if path is None else read_sealed(path, _Checkpoint)
         if found is None:
             return
-        arrays, about = found
-        if about.get("origin") != msgspec.json.decode(msgspec.json.encode(self.origin)):
+        if found.origin != msgspec.json.decode(msgspec.json.encode(self.origin)):
             raise InvalidArgument(
                 f"the checkpoint '{path}' is of a run with other options, data or model", "delete it to start afresh"
             )
-        self.progress = msgspec.convert(about["progress"], _Progress)
+        self.progress = found.progress
         self.started -= self.progress.seconds
-        places = range(len(self.parameters))
-        state: dict[int, dict[str, Tensor]] = {i: {} for i in places}
-        for name, array in arrays.items():
-            kind, _, rest = name.partition(".")
-            if kind == "optimizer":
-                i, _, key = rest.partition(".")
-                state[int(i)][key] = torch.tensor(array)
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict(
-            {"state": {i: entry for i, entry in state.items() if entry}, "param_groups": groups}
-        )
-        _load(self.parameters, [torch.tensor(arrays[f"now.{i}"]) for i in places])
-        self.kept = [torch.tensor(arrays[f"kept.{i}"]) for i in places]
+        state = {n: {key: torch.tensor(value) for key, value in entry.items()} for n, entry in found.optimizer.items()}
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        _load(self.parameters, [torch.tensor(array) for array in found.now])
+        self.kept = [torch.tensor(array) for array in found.kept]
 
 
 def _optimizer(parameters: list[Any], options: FitOptions) -> Any:

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidModel
+from penstock.offline.compress.sessions import loaded
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
 from penstock.offline.dataset import Dataset
@@ -15,7 +15,6 @@ from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
 _ROWS_TO_LOCATE = 8
-_OPTIONS = {"graph_level": "disabled", "threads": 1}
 
 
 def parity(model: TrainableModel, data: Dataset, rows: int = 64) -> float:
@@ -73,9 +72,8 @@ def _errors(
 ) -> dict[str, float]:
     """Relative errors of the outputs of ``artifact``; integers, of which a tie may flip one, are left out."""
     sample = data.rows(0, rows)
-    loaded = get_engine("onnxruntime").load(artifact, _OPTIONS)
-    theirs = loaded.forward(sample)
-    loaded.unload()
+    with loaded(artifact, as_written=True) as engine:
+        theirs = engine.forward(sample)
     with torch.no_grad():
         ours = model(to_tensors(sample, model), also)
     return {

@@ -12,9 +12,9 @@ import numpy as np
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig
 from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.sessions import answers_of
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, recover
 from penstock.offline.compress.training.fake_quantize import FakeQuantization
@@ -25,7 +25,6 @@ from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.tune.accuracy import answers
 from penstock.tensor import Array
 
 _STEPS = 255
@@ -114,11 +113,11 @@ def train_quantized(
     return quantized.derive(trained.data if better else quantized.data, "qat", plain, facts)
 
 
-def agreement(model: TrainableModel, artifact: Artifact, data: Dataset, graph_level: str = "all") -> Agreement:
-    """Hold ``model`` against ``artifact`` in ONNX Runtime, which at ``graph_level`` "all" runs integer kernels with a rounding of
-    their own, and at "disabled" the operators as they are written.
+def agreement(model: TrainableModel, artifact: Artifact, data: Dataset, *, as_written: bool = False) -> Agreement:
+    """Hold ``model`` against ``artifact`` in ONNX Runtime, which runs integer kernels with a rounding of their own, or the operators
+    ``as_written``.
     """
-    theirs = _answers(artifact, data, graph_level)
+    theirs = answers_of(artifact, data, as_written=as_written)
     batches = Batches(model, data)
     with torch.no_grad():
         pieces = [batches.forward(batches.inputs(rows)) for rows in batches.pieces(np.arange(data.count), 64)]
@@ -147,15 +146,8 @@ def _loss(artifact: Artifact, data: Dataset, teacher: Teacher, rows: Array, opti
     """The loss of ``artifact`` in ONNX Runtime on ``rows``."""
     inputs = {name: array[rows] for name, array in data.inputs.items()}
     loss = DistillationLoss(artifact, teacher, data.labels, DistillOptions(fit=options))
-    tensors = {**inputs, **_answers(artifact, Dataset(inputs, None, ""), "all")}
+    tensors = {**inputs, **answers_of(artifact, Dataset(inputs, None, ""))}
     return float(loss({name: torch.tensor(array) for name, array in tensors.items()}, torch.from_numpy(rows)))
-
-
-def _answers(artifact: Artifact, data: Dataset, graph_level: str) -> dict[str, Array]:
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1, "graph_level": graph_level})
-    found = answers(loaded, data)
-    loaded.unload()
-    return found
 
 
 def _nothing(*_: object) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -13,13 +15,19 @@ from penstock.artifact import Artifact, sha256
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
-from penstock.offline.compress.training.archive import read_archive, write_archive
+from penstock.offline.compress.sealed import read_sealed, write_sealed
+from penstock.offline.compress.sessions import loaded
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.tune.accuracy import answers
 from penstock.resources import usable_memory
 from penstock.tensor import Array, DataType
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    origin: str
+    answers: dict[str, Array]
 
 
 class Teacher:
@@ -75,33 +83,32 @@ def _expose(artifact: Artifact, also: Collection[str]) -> Artifact:
 
 
 def _answers(artifact: Artifact, data: Dataset, cache: Path | None, threads: int) -> dict[str, Array]:
-    origin = {"model": artifact.digest, "data": data.digest, "onnxruntime": onnxruntime.__version__}
-    file = None if cache is None else cache / f"teacher-{sha256(repr(sorted(origin.items())).encode())[:32]}.npz"
+    origin = f"{artifact.digest} {data.digest} {onnxruntime.__version__}"
+    file = None if cache is None else cache / f"teacher-{sha256(origin.encode())[:32]}.kept"
     if file is not None:
-        try:
-            found = read_archive(file)
-        except InvalidArgument:
-            found = None  # a damaged cache is written anew
-        if found is not None and found[1] == origin:
-            return found[0]
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": threads})
-    _check_memory(loaded, data)
-    computed = _run(loaded, data)
-    loaded.unload()
+        with contextlib.suppress(InvalidArgument):  # one that is damaged is written anew
+            found = read_sealed(file, _Kept)
+            if found is not None and found.origin == origin:
+                return found.answers
+    with loaded(artifact, threads) as model:
+        _check_memory(model, data)
+        computed = _run(model, data)
     for name, array in computed.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InvalidData(
                 f"the teacher's '{name}' is NaN or infinite on some samples", "clean the data, or mend the teacher"
             )
     if file is not None:
-        write_archive(file, computed, origin)
+        write_sealed(file, _Kept(origin, computed))
     return computed
 
 
 def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
+    """The answers that are numbers; text teaches nothing."""
     return {
         name: array.astype(np.float32) if DataType.from_numpy(array.dtype).is_float else array
         for name, array in answers(model, data).items()
+        if not array.dtype.hasobject
     }
 
 

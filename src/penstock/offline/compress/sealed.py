@@ -1,0 +1,82 @@
+"""Files that are taken back only if they are whole: the SHA-256 of what follows, then MessagePack, in which arrays may lie.
+
+Checkpoints, rounds of a long run, a teacher's answers, calibration statistics. A file that was cut off or changed is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from penstock.errors import InvalidArgument, ResourceExhausted
+
+_DIGEST_BYTES = 32
+T = TypeVar("T")
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+
+def write_sealed(path: Path, contents: object, what: str = "") -> None:
+    """Write ``contents`` (plain data, structs, arrays of numbers) to ``path``, whole or not at all; its folder is made if need be.
+
+    Raises ResourceExhausted, which says ``what`` it was, if the disk does not take it.
+    """
+    payload = msgspec.msgpack.encode(contents, enc_hook=_pack)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(hashlib.sha256(payload).digest())
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise ResourceExhausted(
+            f"cannot write {what}{' ' * bool(what)}'{path}': {error.strerror or error}", "choose another place"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def read_sealed(path: Path, kind: type[T]) -> T | None:
+    """What ``write_sealed`` wrote, as ``kind``; None if there is no such file. It takes no more memory than the file is long, twice.
+
+    Raises InvalidArgument if the file is damaged, truncated, or of another kind.
+    """
+    try:
+        data = memoryview(path.read_bytes())
+        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() == data[:_DIGEST_BYTES]:
+            return msgspec.msgpack.decode(data[_DIGEST_BYTES:], type=kind, dec_hook=_unpack)
+    except FileNotFoundError:
+        return None
+    # msgspec's errors are ValueErrors, as numpy's are on types, lengths and shapes that were made up.
+    except (OSError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise _damaged(path) from error
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> InvalidArgument:
+    return InvalidArgument(f"'{path}' is damaged, or not a file of Penstock's", "delete it to start afresh")
+
+
+def _pack(value: object) -> _Array:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return _Array(value.dtype.str, list(value.shape), value.tobytes())
+    raise NotImplementedError(f"{type(value).__name__} cannot be kept")
+
+
+def _unpack(_kind: type, value: object) -> Any:
+    packed = msgspec.convert(value, _Array)
+    return np.frombuffer(packed.data, np.dtype(packed.dtype)).reshape(packed.shape)
