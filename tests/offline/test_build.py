@@ -31,7 +31,7 @@ from penstock.offline.tune.contract import Contract
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close
 
-QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.2)
+QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), careful=False, budget_s=0.2)
 INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MIN_MAX, Method.MSE), budget_s=0.3)
 RNG = np.random.default_rng
 

@@ -13,6 +13,7 @@ from penstock.cli.inspect import make_console, show
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
 from penstock.offline.build import Compression, Recipe, build
+from penstock.offline.compress.planner.ledger import remove_plan
 from penstock.offline.tune.contract import Contract
 from penstock.perf.report import write_report
 
@@ -75,18 +76,10 @@ def compress(
     if report is not None:
         write_report(report, result.manifest)
     if resume is None:
-        _remove(folder)
+        remove_plan(folder)
     if json:
         print(msgspec.json.encode(summary(result)).decode())
     else:
         console = make_console()
         show(console, result.manifest, result.bundle_bytes)
         console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""), markup=False)
-
-
-def _remove(folder: Path) -> None:
-    """Take the plan's own files out of ``folder``, and the folder if nothing else is left in it."""
-    for file in (*folder.glob("*.onnx"), folder / "ledger.json"):
-        file.unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()

@@ -11,6 +11,7 @@ Nothing appears at the target before the last step, which is atomic: a build tha
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from penstock.errors import (
 )
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
 from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.data_notes import about, unproved
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
@@ -60,6 +62,8 @@ from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, Signature
 
 Data = str | Path | Mapping[str, Array]
+
+_log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2
 _SHORT_CALL_MS = 1.0
@@ -150,10 +154,16 @@ def build(
     sample = evaluation.rows(0, signature.smallest_batch)
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
+    warnings = about(fp32, calibration, evaluation, recipe.contract.max_accuracy_loss, signature.smallest_batch)
+    for warning in warnings:
+        _log.warning("%s", warning)
     with _blaming(calibrate):
-        int8, notes = integer_versions(fp32, calibration, recipe.methods, recipe.careful, machine, on_progress)
+        anywhere = recipe.objective == "size"
+        int8, notes = integer_versions(
+            fp32, calibration, recipe.methods, recipe.careful, machine, on_progress, anywhere=anywhere
+        )
     planned = _plan(fp32, calibration, recipe, threads, on_progress)
-    versions = _stored([Version(fp32), *int8, *planned.versions], recipe)
+    versions = _stored(_distinct([Version(fp32), *int8, *planned.versions]), recipe)
     tried = candidates(versions, engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = Limits(machine.memory_bytes, recipe.budget_s, rows, smallest=recipe.objective == "size")
@@ -165,7 +175,8 @@ def build(
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     if calibration is not None and calibration.digest == evaluation.digest:
         notes = (*notes, "calibration and evaluation used the same samples: the accuracy of INT8 may be flattered")
-    evidence = _evidence(recipe, tuned, optimization, data, (*notes, *planned.notes, *_caveats(recipe, tuned)))
+    notes = (*notes, *warnings, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
+    evidence = _evidence(recipe, tuned, optimization, data, notes)
     evidence = msgspec.structs.replace(evidence, attempts=planned.attempts)
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
@@ -275,6 +286,8 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
         found.append(
             f"nothing on {', '.join(recipe.engines)} was provably faster: the original is served on {chosen.engine}"
         )
+    if chosen.accuracy is not None and (chosen.precision != "fp32" or chosen.compression):
+        found += unproved(chosen.accuracy, recipe.contract.max_accuracy_loss)
     if chosen.calls < _FEW_CALLS:
         found.append(f"the p99 is the longest of only {chosen.calls} calls; a larger --budget makes it firmer")
     widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)
@@ -324,6 +337,24 @@ def _plan(
         seed=asked.seed,
     )
     return plan(fp32, data, options, folder=asked.folder, on_progress=on_progress)
+
+
+def _distinct(versions: Sequence[Version]) -> list[Version]:
+    """Each model once: a plan may make what was there already."""
+    return list({version.artifact.digest: version for version in reversed(versions)}.values())[::-1]
+
+
+def _disappointed(planned: Plan, tuned: TuneResult) -> tuple[str, ...]:
+    """A note if nothing that the plan kept stood its ground on the evaluation data."""
+    ours = {version.compression for version in planned.versions}
+    records = [record for record in tuned.records if record.compression in ours]
+    if not records or any(record.status != "rejected" for record in records):
+        return ()
+    note = (
+        f"the plan kept {len(planned.versions)} model(s), and the evaluation data rejected them all: give more training data, "
+        "a quarter of which is what the plan decides on"
+    )
+    return (note,)
 
 
 def _stored(versions: Sequence[Version], recipe: Recipe) -> list[Version]:

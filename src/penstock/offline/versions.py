@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
@@ -19,7 +21,7 @@ from penstock.resources import MachineFacts
 
 OnProgress = Callable[[str, int, int], None]
 
-_CHOICE_S = 10.0
+_CHOICE_S = 4.0
 """Seconds for the choice of ranges tensor by tensor; what is left then takes the range of least squared error."""
 
 
@@ -30,16 +32,21 @@ def integer_versions(
     careful: bool,
     machine: MachineFacts,
     on_progress: OnProgress = lambda *_: None,
+    *,
+    anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
     """The INT8 models of ``fp32``, one for each calibration method and placement that differs, and notes on why there are none.
 
-    ``careful`` adds those with channels of like ranges, ranges chosen tensor by tensor, and biases corrected.
+    ``careful`` adds those with channels of like ranges, ranges chosen tensor by tensor, and biases corrected. ``anywhere`` asks for
+    integers that any CPU computes rightly, at an eighth bit's cost.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
     if not methods and not careful:
         return [], ("INT8 was not tried: no calibration method was asked for",)
     scheme = integer_scheme(machine)
+    if anywhere:
+        scheme = msgspec.structs.replace(scheme, reduce_range=True)
     try:
         statistics = collect(
             fp32, calibration.inputs, progress=lambda done, total: on_progress("calibrate", done, total)
@@ -48,19 +55,22 @@ def integer_versions(
         return [], (f"INT8 was not tried: {error.message}",)
     found: dict[str, Artifact] = {}
     refusals: list[str] = []
-    ways = [(placement, method) for placement in Placement for method in (*methods, *([None] if careful else []))]
-    for number, (placement, method) in enumerate(ways):
-        on_progress("quantize", number, len(ways))
+    plainest = ranges(statistics, Method.MIN_MAX, scheme)
+    placements: dict[str, Placement] = {}
+    for placement in Placement:
         try:
-            if method is None:
-                recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
-                model = quantize_with(recipe, fp32, calibration, scheme)
-            else:
-                model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
+            # On a plain chain of layers both placements write the same model; one candidate of it is enough.
+            placements.setdefault(quantize(fp32, plainest, scheme, placement).digest, placement)
         except Unsupported as error:
             refusals.append(error.message)
-            continue
-        # On a plain chain of layers both placements write the same model; one candidate of it is enough.
+    ways = [(place, method) for place in placements.values() for method in (*methods, *([None] if careful else []))]
+    for number, (placement, method) in enumerate(ways):
+        on_progress("quantize", number, len(ways))
+        if method is None:
+            recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
+            model = quantize_with(recipe, fp32, calibration, scheme)
+        else:
+            model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
         if all(model.digest != other.digest for other in found.values()):
             found[f"{method.value if method else 'best'}-{placement.value}"] = model
     on_progress("quantize", len(ways), len(ways))

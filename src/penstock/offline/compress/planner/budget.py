@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.bundle.evidence import Accuracy
+from penstock.offline.tune.accuracy import samples_needed
 from penstock.offline.tune.contract import Contract
 
 Kind = Literal["structure", "sparsity", "precision", "sharing"]
@@ -13,17 +15,42 @@ Kind = Literal["structure", "sparsity", "precision", "sharing"]
 _SHARES: dict[Kind, float] = {"structure": 0.5, "sparsity": 0.6, "precision": 0.9, "sharing": 1.0}
 """How much of the loss allowed may be spent when a step of a kind is done: what comes later finds something left."""
 
+_PATIENCE = 1.5
+"""A step that has begun is finished, unless the plan has taken this many times its budget."""
+
 
 class Spending(msgspec.Struct, frozen=True):
     """The account of a plan."""
 
     contract: Contract
     budget_s: float
+    samples: int = 0
+    """Held out, on which accuracy moves in steps of one sample; 0 where it moves smoothly."""
 
     def allowance(self, kind: Kind) -> Contract:
-        """The contract that a model must meet after a step of ``kind``, all before it included."""
-        return msgspec.structs.replace(self.contract, max_accuracy_loss=_SHARES[kind] * self.contract.max_accuracy_loss)
+        """The contract that a model must meet after a step of ``kind``, all before it included.
 
-    def is_over(self, elapsed_s: float, expected_s: float = 0.0) -> bool:
-        """Whether a step that takes ``expected_s`` no longer fits."""
-        return elapsed_s + expected_s > self.budget_s
+        What is less than a sample cannot be measured, so one may be lost, unless none at all. Proof is demanded only where a
+        model that changes no answer could give it.
+        """
+        asked = self.contract
+        loss = _SHARES[kind] * asked.max_accuracy_loss
+        provable = True
+        if loss > 0 and self.samples:
+            loss = min(1.0, max(loss, 1 / self.samples))
+            enough = samples_needed(loss, changed=0.0)
+            provable = enough is not None and enough <= self.samples
+        return msgspec.structs.replace(asked, max_accuracy_loss=loss, prove_accuracy=asked.prove_accuracy and provable)
+
+    def account(self, accuracy: Accuracy) -> str:
+        """What a model has spent of the contract, and what is left, as a sentence."""
+        allowed, spent = self.contract.max_accuracy_loss, accuracy.loss.value
+        return f"{spent:+.2%} spent of {allowed:.2%}, {max(0.0, allowed - max(0.0, spent)):.2%} left"
+
+    def is_over(self, elapsed_s: float, share: float = 1.0) -> bool:
+        """Whether ``share`` of the time is spent, so that nothing new is begun."""
+        return elapsed_s >= share * self.budget_s
+
+    def is_exceeded(self, elapsed_s: float) -> bool:
+        """Whether so much more is spent that a step which has begun is broken off."""
+        return elapsed_s >= _PATIENCE * self.budget_s

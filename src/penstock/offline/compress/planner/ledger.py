@@ -1,13 +1,14 @@
 """The attempts of one plan, in a folder: a plan that was interrupted goes on where it stopped, and decides the same.
 
-``ledger.json`` names the plan by a digest of all that decides it and lists the attempts; ``<digest>.onnx`` are the models
-that they made. A model is there before its attempt is listed, and both appear whole or not at all.
+``ledger.json`` names the plan by a digest of all that decides it and lists the attempts; ``<digest>.model`` are the models
+that they made, each with its provenance. A model is there before its attempt is listed, and both appear whole or not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
 
 _FILE = "ledger.json"
 _MOST_BYTES = 64 << 20
+_SUFFIXES = (".model", ".steps", ".partial")
 
 
 class _Entry(msgspec.Struct, frozen=True):
     attempt: Attempt
-    provenance: tuple[Step, ...] = ()
+    origin: str
+    """Digest of the model that it went on from."""
 
 
 class _Pages(msgspec.Struct, frozen=True):
@@ -31,16 +34,22 @@ class _Pages(msgspec.Struct, frozen=True):
     entries: tuple[_Entry, ...] = ()
 
 
-class Ledger:
-    """Finds and keeps attempts. Without a folder it only remembers."""
+class _Model(msgspec.Struct, frozen=True):
+    data: bytes
+    provenance: tuple[Step, ...]
 
-    def __init__(self, folder: Path | None, plan: str) -> None:
-        """Raises InvalidArgument if ``folder`` holds another plan, InvalidData if it is damaged."""
-        self._folder = folder
+
+class Ledger:
+    """Finds and keeps attempts, by name and the digest of the model that they went on from."""
+
+    def __init__(self, folder: Path, plan: str) -> None:
+        """Raises InvalidArgument if ``folder`` is none or holds another plan, InvalidData if it is damaged."""
+        self.folder = folder
         self._plan = plan
         self._entries: dict[tuple[str, str], _Entry] = {}
-        self._models: dict[str, Artifact] = {}
-        if folder is not None and (folder / _FILE).exists():
+        if folder.exists() and not folder.is_dir():
+            raise InvalidArgument(f"'{folder}' is not a folder", "name a folder for the plan, or one to be made")
+        if (folder / _FILE).exists():
             self._read(folder / _FILE)
 
     @property
@@ -48,44 +57,32 @@ class Ledger:
         """In the order in which they were made."""
         return tuple(entry.attempt for entry in self._entries.values())
 
-    def find(self, name: str, parent: str) -> Attempt | None:
-        """The attempt of that name after ``parent``, if it was made."""
-        entry = self._entries.get((name, parent))
+    def find(self, name: str, origin: str) -> Attempt | None:
+        """The attempt of that name on the model of digest ``origin``, if it was made."""
+        entry = self._entries.get((name, origin))
         return entry.attempt if entry else None
 
     def model(self, attempt: Attempt) -> Artifact:
         """What ``attempt`` made. Raises InvalidData if its file is missing or was changed."""
-        if attempt.digest not in self._models:
-            assert self._folder is not None
-            path = self._folder / f"{attempt.digest}.onnx"
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise _damaged(path, error.strerror or "unreadable") from error
-            if sha256(data) != attempt.digest:
-                raise _damaged(path, "it was changed")
-            provenance = self._entries[attempt.name, attempt.parent].provenance
-            self._models[attempt.digest] = Artifact.from_bytes(data, provenance=provenance)
-        return self._models[attempt.digest]
+        path = self.folder / f"{attempt.digest}.model"
+        model = read_model(path)
+        if model.digest != attempt.digest:
+            raise _damaged(path, "it was changed")
+        return model
 
-    def add(self, attempt: Attempt, model: Artifact | None) -> None:
-        """Keep an attempt and what it made. Raises ResourceExhausted if it cannot be written."""
-        if model is not None:
-            self._models[model.digest] = model
-        provenance = model.provenance if model else ()
-        self._entries[attempt.name, attempt.parent] = _Entry(attempt, provenance)
-        if self._folder is None:
-            return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if model is not None:
-                _write(self._folder / f"{model.digest}.onnx", model.data)
-            pages = _Pages(self._plan, tuple(self._entries.values()))
-            _write(self._folder / _FILE, msgspec.json.format(msgspec.json.encode(pages)))
-        except OSError as error:
-            raise ResourceExhausted(
-                f"cannot write to '{self._folder}': {error.strerror}", "free some space, or choose another folder"
-            ) from error
+    def keep(self, model: Artifact) -> None:
+        """Write a model, of an attempt that is added next, or after more time. Raises ResourceExhausted."""
+        write_model(self.folder / f"{model.digest}.model", model)
+
+    def add(self, attempt: Attempt, origin: str) -> None:
+        """Keep an attempt, the model of which is there. Raises ResourceExhausted if it cannot be written."""
+        self._entries[attempt.name, origin] = _Entry(attempt, origin)
+        pages = _Pages(self._plan, tuple(self._entries.values()))
+        _write(self.folder / _FILE, msgspec.json.format(msgspec.json.encode(pages)))
+
+    def scratch(self, stage: str) -> Path:
+        """The folder for the progress of the steps of one stage; made by who writes there."""
+        return self.folder / f"{sha256(stage.encode())[:16]}.steps"
 
     def _read(self, path: Path) -> None:
         try:
@@ -96,28 +93,66 @@ class Ledger:
             raise _damaged(path, str(error)) from error
         if pages.plan != self._plan:
             raise InvalidArgument(
-                f"'{path.parent}' holds a plan for another model, other data or other options",
+                f"'{path.parent}' holds a plan for another model, other data, other options or another machine",
                 "give another folder, or remove this one to begin anew",
             )
         for entry in pages.entries:
             digest = entry.attempt.digest
-            if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
-                raise _damaged(path, f"'{digest}' is no digest")
-            self._entries[entry.attempt.name, entry.attempt.parent] = entry
+            # It becomes the name of a file.
+            if (digest or entry.attempt.outcome == "kept") and not _is_digest(digest):
+                raise _damaged(path, f"'{digest[:80]}' is no digest")
+            self._entries[entry.attempt.name, entry.origin] = entry
+
+
+def remove_plan(folder: Path) -> None:
+    """Take the plan's own files out of ``folder``, and the folder if nothing else is left in it."""
+    for path in folder.glob("*") if folder.is_dir() else ():
+        if path.is_dir() and path.suffix == ".steps":
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix in _SUFFIXES or path.name == _FILE:
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def write_model(path: Path, model: Artifact) -> None:
+    """Write ``model`` and its provenance to ``path``, whole or not at all. Raises ResourceExhausted."""
+    _write(path, msgspec.msgpack.encode(_Model(model.data, model.provenance)))
+
+
+def read_model(path: Path) -> Artifact:
+    """What ``write_model`` wrote. Raises InvalidData if it is missing or damaged."""
+    try:
+        found = msgspec.msgpack.decode(path.read_bytes(), type=_Model)
+    except OSError as error:
+        raise _damaged(path, error.strerror or "unreadable") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    return Artifact.from_bytes(found.data, provenance=found.provenance)
 
 
 def _write(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
-        partial = Path(file.name)
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+            partial = Path(file.name)
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    partial.unlink()
+                raise
+        partial.replace(path)
+    except OSError as error:
+        raise ResourceExhausted(
+            f"cannot write to '{path.parent}': {error.strerror or error}", "free some space, or choose another folder"
+        ) from error
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def _damaged(path: Path, why: str) -> InvalidData:

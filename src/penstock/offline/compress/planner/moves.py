@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
-from penstock.errors import Unsupported
+from penstock.errors import EngineUnavailable, ResourceExhausted, Unsupported
 from penstock.offline.compress.planner.budget import Kind, Spending
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.mixed import choose
@@ -22,16 +23,23 @@ from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
 from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.range_choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
+from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
+from penstock.offline.compress.sharing.share import share as share_weights
+from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.dataset import Dataset
 from penstock.resources import MachineFacts
 
 Target = Literal["latency", "size"]
 
 _TRAINED = "penstock.offline.compress.planner.trained_moves"
-_RANKING_S = 5.0
+_PLACING_S, _RANKING_S, _CHOICE_S = 2.0, 5.0, 15.0
+"""Seconds for timing placements, for timing groups, and for choosing ranges tensor by tensor."""
+_SHARING_ROWS = 512
+"""Samples on which bits are chosen, a few runs over them for each layer."""
 
 
 class Workshop(msgspec.Struct, frozen=True):
@@ -42,12 +50,22 @@ class Workshop(msgspec.Struct, frozen=True):
     """Samples to calibrate and train on."""
     held: Dataset
     """Samples to judge on, which no step has trained on."""
+    multiple: int
+    """Samples that the model takes at a time."""
     machine: MachineFacts
     threads: int
     epochs: float
     seed: int
     spending: Spending
     target: Target
+    scratch: Path
+    """A folder for the progress of the steps of one stage."""
+    on_progress: Progress = no_progress
+    """Raises DeadlineExceeded where a step is to be broken off."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether a step that can is to end with what it has."""
+    placements: dict[str, Placement] = {}
+    """Known already, by the digest of the model."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -68,66 +86,39 @@ class Move(msgspec.Struct, frozen=True):
     make: Callable[[Workshop, State], Artifact]
     precision: str = ""
     """Of the model that it makes; empty if it stays."""
+    cures: Literal["", "inaccurate"] = ""
+    """What came of an earlier step of its stage where alone this one makes sense; empty if it always does."""
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """Steps of one kind, and how to go through them.
-
-    ``climb``: each goes on from the one before, until one is not kept. ``descend``: all from the same model, until one is not
-    kept. ``first``: all from the same model, until one is kept.
-    """
-
-    moves: tuple[Move, ...]
-    order: Literal["climb", "descend", "first"]
-
-
-def stages(target: Target) -> tuple[Stage, ...]:
-    """What to try for ``target``, in order. Only FP32 models that share no weights are gone on from."""
-    structure = Stage(tuple(_shrink(speedup) for speedup in (1.5, 2.0, 2.0)), "climb")
-    thinner = Stage((_trained("low-rank", "structure", "split_layers"),), "first")
-    integers = Stage(
-        (
-            Move("int8", "precision", _int8, "int8"),
-            Move("int8-mixed", "precision", _mixed, "int8"),
-            _trained("int8-qat", "precision", "train_int8", "int8"),
-        ),
-        "first",
-    )
-    if target == "latency":
-        return structure, thinner, integers
-    sparse = Stage((_trained("prune", "sparsity", "prune_weights"),), "first")
-    shared = Stage(
-        tuple(_trained(f"share-{bits}", "sharing", "share_weights", bits=bits) for bits in (6, 5, 4, 3)), "descend"
-    )
-    return structure, sparse, shared, integers
-
-
-def _shrink(speedup: float) -> Move:
-    return _trained(f"shrink-{speedup:g}x", "structure", "shrink_to", speedup=speedup)
-
-
-def _trained(name: str, kind: Kind, function: str, precision: str = "", **options: Any) -> Move:
+def trained(
+    name: str, kind: Kind, function: str, precision: str = "", cures: Literal["", "inaccurate"] = "", **options: Any
+) -> Move:
     """A step of ``trained_moves.py``. Taking it raises EngineUnavailable where torch is not installed."""
 
     def make(workshop: Workshop, state: State) -> Artifact:
         made: Artifact = getattr(importlib.import_module(_TRAINED), function)(workshop, state, **options)
         return made
 
-    return Move(name, kind, make, precision)
+    return Move(name, kind, make, precision, cures)
 
 
-def _int8(workshop: Workshop, state: State) -> Artifact:
+def int8(workshop: Workshop, state: State) -> Artifact:
+    """Post-training quantisation as careful as can be, in the placement that is fastest here."""
     return quantize_with(
-        PtqRecipe(placement=_placement(workshop, state)), state.model, workshop.fitted, int8_scheme(workshop)
+        PtqRecipe(placement=placement(workshop, state), choice=_choice(workshop)),
+        state.model,
+        workshop.fitted,
+        int8_scheme(workshop),
+        workshop.on_progress,
     )
 
 
-def _mixed(workshop: Workshop, state: State) -> Artifact:
+def mixed(workshop: Workshop, state: State) -> Artifact:
     """INT8 but for the groups that cost the most accuracy for the time they save."""
     prepared = equalized(state.model, workshop.fitted)
     statistics = collect(prepared, workshop.fitted.inputs)
-    mixed = MixedModel(prepared, statistics, int8_scheme(workshop), _placement(workshop, state), Method.MSE)
-    trials = Trials(mixed, workshop.held, workshop.threads)
+    model = MixedModel(prepared, statistics, int8_scheme(workshop), placement(workshop, state), Method.MSE)
+    trials = Trials(model, workshop.held, workshop.threads)
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=_RANKING_S))
     found = choose(trials, report, workshop.spending.allowance("precision"))
     if len(found.float_groups) == len(report.groups):
@@ -135,13 +126,43 @@ def _mixed(workshop: Workshop, state: State) -> Artifact:
     return found.artifact
 
 
-def _placement(workshop: Workshop, state: State) -> Placement:
-    statistics = collect(state.model, workshop.fitted.rows(0, 32))
-    options = FastestOptions(threads=workshop.threads, budget_s=2.0)
-    return fastest_placement(state.model, statistics, workshop.held, [int8_scheme(workshop)], options)[0].placement
+def share(error: float) -> Callable[[Workshop, State], Artifact]:
+    """A step: for the weights of each layer as few values as an ``error`` of the answers bears, then trained if they can be."""
+
+    def make(workshop: Workshop, state: State) -> Artifact:
+        options = BitsOptions(max_relative_error=error, threads=workshop.threads)
+        rows = _some(workshop.fitted, _SHARING_ROWS, workshop.multiple)
+        bits = choose_bits(state.model, rows, options, on_progress=workshop.on_progress)
+        shared = share_weights(state.model, bits)
+        try:
+            made: Artifact = importlib.import_module(_TRAINED).tune_shared(workshop, state, shared)
+        except (EngineUnavailable, Unsupported, ResourceExhausted):
+            return shared  # only less accurate without
+        return made
+
+    return make
+
+
+def placement(workshop: Workshop, state: State) -> Placement:
+    """Where integers are fastest on this machine."""
+    known = workshop.placements
+    if state.model.digest not in known:
+        statistics = collect(state.model, workshop.fitted.rows(0, 32))
+        options = FastestOptions(threads=workshop.threads, budget_s=_PLACING_S)
+        timed = fastest_placement(state.model, statistics, workshop.held, [int8_scheme(workshop)], options)
+        known[state.model.digest] = timed[0].placement
+    return known[state.model.digest]
 
 
 def int8_scheme(workshop: Workshop) -> IntegerScheme:
     """The machine's; where size is the aim, one that runs anywhere, so that the bundle needs no second model."""
     scheme = integer_scheme(workshop.machine)
     return scheme if workshop.target == "latency" else msgspec.structs.replace(scheme, reduce_range=True)
+
+
+def _some(data: Dataset, most: int, multiple: int) -> Dataset:
+    return data if data.count <= most else data.split(1 - most / data.count, multiple)[0]
+
+
+def _choice(workshop: Workshop) -> RangeChoiceOptions:
+    return RangeChoiceOptions(time_s=_CHOICE_S, threads=workshop.threads)

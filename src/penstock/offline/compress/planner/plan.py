@@ -1,10 +1,5 @@
 """Planner: composes the methods under one accuracy contract, within a budget of time.
 
-::
-
-    original ─ structure ─ low rank ─ precision              for latency
-    original ─ structure ─ sparsity ─ sharing, precision     for size, each as coded
-
 A step goes on from a model that was kept. It is kept itself if, on samples held out from its training data, the loss of
 accuracy against the original is within what its kind of step may have spent (``budget.py``), and if it is provably faster than
 the model it came from, or smaller as coded. Everything tried is recorded with the reason. The models kept go to the
@@ -14,6 +9,8 @@ tuner, which judges them anew on data that no step has seen.
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,32 +18,36 @@ import msgspec
 
 from penstock import __version__
 from penstock.artifact import Artifact, sha256
-from penstock.bundle.coded import encode
-from penstock.bundle.evidence import Accuracy, Attempt, Interval
+from penstock.bundle.evidence import Attempt
 from penstock.clock import Clock, SystemClock
 from penstock.engines.registry import get_engine
-from penstock.errors import EngineUnavailable, InvalidConfig, PenstockError
+from penstock.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    InvalidArgument,
+    InvalidConfig,
+    PenstockError,
+    ResourceExhausted,
+)
+from penstock.offline.compress.planner.bench import Bench, Measured, gain_objection, hold_out
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.planner.ledger import Ledger
-from penstock.offline.compress.planner.moves import Move, Stage, State, Target, Workshop, int8_scheme, stages
+from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
+from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
 from penstock.offline.compress.ptq.scheme import required_isa
+from penstock.offline.compress.taps import Progress
+from penstock.offline.data_notes import too_few
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import Judge, answers, make_judge
-from penstock.offline.tune.contract import Contract, is_faster
+from penstock.offline.tune.contract import Contract
 from penstock.offline.tune.space import Version
-from penstock.perf.measure import feed, interleave, repeat_rows, speedup
-from penstock.resources import MachineFacts, machine_facts
+from penstock.resources import machine_facts
 
 OnProgress = Callable[[str, int, int], None]
 
 _log = logging.getLogger(__name__)
 
-_HELD_OUT = 0.25
-_TIMING_S = 1.5
 _VERSIONS = 6
-"""Models that the tuner is given, the best on the held-out samples."""
-_SMALLER = 0.99
-"""A step for size must save a hundredth, or it is not worth its name."""
+"""Models that the tuner is given."""
 
 
 class PlanOptions(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class PlanOptions(msgspec.Struct, frozen=True):
     target: Target = "latency"
     """Be fastest at one call of a single row, or smallest as coded."""
     budget_s: float = 600.0
-    """Seconds to spend; a step that has begun is finished."""
+    """Seconds to spend; a step that has begun is finished, unless half as much again is spent."""
     epochs: float = 10.0
     """Passes over the data of each recovery."""
     threads: int = 1
@@ -65,8 +66,12 @@ class PlanOptions(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raises InvalidConfig."""
-        if not (self.budget_s > 0 and self.epochs > 0 and self.threads > 0):
-            raise InvalidConfig("budget, epochs and threads must be above zero")
+        if not (self.budget_s > 0 and self.epochs > 0 and self.threads > 0 and 0 <= self.seed < 1 << 31):
+            raise InvalidConfig(
+                f"a plan cannot have a budget of {self.budget_s:g} s, {self.epochs:g} epochs, {self.threads} threads "
+                f"and the seed {self.seed}",
+                "give a budget, epochs and threads above zero, and a seed from 0 to 2147483647",
+            )
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -85,15 +90,24 @@ def plan(
     folder: Path | None = None,
     on_progress: OnProgress = lambda *_: None,
     clock: Clock | None = None,
+    route: tuple[Stage, ...] | None = None,
 ) -> Plan:
     """Compress ``original``, trained on ``data`` where a step trains, labels or none; a quarter of it is held out to decide on.
 
     With ``folder`` every attempt is kept there, and a plan that was interrupted, or is given more time, goes on from them.
-    Steps that need torch are skipped where it is not installed. Raises InvalidConfig, InvalidData, and InvalidArgument for
-    a folder of another plan.
+    ``route`` is what to try, by default all that suits the target. Steps that need torch are skipped where it is not installed.
+    Raises InvalidConfig; InvalidData if the data do not fit or are too few to hold some out; InvalidArgument for a folder of
+    another plan.
     """
     options.check()
-    return _Search(original, data, options, folder, on_progress, clock or SystemClock()).run()
+    route = stages(options.target) if route is None else route
+    clock = clock or SystemClock()
+    if folder is not None:
+        return _Search(original, data, options, Ledger(folder, _key(original, data, options)), on_progress, clock).run(
+            route
+        )
+    with tempfile.TemporaryDirectory(prefix="penstock-plan-") as place:
+        return _Search(original, data, options, Ledger(Path(place), ""), on_progress, clock).run(route)
 
 
 class _Search:
@@ -102,127 +116,159 @@ class _Search:
         original: Artifact,
         data: Dataset,
         options: PlanOptions,
-        folder: Path | None,
+        ledger: Ledger,
         on_progress: OnProgress,
         clock: Clock,
     ) -> None:
-        self._options, self._on_progress, self._clock = options, on_progress, clock
+        self._options, self._ledger, self._on_progress, self._clock = options, ledger, on_progress, clock
         self._started = clock.now()
-        self._spending = Spending(options.contract, options.budget_s)
         loaded = get_engine("onnxruntime").load(original, {"threads": options.threads})
-        fitted, self._held = data.split(_HELD_OUT, loaded.signature.smallest_batch)
-        self._judge: Judge = make_judge(answers(loaded, self._held), self._held.labels)
-        self._sample = repeat_rows(self._held.inputs, loaded.signature.smallest_batch)
+        multiple = loaded.signature.smallest_batch
         loaded.unload()
-        machine: MachineFacts = machine_facts()
+        fitted, held = hold_out(data, multiple)
+        self._bench = Bench(original, held, options.target, options.threads)
+        self._metric, self._held = self._bench.judge.metric, held.count
+        samples = 0 if self._metric == "fidelity" else held.count
+        self._spending = Spending(options.contract, options.budget_s, samples)
         self._workshop = Workshop(
             original=original,
             fitted=fitted,
-            held=self._held,
-            machine=machine,
+            held=held,
+            multiple=multiple,
+            machine=machine_facts(),
             threads=options.threads,
             epochs=options.epochs,
             seed=options.seed,
             spending=self._spending,
             target=options.target,
+            scratch=ledger.folder,
         )
-        self._requires = required_isa(int8_scheme(self._workshop), machine)
-        self._ledger = Ledger(folder, _key(original, data, options))
-        self._skipped: list[Attempt] = []
+        self._requires = required_isa(int8_scheme(self._workshop), self._workshop.machine)
+        stored = self._bench.stored_bytes(original)
+        root = Attempt("original", "", "kept", "", stored_bytes=stored, digest=original.digest)
+        self._root = State("original", original, "fp32", (), root)
+        self._found: list[State] = []
         self._seen: list[Attempt] = []
-        self._root = State("original", original, "fp32", (), Attempt("original", "", "kept", ""))
+        self._useless: set[str] = set()
+        """Precisions that gain nothing even on the original: on what is thinner they gain less."""
 
-    def run(self) -> Plan:
-        found = [self._root]
-        every = stages(self._options.target)
-        for number, stage in enumerate(every):
-            self._on_progress("plan", number, len(every))
-            # What later stages go on from: float models whose weights are their own.
-            for start in [state for state in found if state.precision == "fp32" and not _is_shared(state)]:
-                found += self._walk(stage, start)
-        self._on_progress("plan", len(every), len(every))
-        best = sorted(found[1:], key=self._rank)[:_VERSIONS]
-        versions = tuple(self._version(state) for state in best)
-        return Plan(versions, (*self._seen, *self._skipped), self._notes())
+    def run(self, route: tuple[Stage, ...]) -> Plan:
+        for stage in route:
+            self._walk(stage, self._root)
+        best = worthwhile(self._found, self._rank, smoothly, _VERSIONS)
+        return Plan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
 
-    def _walk(self, stage: Stage, start: State) -> list[State]:
-        """The models kept of one stage's steps from ``start``."""
-        kept: list[State] = []
-        for move in stage.moves:
-            made = self._take(move, kept[-1] if kept and stage.order == "climb" else start)
-            if made is not None:
-                kept.append(made)
-            if (made is None) == (stage.order != "first"):
+    def _walk(self, stage: Stage, start: State) -> None:
+        """Take the steps of ``stage`` from ``start``, and what is to come after each model kept."""
+        done: list[tuple[str, Result]] = []
+        scratch = self._ledger.scratch(f"{start.model.digest} {stage.moves[0].name}")
+        is_whole = True
+        while (move := next_move(stage, done)) is not None:
+            if move.name in self._useless and start is not self._root:
+                done.append((move.name, "useless"))
+                continue
+            taken = self._take(stage, move, start, scratch)
+            if taken is None:
+                is_whole = False
                 break
-        return kept
+            result, state, is_final = taken
+            is_whole = is_whole and is_final
+            done.append((move.name, result))
+            if result == "useless" and move.precision:
+                self._useless.add(move.name)
+            if state is not None:
+                self._found.append(state)
+                for following in stage.then:
+                    self._walk(following, state)
+        if is_whole:
+            shutil.rmtree(scratch, ignore_errors=True)
 
-    def _take(self, move: Move, parent: State) -> State | None:
-        """One step: from the ledger if it was made before, else made, measured and judged now. None if it was not kept."""
-        attempt = self._ledger.find(move.name, parent.name)
+    def _take(self, stage: Stage, move: Move, parent: State, scratch: Path) -> tuple[Result, State | None, bool] | None:
+        """One step: from the ledger if it was made before, else made, measured and judged now; and whether it ran its course.
+
+        None if there is no time to begin it.
+        """
+        attempt, model, is_final = self._ledger.find(move.name, parent.model.digest), None, True
         if attempt is None:
-            if self._spending.is_over(self._clock.now() - self._started):
-                reason = f"out of time: the budget of {self._options.budget_s:g} s is spent"
-                self._skipped.append(Attempt(move.name, parent.name, "skipped", reason))
+            if self._is_over(stage.until):
+                share = f"{stage.until:.0%} of " if stage.until < 1 else ""
+                reason = f"out of time: {share}the budget of {self._options.budget_s:g} s is spent"
+                self._seen.append(Attempt(move.name, parent.name, "skipped", reason))
                 return None
-            attempt, model = self._try(move, parent)
-            self._ledger.add(attempt, model)
-        self._seen.append(attempt)
+            asked = _Asked(lambda: self._is_over(stage.until))
+            attempt, model = self._try(move, parent, scratch, asked)
+            is_final = attempt.outcome != "skipped" and not asked.yes
+            if is_final:
+                if model is not None and attempt.outcome == "kept":
+                    self._ledger.keep(model)
+                self._ledger.add(attempt, parent.model.digest)
+        self._seen.append(msgspec.structs.replace(attempt, parent=parent.name))
         if attempt.outcome != "kept":
-            return None
+            return self._result(move, attempt), None, is_final
         steps = (*parent.steps, move.name)
-        return State("+".join(steps), self._ledger.model(attempt), move.precision or parent.precision, steps, attempt)
+        model = model or self._ledger.model(attempt)
+        return "kept", State("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
 
-    def _try(self, move: Move, parent: State) -> tuple[Attempt, Artifact | None]:
-        self._on_progress(f"{parent.name} → {move.name}", 0, 1)
+    def _try(self, move: Move, parent: State, scratch: Path, asked: _Asked) -> tuple[Attempt, Artifact | None]:
+        """Whatever goes wrong in a step costs that step, not the plan."""
         began = self._clock.now()
         attempt = Attempt(move.name, parent.name, "failed", "")
+        progress = self._reporter(f"{parent.name} → {move.name}")
+        workshop = msgspec.structs.replace(self._workshop, scratch=scratch, on_progress=progress, is_over=asked)
         try:
-            model = move.make(self._workshop, parent)
-            accuracy, against_original, against_parent = self._measure(parent, model)
-        except EngineUnavailable as error:
-            return msgspec.structs.replace(attempt, outcome="skipped", reason=f"{error.message}; {error.hint}"), None
+            model = _made(move, workshop, parent)
+            measured = self._bench.measure(parent.model, model)
+        except (DeadlineExceeded, EngineUnavailable, ResourceExhausted) as error:
+            return msgspec.structs.replace(attempt, outcome="skipped", reason=str(error)), None
         except PenstockError as error:
-            return msgspec.structs.replace(attempt, reason=error.message, seconds=self._clock.now() - began), None
-        stored = len(encode(model.data)) if self._options.target == "size" else 0
-        reason = self._spending.allowance(move.kind).accuracy_objection(accuracy)
-        reason = reason or self._gain_objection(parent, against_parent, stored)
-        attempt = msgspec.structs.replace(
+            reason = error.message
+        except Exception as error:  # noqa: BLE001 - a defect in one method
+            _log.warning("the step %s failed", move.name, exc_info=True)
+            reason = f"internal error: {type(error).__name__}: {str(error)[:200]}"
+        else:
+            return self._judged(attempt, move, parent, model, measured, self._clock.now() - began), model
+        return msgspec.structs.replace(attempt, reason=reason, seconds=self._clock.now() - began), None
+
+    def _judged(
+        self, attempt: Attempt, move: Move, parent: State, model: Artifact, measured: Measured, seconds: float
+    ) -> Attempt:
+        objection = self._spending.allowance(move.kind).accuracy_objection(measured.accuracy)
+        twin = next((state.name for state in (self._root, *self._found) if state.model.digest == model.digest), "")
+        objection = objection or (f"the same model as '{twin}'" if twin else "")
+        objection = objection or gain_objection(measured, parent.name, parent.attempt.stored_bytes)
+        gain = (
+            f"{measured.stored_bytes:,d} bytes as coded"
+            if measured.stored_bytes
+            else f"{measured.speedup.value:.2f}x the original's speed"
+        )
+        return msgspec.structs.replace(
             attempt,
-            outcome="rejected" if reason else "kept",
-            reason=reason or _praise(self._options.target, against_original, stored),
-            accuracy=accuracy,
-            speedup=against_original,
+            outcome="rejected" if objection else "kept",
+            reason=objection or f"{gain}; {self._spending.account(measured.accuracy)}",
+            accuracy=measured.accuracy,
+            speedup=measured.speedup,
             size_bytes=model.size_bytes,
-            stored_bytes=stored,
+            stored_bytes=measured.stored_bytes,
             digest=model.digest,
-            seconds=self._clock.now() - began,
-        )
-        return attempt, model
-
-    def _measure(self, parent: State, model: Artifact) -> tuple[Accuracy, Interval, Interval]:
-        """Accuracy against the original, and how many times faster than it and than the parent."""
-        engine, options = get_engine("onnxruntime"), {"threads": self._options.threads}
-        loaded = {
-            name: engine.load(artifact, options)
-            for name, artifact in (("original", self._workshop.original), ("parent", parent.model), ("made", model))
-        }
-        accuracy = self._judge.compare(answers(loaded["made"], self._held))
-        timings = interleave({name: feed(one, self._sample) for name, one in loaded.items()}, _TIMING_S)
-        return (
-            accuracy,
-            speedup(timings["original"], timings["made"]),
-            speedup(timings["parent"], timings["made"]),
+            seconds=seconds,
         )
 
-    def _gain_objection(self, parent: State, against_parent: Interval, stored: int) -> str:
-        if self._options.target == "latency":
-            if is_faster(against_parent):
-                return ""
-            return f"not provably faster than '{parent.name}': {against_parent.value:.2f}x"
-        before = parent.attempt.stored_bytes or len(encode(parent.model.data))
-        if stored <= _SMALLER * before:
-            return ""
-        return f"{stored:,d} bytes as coded, '{parent.name}' has {before:,d}"
+    def _result(self, move: Move, attempt: Attempt) -> Result:
+        if attempt.accuracy is None:
+            return "failed"
+        return "inaccurate" if self._spending.allowance(move.kind).accuracy_objection(attempt.accuracy) else "useless"
+
+    def _is_over(self, share: float) -> bool:
+        return self._spending.is_over(self._clock.now() - self._started, share)
+
+    def _reporter(self, title: str) -> Progress:
+        def report(done: int, total: int) -> None:
+            self._on_progress(title, done, total)
+            if self._spending.is_exceeded(self._clock.now() - self._started):
+                raise DeadlineExceeded("broken off: out of time", "give a larger budget and go on")
+
+        self._on_progress(title, 0, 1)
+        return report
 
     def _version(self, state: State) -> Version:
         return Version(
@@ -234,32 +280,44 @@ class _Search:
         )
 
     def _rank(self, state: State) -> float:
-        """Least is best."""
         attempt = state.attempt
         assert attempt.speedup is not None
         return -attempt.speedup.value if self._options.target == "latency" else attempt.stored_bytes
 
     def _notes(self) -> tuple[str, ...]:
-        notes = [f"the plan decided on {self._held.count} samples held out from its training data"]
-        if self._skipped:
-            notes.append(
-                f"{len(self._skipped)} step(s) were not tried for want of time: give a larger budget and go on"
-            )
-        return tuple(notes)
+        few = too_few(self._held, self._metric, self._options.contract.max_accuracy_loss, "held-out")
+        late = sum("out of time" in attempt.reason for attempt in self._seen if attempt.outcome == "skipped")
+        want = (f"{late} step(s) of the plan were not tried for want of time: give a larger budget",) if late else ()
+        return (f"the plan decided on {self._held} samples held out from its training data", *few, *want)
 
 
-def _is_shared(state: State) -> bool:
-    return any(name.startswith("share") for name in state.steps)
+class _Asked:
+    """Remembers whether a step was told to end with what it has: then it has more to do, given more time."""
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self._is_over = is_over
+        self.yes = False
+
+    def __call__(self) -> bool:
+        self.yes = self.yes or self._is_over()
+        return self.yes
 
 
-def _praise(target: Target, against_original: Interval, stored: int) -> str:
-    return (
-        f"{against_original.value:.2f}x the original's speed" if target == "latency" else f"{stored:,d} bytes as coded"
-    )
+def _made(move: Move, workshop: Workshop, parent: State) -> Artifact:
+    is_resumed = workshop.scratch.exists()
+    try:
+        return move.make(workshop, parent)
+    except InvalidArgument:
+        if not is_resumed:
+            raise
+        # Progress that is damaged, or of another version of a library, is worth no failure.
+        shutil.rmtree(workshop.scratch, ignore_errors=True)
+        return move.make(workshop, parent)
 
 
 def _key(original: Artifact, data: Dataset, options: PlanOptions) -> str:
-    """All that decides what the attempts are; more time is not another plan."""
+    """All that decides what the attempts are; more time is not another plan, another machine is."""
     decisive = msgspec.structs.replace(options, budget_s=0.0)
-    parts = (__version__, original.digest, data.digest, msgspec.json.encode(decisive).decode())
-    return sha256("\n".join(parts).encode())
+    machine = machine_facts()
+    parts = (__version__, original.digest, data.digest, machine.cpu, *machine.isa)
+    return sha256("\n".join((*parts, msgspec.json.encode(decisive).decode())).encode())

@@ -1,73 +1,124 @@
-"""The steps that train, all by distillation from the original; labels join in if the data has them. Needs the extra ``torch``."""
+"""The steps that train, all by distillation from the original; labels join in if the data has them. Needs the extra ``torch``.
+
+Each keeps its progress in the workshop's scratch folder, and goes on from it if it was interrupted.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
-from penstock.offline.compress.planner.moves import State, Workshop, int8_scheme
+from penstock.offline.compress.planner.ledger import read_model, write_model
+from penstock.offline.compress.planner.moves import State, Workshop, int8_scheme, placement
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions
 from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, tune_centroids
-from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.distill import recover
+from penstock.offline.compress.training.memory import check_training
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.qat import QatOptions, train_quantized
 from penstock.offline.compress.training.trainable import TrainableModel
 
-_SPARSITY = 0.97
-_CONV_BITS = 3
-"""More bits for a convolution's weights than for a matrix product's, as in the paper: they are fewer, and reused."""
+_BATCH = 32
+_SPARSITY = 0.98
+_SECOND_CHANCE = 1.0
+"""Times the epochs, where a round was too much: what is lost in time here is missed by the steps that follow."""
 
 
 def shrink_to(workshop: Workshop, state: State, speedup: float) -> Artifact:
-    """Channels and heads cut until the model is ``speedup`` times as fast, trained after every cut."""
-    contract = workshop.spending.allowance("structure")
+    """Channels and heads cut until the model is ``speedup`` times as fast, trained after every cut. A larger ``speedup`` goes on
+    from the rounds of a smaller one."""
+    _check_memory(workshop, state.model)
     options = ShrinkOptions(
-        speedup=speedup, contract=contract, fit=_fit(workshop), second_chance=1.0, threads=workshop.threads
+        speedup=speedup,
+        contract=workshop.spending.allowance("structure"),
+        fit=_fit(workshop),
+        second_chance=_SECOND_CHANCE,
+        threads=workshop.threads,
     )
-    return shrink(state.model, workshop.fitted, options, held_out=workshop.held)
+    return shrink(
+        state.model,
+        workshop.fitted,
+        options,
+        held_out=workshop.held,
+        folder=workshop.scratch / "shrink",
+        on_progress=workshop.on_progress,
+        is_over=workshop.is_over,
+    )
 
 
 def split_layers(workshop: Workshop, state: State) -> Artifact:
     """Products split into thinner ones, then trained."""
-    thin = factorize(state.model, workshop.fitted, FactorizeOptions(max_error=0.1, threads=workshop.threads))
+    options = FactorizeOptions(max_error=0.1, threads=workshop.threads)
+    thin = _once(workshop, "thin", lambda: factorize(state.model, workshop.fitted, options))
+    _check_memory(workshop, thin)
     model = TrainableModel(thin)
-    report = recover(model, workshop.fitted, workshop.original, _fit(workshop))
+    report = recover(model, workshop.fitted, workshop.original, _fit(workshop), **_hooks(workshop, "thin"))
     return model.to_artifact("recover", {"teacher": workshop.original.digest}, report.facts())
 
 
 def prune_weights(workshop: Workshop, state: State) -> Artifact:
     """As many weights zero as the contract bears, retrained after each level."""
+    _check_memory(workshop, state.model)
     options = IterativeOptions(
         goal=PruneOptions(GlobalRule(_SPARSITY)),
         contract=workshop.spending.allowance("sparsity"),
         retrain=_fit(workshop, rate=3e-3),
+        second_chance=_SECOND_CHANCE,
     )
-    return prune_iteratively(state.model, workshop.fitted, options, held_out=workshop.held)
+    return prune_iteratively(
+        state.model,
+        workshop.fitted,
+        options,
+        held_out=workshop.held,
+        folder=workshop.scratch / "prune",
+        on_progress=workshop.on_progress,
+        is_over=workshop.is_over,
+    )
 
 
-def share_weights(workshop: Workshop, state: State, bits: int) -> Artifact:
-    """2 ** ``bits`` values for the weights of each matrix product, trained after sharing."""
-    shared = share(state.model, ShareOptions(conv_bits=min(8, bits + _CONV_BITS), fc_bits=bits))
-    return tune_centroids(shared, workshop.original, workshop.fitted, CentroidOptions(_fit(workshop, rate=1e-4)))
+def tune_shared(workshop: Workshop, state: State, shared: Artifact) -> Artifact:
+    """The values that weights share, trained. It is short, and begins anew if it was interrupted."""
+    _check_memory(workshop, shared)
+    options = CentroidOptions(_fit(workshop, rate=1e-4))
+    return tune_centroids(shared, workshop.original, workshop.fitted, options, workshop.on_progress)
 
 
 def train_int8(workshop: Workshop, state: State) -> Artifact:
     """The INT8 model trained, from where quantisation left it."""
+    _check_memory(workshop, state.model)
     prepared = equalized(state.model, workshop.fitted)
-    recipe = PtqRecipe(equalize=False, correct_biases=False)
-    start = quantize_with(recipe, prepared, workshop.fitted, int8_scheme(workshop))
-    fit = msgspec.structs.replace(
-        QatOptions().fit, epochs=workshop.epochs, seed=workshop.seed, threads=workshop.threads
-    )
-    return train_quantized(start, prepared, workshop.fitted, QatOptions(fit), teacher=workshop.original)
+    recipe = PtqRecipe(equalize=False, correct_biases=False, placement=placement(workshop, state))
+    start = _once(workshop, "int8", lambda: quantize_with(recipe, prepared, workshop.fitted, int8_scheme(workshop)))
+    asked = {"epochs": workshop.epochs, "seed": workshop.seed, "threads": workshop.threads}
+    options = QatOptions(msgspec.structs.replace(QatOptions().fit, **asked))
+    hooks = _hooks(workshop, "int8")
+    return train_quantized(start, prepared, workshop.fitted, options, teacher=workshop.original, **hooks)
 
 
 def _fit(workshop: Workshop, rate: float = 1e-3) -> FitOptions:
     return FitOptions(
-        epochs=workshop.epochs, learning_rate=rate, batch_size=32, seed=workshop.seed, threads=workshop.threads
+        epochs=workshop.epochs, learning_rate=rate, batch_size=_BATCH, seed=workshop.seed, threads=workshop.threads
     )
+
+
+def _hooks(workshop: Workshop, name: str) -> dict[str, Any]:
+    return {"checkpoint": workshop.scratch / f"{name}.npz", "on_progress": workshop.on_progress}
+
+
+def _once(workshop: Workshop, name: str, make: Callable[[], Artifact]) -> Artifact:
+    """What ``make`` makes, or made before an interruption: measured times may have decided it, and training goes on from it."""
+    path = workshop.scratch / f"{name}.model"
+    if not path.exists():
+        write_model(path, make())
+    return read_model(path)
+
+
+def _check_memory(workshop: Workshop, model: Artifact) -> None:
+    check_training(model, workshop.fitted, _BATCH, workshop.machine.memory_bytes)

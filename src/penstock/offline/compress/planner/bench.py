@@ -1,0 +1,101 @@
+"""What a step made, measured: against the original, and against the model that it went on from."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.bundle.coded import encode
+from penstock.bundle.evidence import Accuracy, Interval
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidData
+from penstock.offline.compress.planner.moves import Target
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.tune.accuracy import Judge, answers, make_judge
+from penstock.offline.tune.contract import is_faster
+from penstock.perf.measure import feed, interleave, repeat_rows, speedup
+from penstock.tensor import Array
+
+_HELD_OUT = 4
+"""One sample in so many."""
+_TIMING_S = 1.5
+_SMALLER = 0.99
+"""A step for size must save a hundredth, or it is not worth its name."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One model against the original on held-out samples, and against its parent."""
+
+    accuracy: Accuracy
+    speedup: Interval
+    """Over the original."""
+    gain: Interval
+    """Over the parent."""
+    stored_bytes: int
+    """As coded; 0 where size is not the aim."""
+
+
+class Bench:
+    """Measures models of ``original`` on ``held``; ``smallest_batch`` rows a timed call."""
+
+    def __init__(self, original: Artifact, held: Dataset, target: Target, threads: int) -> None:
+        """Raises InvalidModel if the original does not load, InvalidData if labels fit no output."""
+        self._target, self._threads, self._held = target, threads, held
+        self._original = self._load(original)
+        self.judge: Judge = make_judge(answers(self._original, held), held.labels)
+        self._sample = repeat_rows(held.inputs, self._original.signature.smallest_batch)
+
+    def measure(self, parent: Artifact, made: Artifact) -> Measured:
+        """Raises PenstockError where ``made`` does not run, or answers in other shapes."""
+        loaded = {"original": self._original, "parent": self._load(parent), "made": self._load(made)}
+        try:
+            accuracy = self.judge.compare(answers(loaded["made"], self._held))
+            timings = interleave({name: feed(model, self._sample) for name, model in loaded.items()}, _TIMING_S)
+        finally:
+            loaded["parent"].unload()
+            loaded["made"].unload()
+        return Measured(
+            accuracy,
+            speedup(timings["original"], timings["made"]),
+            speedup(timings["parent"], timings["made"]),
+            self.stored_bytes(made),
+        )
+
+    def stored_bytes(self, model: Artifact) -> int:
+        """As coded, if that is the aim."""
+        return len(encode(model.data)) if self._target == "size" else 0
+
+    def _load(self, model: Artifact) -> LoadedModel:
+        return get_engine("onnxruntime").load(model, {"threads": self._threads})
+
+
+def gain_objection(measured: Measured, parent: str, parent_bytes: int) -> str:
+    """Why a model is no better than its parent in what it is for; empty if it is. Pure."""
+    if not measured.stored_bytes:
+        return "" if is_faster(measured.gain) else f"not provably faster than '{parent}': {measured.gain.value:.2f}x"
+    if measured.stored_bytes <= _SMALLER * parent_bytes:
+        return ""
+    return f"{measured.stored_bytes:,d} bytes as coded, '{parent}' has {parent_bytes:,d}"
+
+
+def hold_out(data: Dataset, multiple: int) -> tuple[Dataset, Dataset]:
+    """Samples to train on, and every fourth, to judge on: of data in any order both see all kinds. In blocks of ``multiple``.
+
+    Raises InvalidData if there are not two blocks.
+    """
+    blocks = data.count // multiple
+    if blocks < 2:
+        raise InvalidData(
+            f"{data.count} sample(s) cannot be split into some to train on and some to judge on",
+            f"give at least {2 * multiple}, better some hundred",
+        )
+    period = min(_HELD_OUT, blocks)
+    is_held = np.repeat(np.arange(blocks) % period == period - 1, multiple)
+    return _rows(data, np.flatnonzero(~is_held)), _rows(data, np.flatnonzero(is_held))
+
+
+def _rows(data: Dataset, rows: Array) -> Dataset:
+    labels = None if data.labels is None else data.labels[rows]
+    return make_dataset({name: array[rows] for name, array in data.inputs.items()}, labels)
