@@ -61,9 +61,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the digits example: ``model.onnx``, ``train.npz`` (300 labelled samples), ``test.npz`` (797)."""
+    """The current folder, with the digits example: ``model.onnx``, ``train.npz`` (150 labelled samples), ``test.npz`` (400)."""
     monkeypatch.chdir(tmp_path)
     example = Path(__file__).parent.parent.parent / "examples" / "digits"
-    for source, name in (("model.onnx", "model.onnx"), ("calibrate.npz", "train.npz"), ("evaluate.npz", "test.npz")):
-        shutil.copyfile(example / source, tmp_path / name)
+    shutil.copyfile(example / "model.onnx", tmp_path / "model.onnx")
+    for source, name, count in (("calibrate.npz", "train.npz", 150), ("evaluate.npz", "test.npz", 400)):
+        with np.load(example / source) as data:
+            np.savez(tmp_path / name, **{key: data[key][:count] for key in data.files})
     return tmp_path

@@ -18,7 +18,7 @@ def student(folder: Path) -> Path:
 
 
 def test_a_student_learns_the_teachers_answers(penstock, student: Path) -> None:
-    options = ("--student", "student.onnx", "--evaluate", "data.npz", "--budget", "50ms", "--epochs", "300", "--json")
+    options = ("--student", "student.onnx", "--evaluate", "data.npz", "--budget", "50ms", "--epochs", "100", "--json")
     done = penstock(*COMMON, *options, "--resume", "kept", "-o", "out.onnx")
     assert done.code == 0, done.err
     found = done.json

@@ -24,7 +24,7 @@ def test_int8_is_smaller_and_as_accurate(penstock, digits: Path) -> None:
     found = done.json
     assert (found["command"], found["precision"], found["placement"]) == ("quantize", "int8", "linear")
     assert found["size_ratio"] > 3
-    # One sample of 797 is 0.13 %: INT8 costs this network some of them at most.
+    # One sample of 400 is 0.25 %: INT8 costs this network some of them at most.
     assert found["accuracy_loss"] <= 0.01
     assert found["speedup_interval"]["low"] <= found["speedup"] <= found["speedup_interval"]["high"]
     assert "QLinearConv" in operators(digits / "int8.onnx") or "QuantizeLinear" in operators(digits / "int8.onnx")
@@ -61,6 +61,7 @@ def test_quantised_again_is_refused(penstock, digits: Path) -> None:
     assert not (digits / "twice.onnx").exists()
 
 
+@pytest.mark.slow
 def test_mixed_keeps_the_contract_on_data_held_out(penstock, digits: Path) -> None:
     done = penstock(
         "quantize", *DIGITS, "--method", "min-max", "--placement", "wide", "--no-equalize", "--mixed",

@@ -87,7 +87,7 @@ def sensitivity(
         shared.print_json({"command": "sensitivity", **msgspec.to_builtins(found), **written})
         return
     console = make_console()
-    console.print(plain(_summary(found)))
+    console.print(plain(_summary(found)), soft_wrap=True)
     table = outcome.make_table(*_TITLES)
     for one in found.groups:
         name, *cells = _cells(one)
