@@ -204,3 +204,22 @@ def test_the_search_ends_near_what_is_bearable(bearable: float, levels: int, ret
         start = played[level.start].factor if level.start >= 0 else 0.0
         assert start <= level.factor, "nothing comes back"
     assert len(played) <= (levels + retries) * 2
+
+
+def test_levels_after_one_that_is_missing_are_not_mixed_in(tmp_path: Path) -> None:
+    options = _options(0.8, levels=2, retrain=msgspec.structs.replace(EPOCHS, epochs=1))
+    whole = prune_iteratively(_trained(), _data(), options, folder=tmp_path)
+    first, second, *_ = sorted(tmp_path.iterdir())
+    first.unlink()
+    written = second.stat().st_mtime_ns
+    assert prune_iteratively(_trained(), _data(), options, folder=tmp_path) == whole
+    assert second.stat().st_mtime_ns > written
+
+
+def test_a_run_ends_when_it_is_told_to() -> None:
+    calls: list[None] = []
+    options = _options(0.5, levels=4, retrain=msgspec.structs.replace(EPOCHS, epochs=1))
+    found = prune_iteratively(_trained(), _data(), options, is_over=lambda: calls.append(None) or len(calls) > 1)
+    assert len(found.provenance[-1].facts["levels"]) == 1
+    with pytest.raises(ContractUnmet, match="no time"):
+        prune_iteratively(_trained(), _data(), options, is_over=lambda: True)

@@ -83,8 +83,9 @@ def test_digits_get_narrower_within_the_contract_and_go_on_from_a_folder(tmp_pat
     comparison = compare(original, small, unseen, budget_s=0.2)
     assert comparison.size_ratio > 1.1
     assert comparison.accuracy.loss.value <= 0.2
-    again = shrink(original, data, _QUICK, folder=tmp_path)
-    assert again.data == small.data
+    for speedup in (50.0, 100.0):  # the way to a higher speed-up begins as that to a lower
+        again = shrink(original, data, msgspec.structs.replace(_QUICK, speedup=speedup), folder=tmp_path)
+        assert again.data == small.data
     with pytest.raises(InvalidArgument, match="another run|another model"):
         shrink(original, data, msgspec.structs.replace(_QUICK, share=0.2), folder=tmp_path)
 
@@ -102,3 +103,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
     for options in (ShrinkOptions(speedup=1.0), ShrinkOptions(threads=0), ShrinkOptions(fit=FitOptions(epochs=-1))):
         with pytest.raises(InvalidConfig):
             shrink(_model(), _digits("calibrate"), options)
+
+
+def test_a_run_without_time_says_so() -> None:
+    with pytest.raises(ContractUnmet, match="no time"):
+        shrink(_model(), _digits("calibrate"), _QUICK, is_over=lambda: True)

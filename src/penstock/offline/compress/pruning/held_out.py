@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
-from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData
 from penstock.offline.compress.precision.trials import divergence
+from penstock.offline.compress.sessions import answers_of, signature_of
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import Judge, Outputs, answers, make_judge
+from penstock.offline.tune.accuracy import Judge, make_judge
 
 
 class HeldOut:
@@ -22,25 +21,15 @@ class HeldOut:
         if data.count == 0:
             raise InvalidData("there are no samples to judge on", "give some, which training does not see")
         self.data, self.threads = data, threads
-        self.judge: Judge = make_judge(self._answers(original), data.labels)
+        self.judge: Judge = make_judge(answers_of(original, data, threads), data.labels)
         self.original = self.judge.original()
 
     def assess(self, candidate: Artifact) -> tuple[Accuracy, float]:
         """The accuracy of ``candidate``, and its mean divergence from the original's answers, which moves smoothly."""
-        outputs = self._answers(candidate)
+        outputs = answers_of(candidate, self.data, self.threads)
         return self.judge.compare(outputs), float(divergence(self.judge, outputs).mean())
-
-    def _answers(self, artifact: Artifact) -> Outputs:
-        loaded: LoadedModel = get_engine("onnxruntime").load(artifact, {"threads": self.threads})
-        try:
-            return answers(loaded, self.data)
-        finally:
-            loaded.unload()
 
 
 def split(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
     """``data`` but for its last ``share``, and that, in multiples of the batch that ``artifact`` wants. Raises InvalidData."""
-    loaded: LoadedModel = get_engine("onnxruntime").load(artifact, {"threads": 1})
-    multiple = loaded.signature.smallest_batch
-    loaded.unload()
-    return data.split(share, multiple)
+    return data.split(share, signature_of(artifact).smallest_batch)

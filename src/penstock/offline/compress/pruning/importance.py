@@ -21,6 +21,19 @@ Scores = dict[str, Array]
 """By group: FP64 [units], not negative."""
 
 
+def importance(
+    structure: Structure, kind: str, data: Dataset | None, threads: int = 1, on_progress: Progress = no_progress
+) -> Scores:
+    """The scores of ``kind``: "norm", "batch_norm" or "activation". Raises InvalidData if that needs data and there are none."""
+    if kind == "norm":
+        return by_norm(structure)
+    if kind == "batch_norm":
+        return by_batch_norm(structure)
+    if data is None:
+        raise InvalidData("importance by activation needs data", "give some, or use importance='norm'")
+    return by_activation(structure, data, threads=threads, on_progress=on_progress)
+
+
 def by_norm(structure: Structure) -> Scores:
     """Squared norm of all weights that make or read the unit (Fang et al. 2023, §3.3), each tensor's in shares of its sum."""
     slots = [slot for slot in structure.slots if slot.role != "goes along"]

@@ -17,11 +17,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from penstock.artifact import Artifact, sha256
-from penstock.errors import ContractUnmet, InvalidArgument, Unsupported
+from penstock.artifact import Artifact
+from penstock.errors import Unsupported
 from penstock.offline.compress.pruning.held_out import HeldOut, split
 from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
-from penstock.offline.compress.training.archive import read_archive, write_archive
+from penstock.offline.compress.pruning.rounds import Entry, Rounds
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions, learning_rate
 from penstock.offline.compress.training.teacher import Teacher
@@ -55,18 +55,13 @@ class IterativeOptions(msgspec.Struct, frozen=True):
     better where the survivors are retrained."""
 
 
-class Level(msgspec.Struct, frozen=True):
-    """One level as it was judged. ``start`` is the level that it went on from, -1 for the original."""
+class Level(Entry, frozen=True, kw_only=True):
+    """One level as it was judged."""
 
-    start: int
     factor: float
     """Of the goal, between 0 and 1."""
     epochs: float
     sparsity: float = 0.0
-    accuracy: float = 0.0
-    loss: float = 0.0
-    objection: str = ""
-    """Why it does not meet the contract; empty if it does."""
 
 
 def prune_iteratively(
@@ -77,12 +72,13 @@ def prune_iteratively(
     held_out: Dataset | None = None,
     folder: Path | None = None,
     on_progress: Progress = lambda *_: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
     """The sparsest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
 
     Retraining distils from ``artifact``; labels join in if ``data`` has them. ``folder`` keeps every level: a run of the same
-    model, data and options goes on from there. The facts are the sparsity by layer, every level in the order it was tried, and
-    what the original loses at the same sparsities without retraining.
+    model, data and options goes on from there. The run ends before its next level when ``is_over``. The facts are the sparsity by
+    layer, every level in the order it was tried, and what the original loses at the same sparsities without retraining.
 
     Raises ContractUnmet, with the levels as candidates, if not even the first level meets the contract; InvalidArgument if
     ``folder`` holds another run; Unsupported for weights that cannot be trained; and as ``magnitude.prune``, ``HeldOut``, ``fit``.
@@ -93,13 +89,22 @@ def prune_iteratively(
     options.goal.rule.masks(prunable_weights(load_model(artifact), options.goal))
     if held_out is None:
         data, held_out = split(artifact, data)
-    run = _Run(artifact, data, HeldOut(artifact, held_out, options.retrain.threads), options, folder)
+    judge = HeldOut(artifact, held_out, options.retrain.threads)
+    levels = Rounds(Level, artifact, judge, options.contract, lambda level: level.sparsity)
+    levels.keep_in(folder, data.digest, msgspec.to_builtins(options))
+    teacher = Teacher(artifact, data)
     on_progress(0, options.levels)
-    while (step := next_step(run.levels, options)) is not None:
-        run.take(step)
-        on_progress(min(len(run.levels), options.levels - 1), options.levels)
+    while not is_over() and (step := next_step(levels.entries, options)) is not None:
+        levels.take(lambda checkpoint, step=step: _retrain(levels, step, data, teacher, options, checkpoint))  # type: ignore[misc]
+        on_progress(min(len(levels.entries), options.levels - 1), options.levels)
     on_progress(options.levels, options.levels)
-    return run.result()
+    why = levels.entries[-1].objection if levels.entries else "there was no time for one"
+    model, facts = levels.result(
+        f"no level of pruning meets the contract: at the least, {why}",
+        "allow a larger loss, more epochs, more levels, or more data",
+    )
+    facts |= {**sparsity(model, options.goal), "one_shot": _one_shot(artifact, levels, options.goal)}
+    return artifact.derive(model.data, "prune_iteratively", msgspec.to_builtins(options), facts)
 
 
 def next_step(levels: Sequence[Level], options: IterativeOptions) -> Level | None:
@@ -110,115 +115,43 @@ def next_step(levels: Sequence[Level], options: IterativeOptions) -> Level | Non
     if levels and levels[-1].objection and options.second_chance:
         last = levels[-1]
         if last.start < 0 or levels[last.start].factor != last.factor:
-            return Level(len(levels) - 1, last.factor, epochs * options.second_chance)
+            return Level(start=len(levels) - 1, factor=last.factor, epochs=epochs * options.second_chance)
     schedule = [1 - (1 - t / options.levels) ** 3 for t in range(1, options.levels + 1)]
     failed = [level.factor for level in levels if level.objection and level.factor > reached]
     if not failed:
-        return next((Level(good, factor, epochs) for factor in schedule if factor > reached), None)
+        return next((Level(start=good, factor=factor, epochs=epochs) for factor in schedule if factor > reached), None)
     halves = {level.factor for level in levels} - set(schedule)
     if len(halves) >= options.retries:
         return None
-    return Level(good, (reached + min(failed)) / 2, epochs)
+    return Level(start=good, factor=(reached + min(failed)) / 2, epochs=epochs)
 
 
-class _Run:
-    """The levels so far, and the models that may still be needed."""
+def _retrain(
+    levels: Rounds[Level],
+    step: Level,
+    data: Dataset,
+    teacher: Teacher,
+    options: IterativeOptions,
+    checkpoint: Path | None,
+) -> tuple[Artifact, Level]:
+    retrain, goal = options.retrain, _towards(options.goal, step.factor)
+    fit = msgspec.structs.replace(retrain, epochs=step.epochs, seed=retrain.seed + len(levels.entries))
+    start = levels.models[step.start]
+    model = retrain_pruned(start, data, teacher, goal, fit, l1=options.l1, checkpoint=checkpoint)
+    return model, msgspec.structs.replace(step, sparsity=sparsity(model, options.goal)["sparsity"])
 
-    def __init__(
-        self, artifact: Artifact, data: Dataset, judge: HeldOut, options: IterativeOptions, folder: Path | None
-    ) -> None:
-        self.artifact, self.data, self.judge, self.options, self.folder = artifact, data, judge, options, folder
-        self.levels: list[Level] = []
-        self._models: dict[int, Artifact] = {-1: artifact}
-        self._teacher = Teacher(artifact, data)
-        origin = [artifact.digest, data.digest, judge.data.digest, msgspec.to_builtins(options)]
-        self._origin = sha256(msgspec.json.encode(origin, order="sorted"))
 
-    @property
-    def best(self) -> int:
-        """The sparsest level that meets the contract, -1 for none."""
-        good = [n for n, level in enumerate(self.levels) if not level.objection]
-        return max(good, key=lambda n: self.levels[n].sparsity, default=-1)
+def _one_shot(original: Artifact, levels: Rounds[Level], goal: PruneOptions) -> list[tuple[float, float]]:
+    """(sparsity, accuracy) of the original pruned at once to each level's sparsity, not retrained."""
+    points = {}
+    for factor in sorted({level.factor for level in levels.entries}):
+        pruned = prune(original, _towards(goal, factor))
+        points[pruned.provenance[-1].facts["sparsity"]] = levels.judge.assess(pruned)[0].value
+    return sorted(points.items())
 
-    def take(self, step: Level) -> None:
-        """Do ``step``, or fetch it from the folder."""
-        number = len(self.levels)
-        path = self.folder / f"level-{number:03}.npz" if self.folder else None
-        found = self._stored(path) if path else None
-        if found is None:
-            training = path.with_name(f"training-{number:03}.npz") if path else None
-            model = self._retrain(step, number, training)
-            found = model, self._judged(step, model)
-            if path and training:
-                about = {"origin": self._origin, "level": msgspec.to_builtins(found[1])}
-                write_archive(path, {"model": np.frombuffer(model.data, np.uint8)}, about)
-                training.unlink(missing_ok=True)
-        self._models[number] = found[0]
-        self.levels.append(found[1])
-        self._models = {n: model for n, model in self._models.items() if n in (-1, self.best, number)}
 
-    def result(self) -> Artifact:
-        """The best model, with the story of the run."""
-        levels = msgspec.to_builtins(self.levels)
-        if self.best < 0:
-            unmet = ContractUnmet(
-                f"no level of pruning meets the contract: at the least, {self.levels[-1].objection}",
-                "allow a larger loss, more epochs, more levels, or more data",
-            )
-            unmet.candidates = tuple(levels)
-            raise unmet
-        model, level = self._models[self.best], self.levels[self.best]
-        facts = {
-            **sparsity(model, self.options.goal),
-            "metric": self.judge.judge.metric,
-            "original_accuracy": self.judge.original.value,
-            "accuracy": level.accuracy,
-            "loss": level.loss,
-            "samples": self.judge.data.count,
-            "chosen": self.best,
-            "levels": levels,
-            "one_shot": self._one_shot(),
-        }
-        return self.artifact.derive(model.data, "prune_iteratively", msgspec.to_builtins(self.options), facts)
-
-    def _stored(self, path: Path) -> tuple[Artifact, Level] | None:
-        archive = read_archive(path)
-        if archive is None:
-            return None
-        arrays, about = archive
-        if about.get("origin") != self._origin:
-            raise InvalidArgument(
-                f"'{path.parent.name}' holds a pruning run of another model, other data or other options",
-                "give another folder, or delete this one",
-            )
-        return Artifact.from_bytes(arrays["model"].tobytes()), msgspec.convert(about["level"], Level)
-
-    def _retrain(self, step: Level, number: int, checkpoint: Path | None) -> Artifact:
-        retrain = self.options.retrain
-        fit = msgspec.structs.replace(retrain, epochs=step.epochs, seed=retrain.seed + number)
-        goal = msgspec.structs.replace(self.options.goal, rule=self.options.goal.rule.scaled(step.factor))
-        extra = {"checkpoint": checkpoint} if checkpoint else {}
-        return retrain_pruned(
-            self._models[step.start], self.data, self._teacher, goal, fit, l1=self.options.l1, **extra
-        )
-
-    def _judged(self, step: Level, model: Artifact) -> Level:
-        accuracy, _ = self.judge.assess(model)
-        return msgspec.structs.replace(
-            step,
-            sparsity=sparsity(model, self.options.goal)["sparsity"],
-            accuracy=accuracy.value,
-            loss=accuracy.loss.value,
-            objection=self.options.contract.accuracy_objection(accuracy),
-        )
-
-    def _one_shot(self) -> list[tuple[float, float]]:
-        """(sparsity, accuracy) of the original pruned at once to each level's sparsity, not retrained."""
-        goal, points = self.options.goal, {}
-        for factor in sorted({level.factor for level in self.levels}):
-            pruned = prune(self.artifact, msgspec.structs.replace(goal, rule=goal.rule.scaled(factor)))
-            points[pruned.provenance[-1].facts["sparsity"]] = self.judge.assess(pruned)[0].value
-        return sorted(points.items())
+def _towards(goal: PruneOptions, factor: float) -> PruneOptions:
+    return msgspec.structs.replace(goal, rule=goal.rule.scaled(factor))
 
 
 def retrain_pruned(

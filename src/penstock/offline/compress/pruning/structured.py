@@ -5,6 +5,7 @@ Without training here: that costs accuracy, little for the first few percent. ``
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Literal
 
@@ -12,10 +13,9 @@ import msgspec
 import onnx
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, InvalidData, PenstockError, Unsupported
 from penstock.offline.compress.pruning.cut import Kept, Structure
-from penstock.offline.compress.pruning.importance import Scores, by_activation, by_batch_norm, by_norm
+from penstock.offline.compress.pruning.importance import Scores, importance
 from penstock.offline.compress.pruning.latency import LatencyTable
 from penstock.offline.compress.pruning.norms import refresh_norms
 from penstock.offline.compress.pruning.widths import (
@@ -25,10 +25,11 @@ from penstock.offline.compress.pruning.widths import (
     make_grid,
     uniform,
 )
+from penstock.offline.compress.sessions import loaded, race
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.samples import free_sizes, generate
-from penstock.perf.measure import feed, interleave, repeat_rows, speedup
+from penstock.perf.measure import repeat_rows, speedup
 from penstock.tensor import Array
 
 _ROUNDS = 4
@@ -89,7 +90,7 @@ def narrow(
     least = 0.0 if options.speedup is None else options.least
     names = cuttable(structure, heads=options.heads)
     grids = {name: make_grid(structure.group(name), options.block, least) for name in names}
-    scores = scores or _scores(structure, options, data, on_progress)
+    scores = scores or importance(structure, options.importance, data, options.threads, on_progress)
     if options.speedup is None:
         counts = uniform(structure, grids, options.width)
         made = apply(structure, best_units(structure, scores, counts), "narrow", options)
@@ -129,31 +130,16 @@ def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, 
 
 def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
     """The fewest rows that the model takes: of ``data``, or made up. Raises InvalidData if the model refuses them all."""
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1})
-    try:
-        rows = loaded.signature.smallest_batch
+    with loaded(artifact) as model:
+        rows = model.signature.smallest_batch
         if data is not None:
             return repeat_rows(data.inputs, rows)
-        for size in free_sizes(loaded.signature):
-            for sample in generate(loaded.signature, size):
-                try:
-                    loaded.forward(sample)
-                except PenstockError:
-                    continue
-                return dict(sample)
-    finally:
-        loaded.unload()
+        for size in free_sizes(model.signature):
+            for sample in generate(model.signature, size):
+                with contextlib.suppress(PenstockError):
+                    model.forward(sample)
+                    return dict(sample)
     raise InvalidData("the model refuses every input that was made up for it", "give data")
-
-
-def _scores(structure: Structure, options: NarrowOptions, data: Dataset | None, on_progress: Progress) -> Scores:
-    if options.importance == "norm":
-        return by_norm(structure)
-    if options.importance == "batch_norm":
-        return by_batch_norm(structure)
-    if data is None:
-        raise InvalidData("importance by activation needs data", "give some, or use importance='norm'")
-    return by_activation(structure, data, threads=options.threads, on_progress=on_progress)
 
 
 def _fast_enough(
@@ -183,19 +169,14 @@ def _fast_enough(
 
 def measured_speedup(before: Artifact, after: Artifact, sample: Mapping[str, Array], threads: int) -> float:
     """How many times faster ``after`` answers ``sample``, calls interleaved."""
-    models = [get_engine("onnxruntime").load(artifact, {"threads": threads}) for artifact in (before, after)]
-    timings = interleave({"before": feed(models[0], sample), "after": feed(models[1], sample)}, _MEASURE_S)
-    for model in models:
-        model.unload()
+    timings = race({"before": before, "after": after}, sample, _MEASURE_S, threads)
     return speedup(timings["before"], timings["after"]).value
 
 
 def _answer_shapes(artifact: Artifact, sample: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
     onnx.checker.check_model(artifact.data)
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1})
-    shapes = {name: array.shape for name, array in loaded.forward(sample).items()}
-    loaded.unload()
-    return shapes
+    with loaded(artifact) as model:
+        return {name: array.shape for name, array in model.forward(sample).items()}
 
 
 def _parameters(data: bytes) -> int:

@@ -5,25 +5,24 @@ Needs the extra ``torch``. ``structured.narrow`` cuts once and does not train.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 
-from penstock.artifact import Artifact, sha256
-from penstock.errors import ContractUnmet, InvalidArgument, InvalidConfig
+from penstock.artifact import Artifact
+from penstock.errors import InvalidConfig
 from penstock.offline.compress.pruning.cut import Structure
 from penstock.offline.compress.pruning.held_out import HeldOut, split
-from penstock.offline.compress.pruning.importance import Scores, by_activation, by_batch_norm, by_norm
+from penstock.offline.compress.pruning.importance import Scores, importance
 from penstock.offline.compress.pruning.latency import LatencyTable, Layer
 from penstock.offline.compress.pruning.norms import refresh_norms
+from penstock.offline.compress.pruning.rounds import Entry, Rounds, last_good
 from penstock.offline.compress.pruning.structured import apply, cuttable, measured_speedup, probe
 from penstock.offline.compress.pruning.taylor import by_taylor
 from penstock.offline.compress.pruning.widths import best_units, fastest_for_least, make_grid
 from penstock.offline.compress.taps import Progress, no_progress
-from penstock.offline.compress.training.archive import read_archive, write_archive
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.teacher import Teacher
@@ -69,24 +68,17 @@ class ShrinkOptions(msgspec.Struct, frozen=True):
             )
 
 
-class Round(msgspec.Struct, frozen=True):
+class Round(Entry, frozen=True, kw_only=True):
     """What one round came to."""
 
     cut: bool
     """Whether it cut, or trained on."""
-    start: int
-    """The round that it went on from, -1 for the original."""
     narrowed: list[str]
     """The groups that were cut, in this round or in the one that it trains on."""
     units: dict[str, int]
     """What each group has left."""
     speedup: float
     """Of the whole model against the original, measured on this machine."""
-    accuracy: float
-    loss: float
-    """On held-out samples, against the original."""
-    objection: str
-    """Why it does not meet the contract; empty if it does."""
 
 
 def shrink(
@@ -102,10 +94,10 @@ def shrink(
     """The fastest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
 
     Each round cuts and distils from ``artifact``; labels join in if ``data`` has them. Where a round fails for good, the groups
-    that it cut stay as they were before, and others go on. The run ends when the speed-up is reached or nothing is left to cut.
-    ``folder`` keeps every round: a run of the same model, data and options goes on from there, with a larger goal too. The run
-    ends before its next round when ``is_over``. Facts: every round; the one
-    ``chosen``; whether it ``reached`` the speed-up. Widths depend on what this machine measures.
+    that it cut stay as they were before, and others go on. The run ends when the speed-up is reached, nothing is left to cut, or
+    ``is_over`` says so before a round. ``folder`` keeps every round: a run of the same model, data and options goes on from there,
+    also to another speed-up. Facts: every round; the one ``chosen``; whether it ``reached`` the speed-up. Widths depend on what
+    this machine measures.
     Raises ContractUnmet, with the rounds, if none met the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut
     or the model has operators that cannot be trained; InvalidArgument if ``folder`` holds another run.
     """
@@ -113,20 +105,31 @@ def shrink(
     options.check()
     if held_out is None:
         data, held_out = split(artifact, data)
-    run = _Run(artifact, data, HeldOut(artifact, held_out, options.threads), options, folder)
-    while not is_over() and (move := next_move(run.rounds, options)) is not None:
-        on_progress(sum(entry.cut for entry in run.rounds), options.rounds + 1)
-        if not run.take(*move):
+    judge = HeldOut(artifact, held_out, options.threads)
+    rounds = Rounds(Round, artifact, judge, options.contract, lambda entry: entry.speedup)
+    # What a run to a lower speed-up did is the beginning of one to a higher.
+    rounds.keep_in(folder, data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0)))
+    shrinker = _Shrinker(artifact, data, options)
+    while not is_over() and (move := next_move(rounds.entries, options)) is not None:
+        on_progress(sum(entry.cut for entry in rounds.entries), options.rounds + 1)
+        if not rounds.take(lambda _, move=move: shrinker.round(rounds, *move)):  # type: ignore[misc]
             break
     on_progress(options.rounds + 1, options.rounds + 1)
-    return run.result()
+    nothing = "nothing could be cut that would save time"
+    why = rounds.entries[-1].objection if rounds.entries else "there was no time for a round" if is_over() else nothing
+    model, facts = rounds.result(
+        f"no round of structured pruning meets the contract: {why}",
+        "allow a larger loss, more epochs, smaller steps, or give more data",
+    )
+    facts["reached"] = rounds.entries[rounds.best].speedup >= options.speedup
+    return artifact.derive(model.data, "shrink", msgspec.to_builtins(options), facts)
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
     """Whether to cut (true) or to train on (false), and from which round; None at the goal or when the cuts are used up. Pure."""
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
-    good = max((number for number, entry in enumerate(rounds) if not entry.objection), default=-1)
+    good = last_good(rounds)
     reached = good >= 0 and rounds[good].speedup >= options.speedup
     return None if reached or sum(entry.cut for entry in rounds) >= options.rounds else (True, good)
 
@@ -138,81 +141,39 @@ def given_up(rounds: Sequence[Round]) -> set[str]:
     return {name for entry in failed for name in entry.narrowed}
 
 
-class _Run:
-    """The rounds so far, the present model and the best one."""
+class _Shrinker:
+    """Makes the rounds of one run: cuts, trains, measures."""
 
-    def __init__(
-        self, artifact: Artifact, data: Dataset, judge: HeldOut, options: ShrinkOptions, folder: Path | None
-    ) -> None:
-        self.original, self.data, self.judge, self.options, self.folder = artifact, data, judge, options, folder
+    def __init__(self, artifact: Artifact, data: Dataset, options: ShrinkOptions) -> None:
+        self.original, self.data, self.options = artifact, data, options
         structure = Structure(artifact, exact=options.exact)
         names = cuttable(structure, heads=options.heads)
         self._groups = {name: structure.group(name) for name in names}
         self._teacher = Teacher(artifact, data)
         self._sample = probe(artifact, data)
         self._known: dict[Layer, float] = {}
-        decisive = msgspec.structs.replace(options, speedup=0.0, rounds=1)  # how far to go does not decide how
-        origin = [artifact.digest, data.digest, judge.data.digest, msgspec.to_builtins(decisive)]
-        self._origin = sha256(msgspec.json.encode(origin, order="sorted"))
-        self.rounds: list[Round] = []
-        self.chosen = -1
-        self._models = {-1: artifact}
 
-    def take(self, cut: bool, start: int) -> bool:
-        """Do a round, or fetch it from the folder; false if nothing was left to cut."""
-        number = len(self.rounds)
-        path = self.folder / f"round-{number:03}.npz" if self.folder else None
-        found = self._stored(path) if path else None
-        if found is None:
-            ready, narrowed = (
-                self._cut(self._models[start]) if cut else (self._models[start], self.rounds[start].narrowed)
-            )
-            if not narrowed:
-                return False
-            model = self._trained(ready, number, self.options.fit.epochs * (1 if cut else self.options.second_chance))
-            found = model, self._judged(model, cut, start, narrowed)
-            if path:
-                about = {"origin": self._origin, "round": msgspec.to_builtins(found[1])}
-                write_archive(path, {"model": np.frombuffer(model.data, np.uint8)}, about)
-        self._models[number], entry = found
-        self.rounds.append(entry)
-        if not entry.objection and (self.chosen < 0 or entry.speedup > self.rounds[self.chosen].speedup):
-            self.chosen = number
-        good = max((n for n, entry in enumerate(self.rounds) if not entry.objection), default=-1)
-        self._models = {n: model for n, model in self._models.items() if n in (self.chosen, good, number)}
-        return True
+    def round(self, rounds: Rounds[Round], cut: bool, start: int) -> tuple[Artifact, Round] | None:
+        """The next round: a cut of the model of round ``start``, or more training of it; None if nothing is left to cut."""
+        model = rounds.models[start]
+        if cut:
+            model, narrowed = self._cut(model, given_up(rounds.entries))
+        else:
+            narrowed = rounds.entries[start].narrowed
+        if not narrowed:
+            return None
+        model = self._trained(model, len(rounds.entries), 1 if cut else self.options.second_chance)
+        groups = Structure(model, exact=self.options.exact).groups
+        units = {group.name: group.units for group in groups if group.name in self._groups}
+        faster = measured_speedup(self.original, model, self._sample, self.options.threads)
+        return model, Round(cut=cut, start=start, narrowed=narrowed, units=units, speedup=round(faster, 3))
 
-    def result(self) -> Artifact:
-        """The best model, with the story of the run."""
-        rounds = msgspec.to_builtins(self.rounds)
-        if self.chosen < 0:
-            why = self.rounds[-1].objection if self.rounds else "nothing could be cut that would save time"
-            unmet = ContractUnmet(
-                f"no round of structured pruning meets the contract: {why}",
-                "allow a larger loss, more epochs, smaller steps, or give more data",
-            )
-            unmet.candidates = tuple(rounds)
-            raise unmet
-        chosen = self.rounds[self.chosen]
-        facts = {
-            "metric": self.judge.judge.metric,
-            "original_accuracy": self.judge.original.value,
-            "accuracy": chosen.accuracy,
-            "loss": chosen.loss,
-            "samples": self.judge.data.count,
-            "chosen": self.chosen,
-            "reached": chosen.speedup >= self.options.speedup,
-            "rounds": rounds,
-        }
-        model = self._models[self.chosen]
-        return self.original.derive(model.data, "shrink", msgspec.to_builtins(self.options), facts)
-
-    def _cut(self, model: Artifact) -> tuple[Artifact, list[str]]:
+    def _cut(self, model: Artifact, left_alone: Collection[str]) -> tuple[Artifact, list[str]]:
         """The model narrowed by a share of its time, and the groups that were cut; none if nothing would save time."""
         structure = Structure(model, exact=self.options.exact)
         scores = self._scores(structure)
         table = LatencyTable(structure, self._sample, self.options.threads, self._known)
-        units, grids, left_alone = {}, {}, given_up(self.rounds)
+        units, grids = {}, {}
         for group in structure.groups:
             origin = self._groups.get(group.name)
             # The last head, or the last group of a convolution, is no unit any more.
@@ -228,45 +189,14 @@ class _Run:
         return apply(structure, best_units(structure, scores, counts), "cut", self.options), narrowed
 
     def _scores(self, structure: Structure) -> Scores:
-        match self.options.importance:
-            case "taylor":
-                return by_taylor(structure, self.data)
-            case "activation":
-                return by_activation(structure, self.data, threads=self.options.threads)
-            case "batch_norm":
-                return by_batch_norm(structure)
-            case _:
-                return by_norm(structure)
+        if self.options.importance == "taylor":
+            return by_taylor(structure, self.data)
+        return importance(structure, self.options.importance, self.data, self.options.threads)
 
-    def _trained(self, start: Artifact, number: int, epochs: float) -> Artifact:
-        fit = msgspec.structs.replace(self.options.fit, epochs=epochs, seed=self.options.fit.seed + number)
+    def _trained(self, start: Artifact, number: int, times: float) -> Artifact:
+        fit = self.options.fit
+        fit = msgspec.structs.replace(fit, epochs=times * fit.epochs, seed=fit.seed + number)
         # What BatchNormalization knew of its inputs was true before the cut; training alone is slow to make up for that.
         model = TrainableModel(refresh_norms(start, self.data, threads=fit.threads))
         report = recover(model, self.data, self._teacher, fit)
         return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())
-
-    def _judged(self, model: Artifact, cut: bool, start: int, narrowed: list[str]) -> Round:
-        accuracy, _ = self.judge.assess(model)
-        groups = Structure(model, exact=self.options.exact).groups
-        return Round(
-            cut=cut,
-            start=start,
-            narrowed=narrowed,
-            units={group.name: group.units for group in groups if group.name in self._groups},
-            speedup=round(measured_speedup(self.original, model, self._sample, self.options.threads), 3),
-            accuracy=accuracy.value,
-            loss=accuracy.loss.value,
-            objection=self.options.contract.accuracy_objection(accuracy),
-        )
-
-    def _stored(self, path: Path) -> tuple[Artifact, Round] | None:
-        archive = read_archive(path)
-        if archive is None:
-            return None
-        arrays, about = archive
-        if about.get("origin") != self._origin:
-            raise InvalidArgument(
-                f"'{path.parent.name}' holds a pruning run of another model, other data or other options",
-                "give another folder, or delete this one",
-            )
-        return Artifact.from_bytes(arrays["model"].tobytes()), msgspec.convert(about["round"], Round)

@@ -1,0 +1,130 @@
+"""Pruning in rounds: each goes on from an earlier one, is judged by a contract on data that nothing saw, and is kept in a folder.
+
+A run of the same model, data and options that finds such a folder takes the rounds from there, up to the first that is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from penstock.artifact import Artifact, sha256
+from penstock.errors import ContractUnmet, InvalidArgument
+from penstock.offline.compress.pruning.held_out import HeldOut
+from penstock.offline.compress.sealed import read_sealed, write_sealed
+from penstock.offline.tune.contract import Contract
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One round as it was judged."""
+
+    start: int
+    """The round that it went on from, -1 for the original."""
+    accuracy: float = 0.0
+    loss: float = 0.0
+    """On held-out samples, against the original."""
+    objection: str = ""
+    """Why it does not meet the contract; empty if it does."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    origin: str
+    entry: dict[str, Any]
+    model: bytes
+
+
+E = TypeVar("E", bound=Entry)
+
+
+def last_good(entries: Sequence[Entry]) -> int:
+    """The last round that meets the contract, -1 if none does."""
+    return max((number for number, entry in enumerate(entries) if not entry.objection), default=-1)
+
+
+class Rounds(Generic[E]):
+    """The rounds of a run so far, and the models that may still be needed: the original, the best, the last good and the last."""
+
+    def __init__(
+        self, kind: type[E], original: Artifact, judge: HeldOut, contract: Contract, rank: Callable[[E], float]
+    ) -> None:
+        """The best is the first of highest ``rank`` that meets ``contract``; its latency is not looked at."""
+        self.entries: list[E] = []
+        self.models = {-1: original}
+        """By number of the round; -1 is the original."""
+        self.judge = judge
+        self._kind, self._name, self._contract, self._rank = kind, kind.__name__.lower(), contract, rank
+        self._folder: Path | None = None
+
+    def keep_in(self, folder: Path | None, *decides: object) -> None:
+        """Keep every round in ``folder``; another run is one of other models, held-out data or ``decides`` (plain data)."""
+        self._folder = folder
+        origin = [self.models[-1].digest, self.judge.data.digest, *decides]
+        self._origin = sha256(msgspec.json.encode(origin, order="sorted"))
+
+    @property
+    def best(self) -> int:
+        """The number of the best round, -1 for none."""
+        good = [number for number, entry in enumerate(self.entries) if not entry.objection]
+        return max(good, key=lambda number: self._rank(self.entries[number]), default=-1)
+
+    def take(self, make: Callable[[Path | None], tuple[Artifact, E] | None]) -> bool:
+        """Fetch a round from the folder, or ``make`` its model and entry, given a path for a checkpoint; false if it gives None.
+
+        Raises InvalidArgument if the folder holds another run, or a damaged file.
+        """
+        number = len(self.entries)
+        path = self._folder / f"{self._name}-{number:03}.npz" if self._folder else None
+        found = self._stored(path) if path else None
+        if found is None:
+            checkpoint = path.with_name(f"training-{number:03}.npz") if path else None
+            made = make(checkpoint)
+            if made is None:
+                return False
+            found = made[0], self._judged(*made)
+            if path and checkpoint:
+                write_sealed(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
+                checkpoint.unlink(missing_ok=True)
+                # What is there of a later round went on from another one than this.
+                path.with_name(f"{self._name}-{number + 1:03}.npz").unlink(missing_ok=True)
+        self.models[number], entry = found
+        self.entries.append(entry)
+        needed = {-1, self.best, last_good(self.entries), number}
+        self.models = {n: model for n, model in self.models.items() if n in needed}
+        return True
+
+    def result(self, message: str, hint: str) -> tuple[Artifact, dict[str, Any]]:
+        """The best model, and the facts of the run. Raises ContractUnmet, with the rounds as candidates, if there is none."""
+        entries = msgspec.to_builtins(self.entries)
+        if self.best < 0:
+            unmet = ContractUnmet(message, hint)
+            unmet.candidates = tuple(entries)
+            raise unmet
+        best = self.entries[self.best]
+        return self.models[self.best], {
+            "metric": self.judge.judge.metric,
+            "original_accuracy": self.judge.original.value,
+            "accuracy": best.accuracy,
+            "loss": best.loss,
+            "samples": self.judge.data.count,
+            "chosen": self.best,
+            f"{self._name}s": entries,
+        }
+
+    def _judged(self, model: Artifact, entry: E) -> E:
+        accuracy, _ = self.judge.assess(model)
+        objection = self._contract.accuracy_objection(accuracy)
+        return msgspec.structs.replace(entry, accuracy=accuracy.value, loss=accuracy.loss.value, objection=objection)
+
+    def _stored(self, path: Path) -> tuple[Artifact, E] | None:
+        kept = read_sealed(path, _Kept)
+        if kept is None:
+            return None
+        if kept.origin != self._origin:
+            raise InvalidArgument(
+                f"'{path.parent.name}' holds a pruning run of another model, other data or other options",
+                "give another folder, or delete this one",
+            )
+        return Artifact.from_bytes(kept.model), msgspec.convert(kept.entry, self._kind)
