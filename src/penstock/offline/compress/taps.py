@@ -7,7 +7,7 @@ memory budget allows for one batch, so that many tensors cost several passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from penstock.offline.compress.sessions import call_rows, loaded, signature_of
 from penstock.offline.optimize.model import read_proto
 from penstock.perf.measure import repeat_rows
 from penstock.resources import usable_memory
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in total."""
@@ -35,7 +35,7 @@ def no_progress(_done: int, _total: int) -> None:
 
 
 class Taps:
-    """A model's FP32 tensors on data, by name, batch by batch, as the graph stands: the engine rewrites nothing."""
+    """A model's tensors on data, by name, batch by batch, as the graph stands: the engine rewrites nothing."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Taps:
         ResourceExhausted if the largest tensor of one batch would take more than half of the memory.
         """
         given = [name for name in dict.fromkeys(names) if name in self._signature.input_names]
-        groups = self._groups([name for name in dict.fromkeys(names) if name not in given])
+        groups = grouped(self.sizes(name for name in names if name not in given), self._memory_bytes)
         passes = [given, *groups] if given else groups
         for number, group in enumerate(passes):
             first = 0
@@ -99,36 +99,44 @@ class Taps:
         with loaded(self._showing(names), self._threads, as_written=True) as model:
             return model.forward(inputs)
 
-    def _groups(self, names: list[str]) -> list[list[str]]:
-        """``names`` in groups whose outputs for one batch fit, judged by running a few samples of the largest batch."""
-        if not names:
-            return []
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """The bytes of those tensors in the largest batch, judged by running a few samples of it; each name once.
+
+        Raises ResourceExhausted if the largest of them would take more than half of the memory.
+        """
+        names = list(dict.fromkeys(names))
+        computed = [name for name in names if name not in self._signature.input_names]
         smallest, largest = self.batches.smallest, self.batches.largest
-        outputs = self._one_call(names, {name: array[:smallest] for name, array in largest.items()})
+        few = {name: array[:smallest] for name, array in largest.items()}
+        outputs = few | (self._one_call(computed, few) if computed else {})
         rows = _rows(largest)
         sizes = {name: outputs[name].nbytes * rows // smallest for name in names}
-        _check_memory(sizes, rows, smallest)
-        groups: list[list[str]] = [[]]
-        used = 0
-        for name in names:
-            if groups[-1] and used + sizes[name] > self._memory_bytes:
-                groups.append([])
-                used = 0
-            groups[-1].append(name)
-            used += sizes[name]
-        return groups
+        if computed:
+            _check_memory({name: sizes[name] for name in computed}, rows, smallest)
+        return sizes
 
     def _showing(self, outputs: Sequence[str]) -> Artifact:
         """The model with ``outputs`` in place of its own; what they do not need is not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
         own = {value.name: value for value in proto.graph.output}
-        values = [
-            own.get(name) or onnx.helper.make_tensor_value_info(name, DataType.FP32.onnx, None) for name in outputs
-        ]
+        values = [own.get(name) or onnx.ValueInfoProto(name=name) for name in outputs]
         del proto.graph.output[:]
         proto.graph.output.extend(values)
         return Artifact.from_bytes(proto.SerializeToString())
+
+
+def grouped(sizes: Mapping[str, int], memory_bytes: int) -> list[list[str]]:
+    """The names of ``sizes`` in groups, in order, of at most ``memory_bytes`` together, or of one name that takes more."""
+    groups: list[list[str]] = []
+    used = 0
+    for name, size in sizes.items():
+        if not groups or used + size > memory_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(name)
+        used += size
+    return groups
 
 
 def _rows(batch: Mapping[str, Array]) -> int:

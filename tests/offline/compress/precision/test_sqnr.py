@@ -43,7 +43,7 @@ def oracle(x: Array, range: Range, scheme: IntegerScheme) -> Noise:
     """Quantise every value, and split its error at the largest and smallest integer."""
     x = x.astype(np.float64).reshape(-1)
     smallest, largest = scheme.activation_limits
-    scale = (range.high - range.low) / (largest - smallest)
+    scale = (range.high - range.low) / (254 if scheme.symmetric else 255)
     zero_point = 0 if scheme.symmetric else round(smallest - range.low / scale)
     inside = np.clip(x, (smallest - zero_point) * scale, (largest - zero_point) * scale)
     rounded = (np.clip(np.round(x / scale) + zero_point, smallest, largest) - zero_point) * scale

@@ -26,7 +26,7 @@ def choose(array: Array, method: Method, scheme: IntegerScheme = UNSIGNED, **opt
 
 def squared_error(array: Array, low: float, high: float, scheme: IntegerScheme) -> float:
     smallest, largest = scheme.activation_limits
-    scale = (high - low) / (largest - smallest)
+    scale = (high - low) / (254 if scheme.symmetric else 255)
     zero = 0 if scheme.symmetric else round(smallest - low / scale)
     integers = np.clip(np.round(array / scale) + zero, smallest, largest)
     return float((((integers - zero) * scale - array) ** 2).mean())

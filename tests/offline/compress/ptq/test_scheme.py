@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.resources import MachineFacts
@@ -43,3 +45,16 @@ def test_scale_and_zero_point_of_a_range() -> None:
     symmetric = IntegerScheme(DataType.INT8, DataType.INT8, False, "test", symmetric=True)
     scale, zero = symmetric.parameters(np.array(-2.54), np.array(2.54))
     assert (float(scale), float(zero)) == (pytest.approx(0.02), 0)
+
+
+def test_limits_are_where_the_operator_clips() -> None:
+    """A symmetric scheme has no use for -128, but QuantizeLinear gives it to values beyond the range."""
+    scheme = IntegerScheme(DataType.INT8, DataType.INT8, False, "test", symmetric=True)
+    scale, zero = scheme.parameters(np.array(-1.0), np.array(1.0))
+    node = onnx.helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    x = np.float32([-9, -1, 0, 1, 9])
+    (integers,) = ReferenceEvaluator(node).run(
+        None, {"x": x, "scale": np.float32(scale), "zero": np.array(zero, np.int8)}
+    )
+    assert integers.tolist() == [-128, -127, 0, 127, 127]
+    assert scheme.activation_limits == (integers.min(), integers.max())

@@ -83,10 +83,9 @@ def histogram_noise(histogram: Histogram, range: Range, scheme: IntegerScheme) -
     shares = histogram.counts[filled] / histogram.count
     signal = (low * low + low * high + high * high) / 3
     smallest, largest = scheme.activation_limits
-    step = (range.high - range.low) / (largest - smallest)
-    if step <= 0:  # only ever zeros, which are exact
+    if range.high <= range.low:  # only ever zeros, which are exact
         return Noise(float(shares @ signal), float(shares @ signal), 0.0)
-    zero_point = 0 if scheme.symmetric else round(smallest - range.low / step)
+    step, zero_point = (float(number) for number in scheme.parameters(np.array(range.low), np.array(range.high)))
     first, last = (smallest - zero_point) * step, (largest - zero_point) * step
     # A difference of integrals over next to nothing would be all cancellation.
     middle, reach = (low + high) / 2, np.maximum(high - low, 1e-6 * step) / 2

@@ -81,10 +81,10 @@ class FloatModel:
         self.input_names: list[str] = [value.name for value in graph.input]
         self.output_names: list[str] = [value.name for value in graph.output]
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
-        self._types = {
-            value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)
-        }
-        self._producers = {name: node for node in self.nodes for name in node.output}
+        values = (*graph.value_info, *graph.input, *graph.output)
+        self.values = {value.name: value for value in values if value.type.tensor_type.elem_type}
+        """Type, and shape as far as known, of the tensors whose type is known."""
+        self.producers = {name: node for node in self.nodes for name in node.output if name}
 
     def artifact(self) -> Artifact:
         """The model as it is looked at here."""
@@ -94,7 +94,7 @@ class FloatModel:
         """Whether ``tensor`` is known to be FP32."""
         if tensor in self.weights:
             return bool(self.weights[tensor].data_type == DataType.FP32.onnx)
-        return self._types.get(tensor) == DataType.FP32.onnx
+        return tensor in self.values and bool(self.values[tensor].type.tensor_type.elem_type == DataType.FP32.onnx)
 
     def integer_nodes(self, placement: Placement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
         """The nodes that ``placement`` makes integer, in order; none if no linear one is among them.
@@ -138,7 +138,7 @@ class FloatModel:
             if tensor in tensors or tensor in self.weights:
                 continue
             tensors.add(tensor)
-            producer = self._producers.get(tensor)
+            producer = self.producers.get(tensor)
             if producer is not None and producer.op_type in _SCORE_OPS:
                 nodes.add(producer.name)
                 waiting += [name for name in producer.input if self.is_float(name)]
@@ -150,7 +150,7 @@ class FloatModel:
         if node.op_type in LINEAR_OPS:
             return self._fits_linear(node, placement)
         if node.op_type in _ACTIVATIONS:
-            producer = self._producers.get(node.input[0])
+            producer = self.producers.get(node.input[0])
             return producer is not None and producer.name in chosen and self._keeps_zero(node)
         return placement is Placement.WIDE and node.op_type in _WIDE_OPS
 
@@ -190,6 +190,17 @@ class FloatModel:
     def _scalar(self, tensor: str) -> Array | None:
         weight = self.weights.get(tensor)
         return None if weight is None else numpy_helper.to_array(weight).reshape(())
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """The tensors that ``node`` reads, and those that graphs within it read: of outer tensors all, and their own."""
+    graphs = [
+        graph
+        for attribute in node.attribute
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else []))
+    ]
+    within = [{value.name for value in graph.output}.union(*map(reads, graph.node)) for graph in graphs]
+    return set(node.input).union(*within) - {""}
 
 
 def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -5,7 +5,7 @@ every step, MSE looks at the tensor alone. So each tensor is rounded by itself, 
 model, and the range stays that harms the outputs least. At the end the choice as a whole must stand its ground, quantised, against
 every method used for all tensors, since what is best one by one need not be best together.
 
-One session serves all tensors and candidates: see ``switches.py``. Where the outputs are class scores the harm is the angle
+Only what follows a tensor is run anew: see ``suffix.py``. Where the outputs are class scores the harm is the angle
 between the scores with and without rounding: their order does not depend on their size, and samples that are far from all
 others, which calibration sets have, would outweigh the rest by theirs. Elsewhere it is the relative error of the outputs.
 """
@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.harm import output_harm
 from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
@@ -29,11 +27,12 @@ from penstock.offline.compress.ptq.placement import FloatModel, Placement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges import Method, ranges, squared_error
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.compress.ptq.switches import OFF, SwitchedModel, with_switches
+from penstock.offline.compress.ptq.suffix import RoundedModel, Suffix
+from penstock.offline.compress.sessions import answers_of, call_rows, loaded, signature_of
+from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.tune.accuracy import Outputs, answers
-
-Progress = Callable[[int, int], None]
+from penstock.offline.tune.accuracy import answers
+from penstock.tensor import Array
 
 CANDIDATES: dict[str, tuple[Method, float]] = {
     "min-max": (Method.MIN_MAX, 100.0),
@@ -45,6 +44,9 @@ CANDIDATES: dict[str, tuple[Method, float]] = {
 }
 """Methods by name; of two whose ranges are alike, the first is tried."""
 
+_BATCH = 32
+_MEMORY_BYTES = 512 << 20
+"""What suffixes read on all rows, held while their ranges are tried."""
 _ALIKE = 0.01
 """Two ranges are alike if their ends differ by less than this share of the wider one."""
 
@@ -105,7 +107,7 @@ def choose_ranges(
     scheme: IntegerScheme,
     placement: Placement = Placement.LINEAR,
     options: RangeChoiceOptions | None = None,
-    progress: Progress = lambda *_: None,
+    progress: Progress = no_progress,
 ) -> RangeChoice:
     """The range of every tensor of ``statistics`` by the method that harms the answers on ``data`` least.
 
@@ -118,10 +120,10 @@ def choose_ranges(
     tensors: dict[str, TensorChoice] = {}
     # Where the candidates differ most there is most to win, and a budget should be spent there.
     order = sorted(by_method["min-max"], key=lambda name: -_spread([found[name] for found in by_method.values()]))
-    for number, name in enumerate(order):
-        candidates = distinct({method: found[name] for method, found in by_method.items()})
-        tensors[name] = trials.choose(name, candidates, statistics[name])
-        progress(number + 1, len(order) + len(by_method) + 1)
+    candidates = {name: distinct({method: found[name] for method, found in by_method.items()}) for name in order}
+    for name, harms in trials.harms(candidates):
+        tensors[name] = _best(candidates[name], harms, statistics[name], scheme)
+        progress(len(tensors), len(order) + len(by_method) + 1)
     best = {name: tensors[name].range for name in statistics if name in tensors}
     errors: dict[str, float] = {}
     for name, found in {PER_TENSOR: best, **by_method}.items():
@@ -153,40 +155,84 @@ class _Trials:
         options: RangeChoiceOptions,
     ) -> None:
         self._scheme, self._data, self._options = scheme, data, options
-        model = FloatModel(artifact)
-        self._numbers = {name: number for number, name in enumerate(_roundable(model, placement))}
-        proto = with_switches(model, self._numbers, scheme)
-        self._model = SwitchedModel(_load(Artifact.from_bytes(proto.SerializeToString()), options.threads), scheme)
+        self._model = FloatModel(artifact)
+        self._roundable = set(_roundable(self._model, placement))
         self._end = None if options.time_s is None else time.monotonic() + options.time_s
-        self.calls = 0
-        self._reference = self._answers(OFF, Range(0.0, 1.0))
+        self._signature = signature_of(artifact)
+        self._taps = Taps(
+            self._model.artifact(),
+            data,
+            batch_size=call_rows(self._signature, _BATCH),
+            threads=options.threads,
+            memory_bytes=_MEMORY_BYTES,
+        )
+        self._reference = answers_of(artifact, data, options.threads, batch_size=_BATCH)
+        self.calls = 1
 
-    def choose(self, tensor: str, candidates: Mapping[str, Range], known: TensorStatistics) -> TensorChoice:
-        """The best of ``candidates``; the first if there is only one."""
-        measured = len(candidates) > 1 and tensor in self._numbers and self._affords(len(candidates))
-        if measured:
-            number = self._numbers[tensor]
-            errors = [output_harm(self._reference, self._answers(number, range)) for range in candidates.values()]
-        else:
-            errors = _own_errors(known, list(candidates.values()), self._scheme)
-        tried = tuple(TriedRange(*one) for one in zip(candidates, candidates.values(), errors, strict=True))
-        best = min(tried, key=lambda one: one.error)
-        return TensorChoice(best.method, best.range, measured, tried)
+    def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
+        """The harm of each candidate of each tensor, in order; None for a tensor with nothing to try, or beyond the budget."""
+        suffixes = {
+            name: Suffix(self._model, name)
+            for name, tried in candidates.items()
+            if len(tried) > 1 and name in self._roundable
+        }
+        groups = self._groups(suffixes)
+        held: list[dict[str, Array]] = []
+        group: list[str] = []
+        for name, tried in candidates.items():
+            if name not in suffixes or not self._affords(len(tried)):
+                yield name, None
+                continue
+            if name not in group:
+                group = next(group for group in groups if name in group)
+                held = []  # gone before the next is there
+                held = self._hold([suffixes[one] for one in group])
+            yield name, self._harms(suffixes[name], held, list(tried.values()))
 
     def whole(self, quantised: Artifact) -> float:
         """The harm that ``quantised`` does to the outputs."""
-        model = _load(quantised, self._options.threads)
         self.calls += 1
-        return output_harm(self._reference, answers(model, self._data))
+        return output_harm(self._reference, answers_of(quantised, self._data, self._options.threads, batch_size=_BATCH))
 
-    def _answers(self, which: int, range: Range) -> Outputs:
-        self._model.set(which, range)
-        self.calls += 1
-        return answers(self._model, self._data)
+    def _harms(self, suffix: Suffix, held: Sequence[Mapping[str, Array]], tried: Sequence[Range]) -> list[float]:
+        found = []
+        with loaded(suffix.artifact(self._scheme), self._options.threads) as model:
+            rounded = RoundedModel(suffix, model, self._signature, held, self._scheme)
+            for rounded.range in tried:
+                outputs = self._reference | answers(rounded, self._data, _BATCH)
+                found.append(output_harm(self._reference, outputs))
+        self.calls += len(tried)
+        return found
+
+    def _groups(self, suffixes: Mapping[str, Suffix]) -> list[list[str]]:
+        """The tensors in groups: what the suffixes of one read on all rows fits in memory, or is that of a single tensor."""
+        read = {name: [name, *suffix.beside] for name, suffix in suffixes.items()}
+        sizes = self._taps.sizes([one for names in read.values() for one in names])
+        batches = self._taps.batches.count
+        return grouped(
+            {name: batches * sum(sizes[one] for one in names) for name, names in read.items()}, _MEMORY_BYTES
+        )
+
+    def _hold(self, suffixes: Sequence[Suffix]) -> list[dict[str, Array]]:
+        """What they read, for each batch."""
+        batches: dict[str, list[Array]] = {}
+        for name, array in self._taps.run([name for suffix in suffixes for name in (suffix.tensor, *suffix.beside)]):
+            batches.setdefault(name, []).append(array)
+        return [dict(zip(batches, arrays, strict=True)) for arrays in zip(*batches.values(), strict=True)]
 
     def _affords(self, calls: int) -> bool:
         in_time = self._end is None or time.monotonic() < self._end
         return in_time and self.calls + calls <= self._options.max_calls
+
+
+def _best(
+    candidates: Mapping[str, Range], harms: list[float] | None, known: TensorStatistics, scheme: IntegerScheme
+) -> TensorChoice:
+    """The best of ``candidates``, by the error of its own values where no harm was measured; the first if there is only one."""
+    errors = _own_errors(known, list(candidates.values()), scheme) if harms is None else harms
+    tried = tuple(TriedRange(*one) for one in zip(candidates, candidates.values(), errors, strict=True))
+    best = min(tried, key=lambda one: one.error)
+    return TensorChoice(best.method, best.range, harms is not None, tried)
 
 
 def _roundable(model: FloatModel, placement: Placement) -> list[str]:
@@ -215,16 +261,10 @@ def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
     """``rows`` samples of ``data``, evenly spaced, as many as the model takes at a time or a multiple of that."""
     if rows < 1:
         raise InvalidArgument(f"ranges cannot be tried on {rows} samples", "give at least 1")
-    loaded = _load(artifact, 1)
-    smallest = loaded.signature.smallest_batch
-    loaded.unload()
+    smallest = signature_of(artifact).smallest_batch
     count = max(smallest, min(rows, data.count) // smallest * smallest)
     picks = np.linspace(0, data.count - 1, count).round().astype(np.intp)
     return make_dataset({name: array[picks] for name, array in data.inputs.items()}, None)
-
-
-def _load(artifact: Artifact, threads: int) -> LoadedModel:
-    return get_engine("onnxruntime").load(artifact, {"threads": threads})
 
 
 def _spread(candidates: Sequence[Range]) -> float:

@@ -28,17 +28,19 @@ class IntegerScheme(msgspec.Struct, frozen=True):
 
     @property
     def activation_limits(self) -> tuple[int, int]:
-        """The smallest and largest integer of an activation."""
-        if self.activation is DataType.UINT8:
-            return 0, 255
-        return (-127 if self.symmetric else -128), 127
+        """The smallest and largest integer of an activation: where QuantizeLinear clips."""
+        return (0, 255) if self.activation is DataType.UINT8 else (-128, 127)
+
+    @property
+    def steps(self) -> int:
+        """From one end of a range to the other. A symmetric one does without -128, which values a step beyond it still become."""
+        return 254 if self.symmetric else 255
 
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
         """Scale and zero point (float64, whole) of activations from ``low`` to ``high``; of an empty range, scale 1."""
-        smallest, largest = self.activation_limits
         width = np.asarray(high, np.float64) - low
-        scale = np.where(width > 0, width / (largest - smallest), 1.0)
-        zero_point = np.zeros_like(scale) if self.symmetric else np.round(smallest - low / scale)
+        scale = np.where(width > 0, width / self.steps, 1.0)
+        zero_point = np.zeros_like(scale) if self.symmetric else np.round(self.activation_limits[0] - low / scale)
         return scale, zero_point
 
 
