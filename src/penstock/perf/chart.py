@@ -1,4 +1,4 @@
-"""Charts as SVG text: any lines, any ranked bars, accuracy by latency with its Pareto front. No script, no files."""
+"""Charts as SVG text: any lines, any ranked bars, accuracy by latency with its Pareto front, a plan's steps. No script, no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.bundle.evidence import CandidateRecord, Evidence, LatencyPoint
+from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence, LatencyPoint
 
 _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 24, 46
@@ -156,6 +156,41 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
     return line_chart(rates, "Throughput by batch size", x_scale, y_scale)
 
 
+def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
+    """Every model that a plan measured by size (logarithmic) and accuracy, each joined to the one that it went on from.
+
+    Sizes are as coded where the plan coded its models, and ``original_bytes`` too. Hollow: not kept. Empty if none was measured.
+    """
+    measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]
+    if not measured:
+        return ""
+    first = measured[0][1]
+    original = first.value + first.loss.value
+    sizes = [(attempt.stored_bytes or attempt.size_bytes) / 1024 for attempt, _ in measured]
+    title = "KiB as coded" if any(attempt.stored_bytes for attempt, _ in measured) else "KiB"
+    x = _Axis([original_bytes / 1024, *sizes], _ACROSS, Scale(title, "{:,.4g}", log=True))
+    y = _Axis([original, *(found.value for _, found in measured)], _UP, Scale(f"{first.metric}, held out", "{:.2%}"))
+    places = {"original": (x(original_bytes / 1024), y(original))}
+    lines, marks = [], [_mark("original", places["original"], "original", is_kept=True)]
+    for (attempt, found), size in zip(measured, sizes, strict=True):
+        path = attempt.name if attempt.parent == "original" else f"{attempt.parent}+{attempt.name}"
+        places[path] = (x(size), y(found.value))
+        (left, top), (right, bottom) = places.get(attempt.parent, places["original"]), places[path]
+        lines.append(f'<line class="step" x1="{left:.1f}" y1="{top:.1f}" x2="{right:.1f}" y2="{bottom:.1f}"/>')
+        tip = f"{path}: {x.form.format(size)} KiB, {found.value:.2%} — {attempt.outcome}: {attempt.reason}"
+        marks.append(_mark(tip, places[path], attempt.name, is_kept=attempt.outcome == "kept"))
+    return _svg([*_frame(x, y), *lines, *marks], "Accuracy by size of every model that the plan made")
+
+
+def _mark(tip: str, place: tuple[float, float], label: str, is_kept: bool) -> str:
+    """A point, named if it was kept, beside it and turned, so that neighbours of like accuracy leave one another room."""
+    x, y = place
+    fill = "#059669" if is_kept else "none"
+    shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" stroke="#059669"><title>{escape(tip)}</title></circle>'
+    turn = f"translate({x + 6:.1f} {y + 10:.1f}) rotate(35)"
+    return shape + (f'<text class="note" transform="{turn}">{escape(label)}</text>' if is_kept else "")
+
+
 def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> str:
     color = _COLORS.get(record.precision, "#64748b")
     fill = "none" if record.status in ("rejected", "failed") else color
@@ -242,6 +277,7 @@ def _svg(parts: Sequence[str], label: str, height: int = _HEIGHT) -> str:
 
 STYLE = (
     "svg{font:12px system-ui,sans-serif;max-width:100%}text{fill:currentColor}.grid{stroke:currentColor;opacity:.12}"
+    ".step{stroke:#059669;opacity:.35}"
     ".front{fill:none;stroke:currentColor;stroke-width:1.5;opacity:.45}.floor{stroke:#dc2626;stroke-dasharray:5 4}"
     ".title,.note{opacity:.7}.name{font-weight:600}"
 )

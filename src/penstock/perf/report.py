@@ -12,7 +12,7 @@ import msgspec
 from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.errors import AlreadyExists, ResourceExhausted
-from penstock.perf.chart import Scale, bar_chart, pareto_chart, throughput_chart
+from penstock.perf.chart import Scale, attempts_chart, bar_chart, pareto_chart, throughput_chart
 
 
 class ServedRow(msgspec.Struct, frozen=True):
@@ -135,7 +135,9 @@ def _attempts(evidence: Evidence) -> list[str]:
     ]
     bought = Scale("KiB as coded" if by_size else "times the original's speed", "{:.3g}")
     picture = bar_chart(bars, "Steps of the plan", bought, Scale("accuracy lost", "{:.2%}")) if bars else ""
-    return ["<h2>What compression tried</h2>", picture, table]
+    exact = evidence.optimized or evidence.baseline
+    tree = attempts_chart(evidence.attempts, exact.disk_bytes if by_size else exact.size_bytes)
+    return ["<h2>What compression tried</h2>", picture, tree, table]
 
 
 def _attempt(attempt: Attempt) -> str:

@@ -1,26 +1,24 @@
 """The attempts of one plan, in a folder: a plan that was interrupted goes on where it stopped, and decides the same.
 
-``ledger.json`` names the plan by a digest of all that decides it and lists the attempts; ``<digest>.model`` are the models
-that they made, each with its provenance. A model is there before its attempt is listed, and both appear whole or not at all.
+``plan.ledger`` names the plan by a digest of all that decides it and lists the attempts; ``<digest>.model`` are the models kept,
+with their provenance, and the folders ``<digest>.steps`` the progress of steps that are under way. A model is there before its
+attempt is listed, and every file appears whole or not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from penstock.artifact import Artifact, Step, sha256
 from penstock.bundle.evidence import Attempt
-from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
+from penstock.errors import InvalidArgument
+from penstock.offline.compress.sealed import read_sealed, write_sealed
 
-_FILE = "ledger.json"
-_MOST_BYTES = 64 << 20
-_SUFFIXES = (".model", ".steps", ".partial")
+_FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -43,14 +41,17 @@ class Ledger:
     """Finds and keeps attempts, by name and the digest of the model that they went on from."""
 
     def __init__(self, folder: Path, plan: str) -> None:
-        """Raises InvalidArgument if ``folder`` is none or holds another plan, InvalidData if it is damaged."""
-        self.folder = folder
-        self._plan = plan
-        self._entries: dict[tuple[str, str], _Entry] = {}
+        """Raises InvalidArgument if ``folder`` is none, is damaged, or holds another plan."""
+        self.folder, self._plan = folder, plan
         if folder.exists() and not folder.is_dir():
             raise InvalidArgument(f"'{folder}' is not a folder", "name a folder for the plan, or one to be made")
-        if (folder / _FILE).exists():
-            self._read(folder / _FILE)
+        pages = read_sealed(folder / _FILE, _Pages) or _Pages(plan)
+        if pages.plan != plan:
+            raise InvalidArgument(
+                f"'{folder}' holds a plan for another model, other data, other options or another machine",
+                "give another folder, or remove this one to begin anew",
+            )
+        self._entries = {(entry.attempt.name, entry.origin): entry for entry in pages.entries}
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -62,98 +63,41 @@ class Ledger:
         entry = self._entries.get((name, origin))
         return entry.attempt if entry else None
 
-    def model(self, attempt: Attempt) -> Artifact:
-        """What ``attempt`` made. Raises InvalidData if its file is missing or was changed."""
-        path = self.folder / f"{attempt.digest}.model"
-        model = read_model(path)
-        if model.digest != attempt.digest:
-            raise _damaged(path, "it was changed")
-        return model
+    def model(self, digest: str) -> Artifact:
+        """A model that was kept. Raises InvalidArgument if its file is missing or was changed."""
+        found = None if set(digest) - set("0123456789abcdef") else read_model(self.folder / f"{digest}{_MODEL}")
+        if found is None or found.digest != digest:
+            raise InvalidArgument(f"'{self.folder}' lacks a model of its plan", "remove the folder to begin anew")
+        return found
 
-    def keep(self, model: Artifact) -> None:
-        """Write a model, of an attempt that is added next, or after more time. Raises ResourceExhausted."""
-        write_model(self.folder / f"{model.digest}.model", model)
-
-    def add(self, attempt: Attempt, origin: str) -> None:
-        """Keep an attempt, the model of which is there. Raises ResourceExhausted if it cannot be written."""
+    def add(self, attempt: Attempt, origin: str, model: Artifact | None) -> None:
+        """Keep an attempt, and the model if others may go on from it. Raises ResourceExhausted if it cannot be written."""
+        if model is not None:
+            write_model(self.folder / f"{model.digest}{_MODEL}", model)
         self._entries[attempt.name, origin] = _Entry(attempt, origin)
-        pages = _Pages(self._plan, tuple(self._entries.values()))
-        _write(self.folder / _FILE, msgspec.json.format(msgspec.json.encode(pages)))
+        write_sealed(self.folder / _FILE, _Pages(self._plan, tuple(self._entries.values())), "the plan")
 
     def scratch(self, stage: str) -> Path:
         """The folder for the progress of the steps of one stage; made by who writes there."""
-        return self.folder / f"{sha256(stage.encode())[:16]}.steps"
-
-    def _read(self, path: Path) -> None:
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise _damaged(path, "it is too large")
-            pages = msgspec.json.decode(path.read_bytes(), type=_Pages)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _damaged(path, str(error)) from error
-        if pages.plan != self._plan:
-            raise InvalidArgument(
-                f"'{path.parent}' holds a plan for another model, other data, other options or another machine",
-                "give another folder, or remove this one to begin anew",
-            )
-        for entry in pages.entries:
-            digest = entry.attempt.digest
-            # It becomes the name of a file.
-            if (digest or entry.attempt.outcome == "kept") and not _is_digest(digest):
-                raise _damaged(path, f"'{digest[:80]}' is no digest")
-            self._entries[entry.attempt.name, entry.origin] = entry
+        return self.folder / f"{sha256(stage.encode())[:16]}{_STEPS}"
 
 
 def remove_plan(folder: Path) -> None:
     """Take the plan's own files out of ``folder``, and the folder if nothing else is left in it."""
-    for path in folder.glob("*") if folder.is_dir() else ():
-        if path.is_dir() and path.suffix == ".steps":
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.suffix in _SUFFIXES or path.name == _FILE:
-            path.unlink(missing_ok=True)
+    for path in folder.glob(f"*{_STEPS}"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (*folder.glob(f"*{_MODEL}"), *folder.glob("*.partial"), folder / _FILE):
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def write_model(path: Path, model: Artifact) -> None:
     """Write ``model`` and its provenance to ``path``, whole or not at all. Raises ResourceExhausted."""
-    _write(path, msgspec.msgpack.encode(_Model(model.data, model.provenance)))
+    write_sealed(path, _Model(model.data, model.provenance), "a model")
 
 
-def read_model(path: Path) -> Artifact:
-    """What ``write_model`` wrote. Raises InvalidData if it is missing or damaged."""
-    try:
-        found = msgspec.msgpack.decode(path.read_bytes(), type=_Model)
-    except OSError as error:
-        raise _damaged(path, error.strerror or "unreadable") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    return Artifact.from_bytes(found.data, provenance=found.provenance)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
-            partial = Path(file.name)
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    partial.unlink()
-                raise
-        partial.replace(path)
-    except OSError as error:
-        raise ResourceExhausted(
-            f"cannot write to '{path.parent}': {error.strerror or error}", "free some space, or choose another folder"
-        ) from error
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and set(text) <= set("0123456789abcdef")
-
-
-def _damaged(path: Path, why: str) -> InvalidData:
-    return InvalidData(f"'{path}' is damaged: {why}", "remove the folder to begin the plan anew")
+def read_model(path: Path) -> Artifact | None:
+    """What ``write_model`` wrote; None if there is none. Raises InvalidArgument if it is damaged."""
+    found = read_sealed(path, _Model)
+    return Artifact.from_bytes(found.data, provenance=found.provenance) if found else None

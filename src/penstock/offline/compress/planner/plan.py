@@ -199,14 +199,12 @@ class _Search:
             attempt, model = self._try(move, parent, scratch, asked)
             is_final = attempt.outcome != "skipped" and not asked.yes
             if is_final:
-                if model is not None and attempt.outcome == "kept":
-                    self._ledger.keep(model)
-                self._ledger.add(attempt, parent.model.digest)
+                self._ledger.add(attempt, parent.model.digest, model if attempt.outcome == "kept" else None)
         self._seen.append(msgspec.structs.replace(attempt, parent=parent.name))
         if attempt.outcome != "kept":
             return self._result(move, attempt), None, is_final
         steps = (*parent.steps, move.name)
-        model = model or self._ledger.model(attempt)
+        model = model or self._ledger.model(attempt.digest)
         return "kept", State("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
 
     def _try(self, move: Move, parent: State, scratch: Path, asked: _Asked) -> tuple[Attempt, Artifact | None]:

@@ -41,7 +41,7 @@ def stages(target: Target) -> tuple[Stage, ...]:
     shared = Stage(tuple(Move(f"share-{name}", "sharing", share(error)) for name, error in _ERRORS.items()), "descend")
     if target == "size":
         sparse = Stage((trained("prune", "sparsity", "prune_weights"),), "first", (shared,), until=0.6)
-        narrow = Stage((_shrink(1.5),), "first", (msgspec.structs.replace(sparse, until=0.8),), until=0.6)
+        narrow = Stage((_shrink(1.5),), "first", (shared, msgspec.structs.replace(sparse, until=0.9)), until=0.8)
         return shared, sparse, integers, narrow
     thin = Stage((trained("low-rank", "structure", "split_layers"),), "first", (integers,), until=0.9)
     narrow = Stage(tuple(map(_shrink, (1.5, 2.0, 3.0, 5.0))), "descend", (integers, thin), until=0.8)

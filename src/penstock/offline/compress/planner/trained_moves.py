@@ -115,9 +115,11 @@ def _hooks(workshop: Workshop, name: str) -> dict[str, Any]:
 def _once(workshop: Workshop, name: str, make: Callable[[], Artifact]) -> Artifact:
     """What ``make`` makes, or made before an interruption: measured times may have decided it, and training goes on from it."""
     path = workshop.scratch / f"{name}.model"
-    if not path.exists():
-        write_model(path, make())
-    return read_model(path)
+    found = read_model(path)
+    if found is None:
+        found = make()
+        write_model(path, found)
+    return found
 
 
 def _check_memory(workshop: Workshop, model: Artifact) -> None:
