@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
+from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.pruning.held_out import HeldOut, split
 from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
 from penstock.offline.compress.pruning.rounds import Entry, Rounds
@@ -34,9 +35,10 @@ from penstock.offline.tune.contract import Contract
 Progress = Callable[[int, int], None]
 
 
-class IterativeOptions(msgspec.Struct, frozen=True):
+class IterativeOptions(Options, frozen=True):
     """The goal, the way there, and what may be lost."""
 
+    of: ClassVar[str] = "pruning"
     goal: PruneOptions = PruneOptions()
     """Sparsity to end with, and weights to leave alone."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
@@ -46,11 +48,11 @@ class IterativeOptions(msgspec.Struct, frozen=True):
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
     """Of each level; ``weight_decay`` is the L2 penalty. The paper retrains at a tenth of the original learning rate or less, by
     SGD on labels; learning from the dense model's answers with AdamW bears more, and gains by it."""
-    second_chance: Annotated[float, msgspec.Meta(ge=0)] = 3.0
+    second_chance: NotNegative = 3.0
     """Where a level does not meet the contract, it is retrained for this many times ``retrain.epochs`` more; 0 for never."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
     """Where it still does not, halves of the way back to the last good level are tried so often."""
-    l1: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    l1: NotNegative = 0.0
     """L1 penalty of prunable weights: each step moves them by this times the learning rate towards zero. The paper finds L2
     better where the survivors are retrained."""
 
@@ -84,7 +86,7 @@ def prune_iteratively(
     ``folder`` holds another run; Unsupported for weights that cannot be trained; and as ``magnitude.prune``, ``HeldOut``, ``fit``.
     """
     options = options or IterativeOptions()
-    options.retrain.check()
+    options.check()
     # A goal that the rule refuses is refused now, not at the last level.
     options.goal.rule.masks(prunable_weights(load_model(artifact), options.goal))
     if held_out is None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import onnx
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidConfig, InvalidData, PenstockError, Unsupported
+from penstock.errors import InvalidData, PenstockError, Unsupported
+from penstock.offline.compress.options import Count, Options, Share
 from penstock.offline.compress.pruning.cut import Kept, Structure
 from penstock.offline.compress.pruning.importance import Scores, importance
 from penstock.offline.compress.pruning.latency import LatencyTable
@@ -37,35 +38,26 @@ _ROUNDS = 4
 _MEASURE_S = 1.0
 
 
-class NarrowOptions(msgspec.Struct, frozen=True):
+class NarrowOptions(Options, frozen=True):
     """What to cut."""
 
-    width: float = 0.75
+    of: ClassVar[str] = "structured pruning"
+    width: Share = 0.75
     """Share of its units that each group keeps; the most that it keeps if ``speedup`` is given, where 1 is usual."""
-    speedup: float | None = None
+    speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """How many times faster the model shall be at one sample a call: widths then differ, chosen by measured latency."""
     importance: Literal["norm", "batch_norm", "activation"] = "norm"
     """Which units go: see ``importance.py``. ``activation`` needs data."""
-    block: int = 16
+    block: Count = 16
     """Widths are multiples of this: 16 for AVX-512, 8 for AVX2 and NEON. Groups narrower than 4 blocks take smaller steps."""
     heads: bool = True
     """Whether attention heads are cut as well as channels."""
     exact: bool = True
     """Leave channels alone that a LayerNormalization or a mean runs over, since what stays would change with them."""
-    least: float = 0.25
+    least: Share = 0.25
     """Share of its units that a group keeps at least when ``speedup`` asks for more."""
-    threads: int = 1
+    threads: Count = 1
     """For which latency is measured."""
-
-    def check(self) -> None:
-        """Raises InvalidConfig for what makes no sense."""
-        shares = 0 < self.width <= 1 and 0 < self.least <= 1
-        if not shares or self.block < 1 or self.threads < 1 or not (self.speedup is None or self.speedup > 1):
-            raise InvalidConfig(
-                f"structured pruning cannot use width={self.width}, least={self.least}, speedup={self.speedup}, "
-                f"block={self.block}, threads={self.threads}",
-                "0 < width, least <= 1; speedup > 1; block and threads at least 1",
-            )
 
 
 def narrow(

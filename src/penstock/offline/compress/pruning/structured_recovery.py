@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidConfig
+from penstock.offline.compress.options import Count, NotNegative, Options, Share
 from penstock.offline.compress.pruning.cut import Structure
 from penstock.offline.compress.pruning.held_out import HeldOut, split
 from penstock.offline.compress.pruning.importance import Scores, importance
@@ -30,13 +30,12 @@ from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.contract import Contract
 
-Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
-
-class ShrinkOptions(msgspec.Struct, frozen=True):
+class ShrinkOptions(Options, frozen=True):
     """How far to go, and what it may cost."""
 
-    speedup: float = 1.5
+    of: ClassVar[str] = "shrinking"
+    speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
     """How many times faster the model shall be at one sample a call."""
     contract: Contract = Contract()
     """What every round must meet on the held-out data; its latency is not looked at."""
@@ -47,25 +46,16 @@ class ShrinkOptions(msgspec.Struct, frozen=True):
     importance: Literal["activation", "norm", "batch_norm", "taylor"] = "activation"
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
-    second_chance: Annotated[float, msgspec.Meta(ge=0)] = 3.0
+    second_chance: NotNegative = 3.0
     """Where a round does not meet the contract, it is trained for this many times ``fit.epochs`` more; 0 for never."""
-    block: Annotated[int, msgspec.Meta(ge=1)] = 16
+    block: Count = 16
     """Widths are multiples of this, as in ``NarrowOptions``."""
     least: Share = 0.125
     """Share of its units that a group keeps at least."""
     heads: bool = True
     exact: bool = True
-    threads: int = 1
+    threads: Count = 1
     """For which latency is measured."""
-
-    def check(self) -> None:
-        """Raises InvalidConfig for what makes no sense."""
-        self.fit.check()
-        if not self.speedup > 1 or self.threads < 1:
-            raise InvalidConfig(
-                f"shrinking cannot use speedup={self.speedup}, threads={self.threads}",
-                "speedup > 1, threads at least 1",
-            )
 
 
 class Round(Entry, frozen=True, kw_only=True):

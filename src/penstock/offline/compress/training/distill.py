@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidArgument, InvalidConfig, Unsupported
+from penstock.errors import InvalidArgument, Unsupported
+from penstock.offline.compress.options import NotNegative, Options, Positive
 from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.fit import fit
 from penstock.offline.compress.training.hints import Hints
@@ -33,28 +34,18 @@ from penstock.tensor import Array
 _TINY = 1e-12
 
 
-class DistillOptions(msgspec.Struct, frozen=True):
+class DistillOptions(Options, frozen=True):
     """How to distil."""
 
+    of: ClassVar[str] = "distillation"
     fit: FitOptions = FitOptions(epochs=100)
-    temperature: float = 4.0
+    temperature: Positive = 4.0
     """T: how much the teacher's small probabilities count; 2 to 8 is usual."""
-    teacher_share: float | None = None
+    teacher_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     """The teacher's part of the loss beside the labels'; by default 0.7, and 1 without labels."""
     hints: dict[str, str] = {}
     """Tensors of the student by name, each with the teacher's tensor that it should resemble."""
-    hint_weight: float = 1.0
-
-    def check(self) -> None:
-        """Raises InvalidConfig for what makes no sense."""
-        share = self.teacher_share
-        if not self.temperature > 0 or not self.hint_weight >= 0 or not (share is None or 0 <= share <= 1):
-            raise InvalidConfig(
-                f"distillation cannot use temperature={self.temperature}, teacher_share={share}, "
-                f"hint_weight={self.hint_weight}",
-                "temperature > 0, 0 <= teacher_share <= 1, hint_weight >= 0",
-            )
-        self.fit.check()
+    hint_weight: NotNegative = 1.0
 
 
 class Kind(enum.Enum):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 import numpy as np
 
 from penstock.clock import Clock
-from penstock.errors import InvalidConfig
+from penstock.offline.compress.options import Count, NotNegative, Options, Positive
 from penstock.offline.compress.training.torch import Tensor
 from penstock.tensor import Array
 
@@ -22,53 +22,32 @@ _WARM_UP = 0.05
 """Share of the steps in which the learning rate rises to its full value."""
 
 
-class FitOptions(msgspec.Struct, frozen=True):
+class FitOptions(Options, frozen=True):
     """How to train."""
 
-    epochs: float = 20
+    of: ClassVar[str] = "training"
+    epochs: Positive = 20
     """Passes over the rows; parts of one count."""
-    learning_rate: float = 2e-3
+    learning_rate: Positive = 2e-3
     """At its height."""
-    batch_size: int = 32
+    batch_size: Count = 32
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """SGD has Nesterov momentum of 0.9."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Of parameters with two axes or more; biases, scales and normalisation have none."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """How the learning rate goes on after the first 5 % of the steps, in which it rises."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """Largest norm of the gradient of all parameters together."""
-    held_out: float = 0.0
+    held_out: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     """Share of the rows, drawn by ``seed``, on which the loss is validated if there is no ``validate``; not trained on."""
-    patience: int | None = None
+    patience: Count | None = None
     """Validations in a row without a new best, after which to stop."""
-    time_s: float | None = None
+    time_s: NotNegative | None = None
     """Seconds after which to stop; the result then depends on the machine's speed."""
-    seed: int = 0
-    threads: int = 1
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    threads: Count = 1
     """Sums in several threads are rounded differently: the result depends on their number."""
-
-    def check(self) -> None:
-        """Raises InvalidConfig for what makes no sense."""
-        bounds = {
-            "epochs": self.epochs > 0 and math.isfinite(self.epochs),
-            "learning_rate": self.learning_rate > 0 and math.isfinite(self.learning_rate),
-            "batch_size": self.batch_size >= 1,
-            "weight_decay": self.weight_decay >= 0,
-            "clip_norm": self.clip_norm is None or self.clip_norm > 0,
-            "held_out": 0 <= self.held_out < 1,
-            "patience": self.patience is None or self.patience >= 1,
-            "time_s": self.time_s is None or self.time_s >= 0,
-            "seed": 0 <= self.seed < 1 << 31,
-            "threads": self.threads >= 1,
-            "optimizer": self.optimizer in ("adamw", "sgd"),
-            "schedule": self.schedule in ("cosine", "constant"),
-        }
-        for name, good in bounds.items():
-            if not good:
-                raise InvalidConfig(
-                    f"training cannot use {name}={getattr(self, name)!r}", "see FitOptions for what it takes"
-                )
 
 
 class FitReport(msgspec.Struct, frozen=True):

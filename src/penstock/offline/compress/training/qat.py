@@ -5,14 +5,14 @@ The teacher is the float model, so no labels are needed. What comes back is the 
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import msgspec
 import numpy as np
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidConfig
+from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.ptq.placement import FloatModel
 from penstock.offline.compress.sessions import answers_of
 from penstock.offline.compress.training.batches import Batches
@@ -31,23 +31,15 @@ _STEPS = 255
 """Steps of an eight-bit integer between its smallest and its largest value."""
 
 
-class QatOptions(msgspec.Struct, frozen=True):
+class QatOptions(Options, frozen=True):
     """How to train a quantised model."""
 
+    of: ClassVar[str] = "training"
     fit: FitOptions = FitOptions(learning_rate=5e-4, held_out=0.2)
-    scale_rate: float = 100.0
+    scale_rate: NotNegative = 100.0
     """How many times faster than a weight the logarithm of a scale learns."""
-    frozen_after: float = 0.8
+    frozen_after: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.8
     """Share of the steps after which the scales stay; the weights go on."""
-
-    def check(self) -> None:
-        """Raises InvalidConfig for what makes no sense."""
-        if not self.scale_rate >= 0 or not 0 <= self.frozen_after <= 1:
-            raise InvalidConfig(
-                f"training cannot use scale_rate={self.scale_rate}, frozen_after={self.frozen_after}",
-                "scale_rate >= 0, and a share of the steps from 0 to 1",
-            )
-        self.fit.check()
 
 
 class Agreement(msgspec.Struct, frozen=True):
