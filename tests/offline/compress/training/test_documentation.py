@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.offline.compress.training.operators import OPERATORS
 
-_PAGE = Path("docs/compression/trainable.md").read_text()
+_PAGE = (Path(__file__).parents[4] / "docs" / "compression" / "trainable.md").read_text()
 
 
 def test_the_page_names_every_operator() -> None:

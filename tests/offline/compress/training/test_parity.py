@@ -14,11 +14,16 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.compress.training.distill import recover
+from penstock.offline.compress.training.operators import OPERATORS
+from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.parity import check_parity, parity, relative_error
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import DataType
+
+_DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 
 
 def _data(*shape: int, name: str = "x") -> Dataset:
@@ -37,8 +42,8 @@ def _encoder(path: Path) -> Artifact:
 
 
 def test_digits() -> None:
-    arrays = np.load("examples/digits/evaluate.npz")
-    model = TrainableModel(Artifact.from_file("examples/digits/model.onnx"))
+    arrays = np.load(_DIGITS / "evaluate.npz")
+    model = TrainableModel(Artifact.from_file(_DIGITS / "model.onnx"))
     assert 0 <= check_parity(model, make_dataset({"image": arrays["image"]}, None), rows=256) <= 1e-5
 
 
@@ -75,6 +80,14 @@ def test_a_divergence_is_named() -> None:
     assert parity(model, data) > 1e-2
     with pytest.raises(InvalidModel, match=r"first divergent tensor: 'gemm2' \(Gemm\)"):
         check_parity(model, data)
+
+
+def test_nothing_is_trained_that_torch_computes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TrainableModel(networks.mlp())
+    wrong = OPERATORS["", "Relu"]._replace(run=lambda _node, x: x.abs())
+    monkeypatch.setitem(OPERATORS, ("", "Relu"), wrong)
+    with pytest.raises(InvalidModel, match=r"otherwise in torch.*\(Relu\)"):
+        recover(model, _data(8, 16), networks.mlp(), FitOptions(epochs=1))
 
 
 def test_integers_that_a_tie_may_flip_are_no_divergence() -> None:

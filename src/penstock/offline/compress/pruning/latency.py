@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,13 +12,13 @@ import onnx
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.offline.compress.pruning.coupling import Labels
 from penstock.offline.compress.pruning.cut import Kept, Structure
+from penstock.offline.compress.sessions import loaded
 from penstock.offline.compress.taps import Taps
 from penstock.offline.dataset import make_dataset
 from penstock.offline.optimize import graph
-from penstock.perf.measure import Timings, feed, interleave
+from penstock.perf.measure import feed, interleave
 from penstock.tensor import Array
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -64,8 +65,9 @@ class LatencyTable:
         self._structure, self._threads = structure, threads
         self._nodes = [node for node in structure.model.graph if node.op_type in _LAYERS and node.domain == ""]
         names = [value.name for node in self._nodes for value in node.inputs if value and not graph.is_constant(value)]
-        taps = Taps(structure.artifact, make_dataset(dict(sample), None), batch_size=_rows(sample), threads=threads)
-        self._shapes = {name: array.shape for name, array in taps.run([name for name in names if name])}
+        rows = len(next(iter(sample.values())))
+        taps = Taps(structure.artifact, make_dataset(dict(sample), None), batch_size=rows, threads=threads)
+        self._shapes = taps.shapes([name for name in names if name], rows)
         self._axes = {node: [self._operand(node, index) for index in range(len(node.inputs))] for node in self._nodes}
         self._opsets = [onnx.helper.make_opsetid(*item) for item in structure.model.opset_imports.items()]
         self._ms = {} if known is None else known
@@ -117,21 +119,18 @@ class LatencyTable:
         return Layer(proto.SerializeToString(deterministic=True), shapes, constant)
 
     def _measure(self, layers: set[Layer]) -> None:
-        ordered = sorted(layers)
-        loaded = [get_engine("onnxruntime").load(self._model(layer), {"threads": self._threads}) for layer in ordered]
         rng = np.random.default_rng(0)
+        named = {str(number): layer for number, layer in enumerate(sorted(layers))}
         runs: dict[str, Callable[[], object]] = {}
-        for number, (layer, model) in enumerate(zip(ordered, loaded, strict=True)):
-            given = [shape for shape, constant in zip(layer.shapes, layer.constant, strict=True) if not constant]
-            names = model.signature.input_names
-            runs[str(number)] = feed(
-                model, {n: rng.standard_normal(s).astype(np.float32) for n, s in zip(names, given, strict=True)}
-            )
-        if runs:
-            timings = interleave(runs, _SECONDS * len(runs))
-            self._ms.update({layer: _undisturbed_ms(timings[str(number)]) for number, layer in enumerate(ordered)})
-        for model in loaded:
-            model.unload()
+        with contextlib.ExitStack() as stack:
+            for name, layer in named.items():
+                model = stack.enter_context(loaded(self._model(layer), self._threads))
+                given = [shape for shape, constant in zip(layer.shapes, layer.constant, strict=True) if not constant]
+                inputs = zip(model.signature.input_names, given, strict=True)
+                runs[name] = feed(model, {key: rng.standard_normal(shape, np.float32) for key, shape in inputs})
+            timings = interleave(runs, _SECONDS * len(runs)) if runs else {}
+        # What is compared was not all measured at one time, so the disturbances of any time are left out: a low quantile.
+        self._ms.update({named[name]: timing.percentile_ms(10) for name, timing in timings.items()})
 
     def _model(self, layer: Layer) -> Artifact:
         """A model of the layer alone, weights drawn at random."""
@@ -155,12 +154,3 @@ class LatencyTable:
         body = onnx.helper.make_graph([node], "layer", inputs, [output], weights)
         made = onnx.helper.make_model(body, opset_imports=self._opsets, ir_version=self._structure.model.ir_version)
         return Artifact.from_bytes(made.SerializeToString(deterministic=True))
-
-
-def _undisturbed_ms(timings: Timings) -> float:
-    """What is compared was not all measured at one time, so the disturbances of any time are left out: a low quantile."""
-    return timings.percentile_ms(10)
-
-
-def _rows(sample: Mapping[str, Array]) -> int:
-    return len(next(iter(sample.values())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 from onnx import numpy_helper
@@ -55,18 +54,10 @@ def refresh_norms(
 def _moments(artifact: Artifact, data: Dataset, tensor: str, batch_size: int, threads: int) -> tuple[Array, Array]:
     """Mean and variance of each channel, axis 1, over all samples and positions, FP64."""
     count, total, squares = 0, np.zeros(1), np.zeros(1)
-    for array in _batches(artifact, data, tensor, batch_size, threads):
+    for _, array in Taps(artifact, data, batch_size=batch_size, threads=threads).run([tensor]):
         others = tuple(axis for axis in range(array.ndim) if axis != 1)
         count += array.size // array.shape[1]
         total = total + array.sum(axis=others, dtype=np.float64)
         squares = squares + np.square(array, dtype=np.float64).sum(axis=others)
     mean = total / count
     return mean, np.maximum(squares / count - mean**2, 0.0)
-
-
-def _batches(artifact: Artifact, data: Dataset, tensor: str, batch_size: int, threads: int) -> Iterator[Array]:
-    if tensor in data.inputs:
-        yield data.inputs[tensor]
-    else:
-        for _, array in Taps(artifact, data, batch_size=batch_size, threads=threads).run([tensor]):
-            yield array

@@ -8,13 +8,13 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
-from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig
+from penstock.offline.compress.sessions import answers_of
 from penstock.offline.compress.sharing.layers import find_layers
 from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share_only
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import load_model
-from penstock.offline.tune.accuracy import answers, make_judge
+from penstock.offline.tune.accuracy import make_judge
 
 
 class BitsOptions(msgspec.Struct, frozen=True):
@@ -53,18 +53,12 @@ def choose_bits(
     options = options or BitsOptions()
     options.check()
     base = share_options or ShareOptions()
-    engine = get_engine("onnxruntime")
-    original = engine.load(artifact, {"threads": options.threads})
-    judge = make_judge(answers(original, data), data.labels)
-    original.unload()
+    judge = make_judge(answers_of(artifact, data, options.threads), data.labels)
     layers = find_layers(load_model(artifact), frozenset(base.bits))
     names = [name for name, layer in layers.items() if layer.kind != "bias" and name not in base.bits]
 
     def good(name: str, bits: int) -> bool:
-        model = engine.load(share_only(artifact, name, bits), {"threads": options.threads})
-        found = judge.compare(answers(model, data))
-        model.unload()
-        return options.holds(found)
+        return options.holds(judge.compare(answers_of(share_only(artifact, name, bits), data, options.threads)))
 
     chosen = dict(base.bits)
     for done, name in enumerate(names):

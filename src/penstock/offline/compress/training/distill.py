@@ -23,6 +23,7 @@ from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.fit import fit
 from penstock.offline.compress.training.hints import Hints
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks
+from penstock.offline.compress.training.parity import check_parity
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
@@ -32,6 +33,9 @@ from penstock.offline.tune.accuracy import make_judge
 from penstock.tensor import Array
 
 _TINY = 1e-12
+_PARITY = 1e-4
+"""Relative error of a float graph in torch against ONNX Runtime, above which nothing is trained: sums in another order differ by
+some 1e-6, an operator that is computed otherwise by far more. An INT8 graph may differ by a step of its integers."""
 
 
 class DistillOptions(Options, frozen=True):
@@ -118,7 +122,8 @@ def recover(
 ) -> FitReport:
     """Train ``model`` in place to answer as ``teacher``, the model that it was before it was compressed. Labels join in.
 
-    Raises as ``fit``, and InvalidData if labels fit no output or an answer of the teacher is not finite.
+    Raises as ``fit``; InvalidData if labels fit no output or an answer of the teacher is not finite; InvalidModel if torch computes
+    the graph otherwise than ONNX Runtime.
     """
     return _distill(model, data, teacher, DistillOptions(fit=options), hooks)
 
@@ -147,6 +152,8 @@ def _distill(
         teacher = Teacher(teacher, data, also=sorted(set(options.hints.values())), live="augment" in hooks)
     loss = DistillationLoss(model.artifact, teacher, data.labels, options)
     hints = Hints(model, data, teacher, options.hints, options.fit.seed)
+    if all(node.op_type != "QuantizeLinear" for node in read_proto(model.artifact).graph.node):
+        check_parity(TrainableModel(model.artifact), data, tolerance=_PARITY)
 
     def total(tensors: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         value = loss(tensors, rows)
