@@ -67,6 +67,13 @@ class Judge(msgspec.Struct, frozen=True):
         hits = [_hits(outputs[name], array.argmax(axis=1)) for name, array in self.reference.items()]
         return np.asarray(np.logical_and.reduce(hits))
 
+    def interval(self, differences: Array) -> Interval:
+        """The mean of differences of ``scores`` with its 95 % interval: of hits ``paired_interval``'s, also for halves of samples."""
+        if self.metric == "fidelity":
+            return mean_interval(differences)
+        differences = differences.astype(np.float64)
+        return _matched_pairs(len(differences), float(differences.sum()), float(differences @ differences))
+
     def original(self) -> Accuracy:
         """The original's own accuracy, which loses nothing by definition."""
         return msgspec.structs.replace(self.compare(self.reference), loss=Interval(0.0, 0.0, 0.0))
@@ -114,8 +121,8 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
 def paired_interval(before: Array, after: Array) -> Interval:
     """Mean of ``before - after`` (booleans per sample) with the adjusted Wald interval of Agresti and Min (2005) for
     matched pairs, which stays honest when no pair differs."""
-    count = len(before)
-    return _matched_pairs(count, float((before & ~after).sum()), float((~before & after).sum()))
+    lost, won = float((before & ~after).sum()), float((~before & after).sum())
+    return _matched_pairs(len(before), lost - won, lost + won)
 
 
 def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) -> int | None:
@@ -132,10 +139,9 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
     if loss >= max_loss:
         return None
     changed = max(changed, abs(loss))
-    lost, won = (changed + loss) / 2, (changed - loss) / 2
 
     def proves(count: int) -> bool:
-        return _matched_pairs(count, count * lost, count * won).high <= max_loss
+        return _matched_pairs(count, count * loss, count * changed).high <= max_loss
 
     few, enough = 0, 1
     while not proves(enough):
@@ -146,10 +152,19 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
     return enough
 
 
-def _matched_pairs(count: int, lost: float, won: float) -> Interval:
-    n, b, c = count + 2.0, lost + 0.5, won + 0.5
-    centre, spread = (b - c) / n, _Z95 * ((b + c) - (b - c) ** 2 / n) ** 0.5 / n
-    return Interval((lost - won) / count, centre - spread, centre + spread)
+def _matched_pairs(count: int, total: float, squares: float) -> Interval:
+    """Of ``count`` differences with that sum and sum of squares; half a sample lost and half a one won are added."""
+    n = count + 2.0
+    centre, spread = total / n, _Z95 * (squares + 1 - total**2 / n) ** 0.5 / n
+    return Interval(total / count, centre - spread, centre + spread)
+
+
+def mean_interval(values: Array) -> Interval:
+    """The mean of ``values`` with its normal 95 % interval; of one value one that says nothing: a report can hold no infinity."""
+    values = values.astype(np.float64)
+    spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else _WORST
+    mean, spread = float(values.mean()), min(spread, _WORST)
+    return Interval(mean, mean - spread, mean + spread)
 
 
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:

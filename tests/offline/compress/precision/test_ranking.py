@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.offline.compress.precision.ranking import first_ranked, rank_again, rank_groups, tiers
-from penstock.offline.compress.precision.trials import Outcome, mean_interval
+from penstock.offline.compress.precision.trials import Outcome
+from penstock.offline.tune.accuracy import mean_interval
 
 PLAYERS = "abcde"
 
@@ -22,6 +23,7 @@ class Game:
 
     def __init__(self, single: dict[str, float], pairs: dict[str, float], samples: int = 50) -> None:
         self.single, self.pairs, self.data = single, pairs, SimpleNamespace(count=samples)
+        self.judge = SimpleNamespace(interval=mean_interval)
         self.mixed = SimpleNamespace(others=lambda name: frozenset(single) - {name}, is_integer=lambda floats: True)
         self.original = self._outcome(frozenset(single))
 
@@ -31,9 +33,6 @@ class Game:
 
     def outcome(self, floats: Collection[str] = ()) -> Outcome:
         return self._outcome(frozenset(floats))
-
-    def interval(self, differences: np.ndarray) -> Interval:
-        return mean_interval(differences)
 
     def _outcome(self, floats: frozenset[str]) -> Outcome:
         loss = self.loss(frozenset(self.single) - floats)

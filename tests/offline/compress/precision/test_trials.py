@@ -8,9 +8,9 @@ from scipy import special, stats
 
 import culprits
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.precision.trials import Trials, divergence, mean_interval
+from penstock.offline.compress.precision.trials import Trials, divergence
 from penstock.offline.dataset import make_dataset
-from penstock.offline.tune.accuracy import answers, make_judge, paired_interval, sample_errors
+from penstock.offline.tune.accuracy import answers, make_judge, mean_interval, paired_interval, sample_errors
 
 SCORES = np.random.default_rng(0).normal(0, 3, (50, 5)).astype(np.float32)
 NOISY = (SCORES + np.random.default_rng(1).normal(0, 1, SCORES.shape)).astype(np.float32)
@@ -58,7 +58,7 @@ def test_the_interval_of_hits_is_that_of_matched_pairs() -> None:
     rng = np.random.default_rng(0)
     for before, after in rng.random((20, 2, 40)) < rng.random((20, 2, 1)):
         want = paired_interval(before, after)
-        found = trials.interval(before.astype(np.float32) - after)
+        found = trials.judge.interval(before.astype(np.float32) - after)
         assert (found.value, found.low, found.high) == pytest.approx((want.value, want.low, want.high), abs=1e-6)
 
 

@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 
 from penstock.bundle.evidence import Interval
-from penstock.offline.compress.precision.trials import Outcome, Trials, mean_interval
+from penstock.offline.compress.precision.trials import Outcome, Trials
+from penstock.offline.tune.accuracy import mean_interval
 from penstock.tensor import Array
 
 _CANDIDATES = 8
@@ -54,7 +55,7 @@ def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], w
     parts = {name: _Part(trials, base, name, with_alone) for name in names}
 
     def is_behind(leader: str, name: str) -> bool:
-        return trials.interval(parts[leader].scores - parts[name].scores).low > 0
+        return trials.judge.interval(parts[leader].scores - parts[name].scores).low > 0
 
     gains = {name: float(part.scores.mean()) for name, part in parts.items()}
     ranks: list[Rank] = []
@@ -112,7 +113,7 @@ class _Part:
         self.divergence: Array = np.mean([divergence for _, divergence in known], axis=0)
 
     def rank(self, by: Literal["accuracy", "divergence"], expected: float) -> Rank:
-        interval = self._trials.interval
+        interval = self._trials.judge.interval
         return Rank(
             name=self._name,
             part=interval(self.scores),

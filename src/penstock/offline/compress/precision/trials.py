@@ -17,7 +17,6 @@ from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import Judge, Outputs, answers, make_judge, sample_errors
 from penstock.tensor import Array
 
-_Z95 = 1.959964
 _LEAST_SHARE = 1e-12
 """Probabilities below this count as this, so that the divergence of one sample is at most 28."""
 
@@ -70,20 +69,7 @@ class Trials:
 
     def gain(self, before: Collection[str], after: Collection[str]) -> Interval:
         """How much more accurate the version with ``after`` float is than that with ``before``."""
-        return self.interval(self.outcome(after).scores - self.outcome(before).scores)
-
-    def interval(self, differences: Array) -> Interval:
-        """The mean of differences of scores with its 95 % interval, which stays honest when no sample differs.
-
-        Of hits that is the interval of Agresti and Min (2005) for matched pairs, for halves of samples as well: half a sample
-        won, half a one lost and a tie are added.
-        """
-        if self.judge.metric == "fidelity":
-            return mean_interval(differences)
-        n, total = len(differences) + 2.0, float(differences.sum())
-        centre = total / n
-        spread = _Z95 * ((float(differences @ differences) + 1) / n - centre**2) ** 0.5 / n**0.5
-        return Interval(total / len(differences), centre - spread, centre + spread)
+        return self.judge.interval(self.outcome(after).scores - self.outcome(before).scores)
 
     def _judge(self, outputs: Outputs) -> Outcome:
         scores = self.judge.scores(outputs).astype(np.float32)
@@ -105,16 +91,6 @@ def divergence(judge: Judge, outputs: Outputs) -> Array:
         want, got = (_log_shares(array, are_shares) for array in (judge.reference[name], outputs[name]))
         total += (np.exp(want) * (want - got)).sum(axis=1)
     return total.clip(min=0.0).astype(np.float32)
-
-
-def mean_interval(values: Array) -> Interval:
-    """The mean of ``values`` with its normal 95 % interval."""
-    values = values.astype(np.float64)
-    spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else float("inf")
-    mean = float(values.mean())
-    # An interval of one sample knows nothing; a report can hold no infinity.
-    spread = min(spread, 1e6)
-    return Interval(mean, mean - spread, mean + spread)
 
 
 def _are_shares(scores: Array) -> bool:
