@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import networks
+from penstock.artifact import Artifact
+from penstock.bundle.evidence import Accuracy, Attempt, Interval
+from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.offline.compress.planner import ledger as module
+from penstock.offline.compress.planner.ledger import Ledger, read_model, remove_plan, write_model
+from penstock.offline.compress.sealed import write_sealed
+
+ORIGIN = "0" * 64
+
+
+@pytest.fixture(scope="module")
+def model() -> Artifact:
+    plain = networks.mlp()
+    return plain.derive(plain.data, "share", {"bits": 3}, {"sparsity": 0.5, "layers": {"w": [1, 2]}})
+
+
+def kept(model: Artifact, name: str = "share") -> Attempt:
+    accuracy = Accuracy("top-1", 0.9, Interval(0.01, 0.0, 0.02), 0.1, 75)
+    return Attempt(name, "original", "kept", "", accuracy, Interval(1.1, 1.0, 1.2), 10, 5, model.digest, 1.5)
+
+
+def test_what_was_kept_is_found_again(tmp_path: Path, model: Artifact) -> None:
+    folder = tmp_path / "a" / "plan"
+    first = Ledger(folder, "plan")
+    assert first.attempts == ()
+    failed = Attempt("prune", "original", "failed", "because")
+    first.add(kept(model), ORIGIN, model)
+    first.add(failed, ORIGIN, None)
+    again = Ledger(folder, "plan")
+    assert again.attempts == (kept(model), failed)
+    assert again.find("share", ORIGIN) == kept(model)
+    assert again.find("share", "1" * 64) is None
+    assert again.model(model.digest) == model
+    assert again.model(model.digest).provenance == model.provenance
+
+
+def test_another_plan_is_refused(tmp_path: Path, model: Artifact) -> None:
+    Ledger(tmp_path, "plan").add(kept(model), ORIGIN, model)
+    with pytest.raises(InvalidArgument, match="holds a plan for another model") as caught:
+        Ledger(tmp_path, "other")
+    assert "another folder" in caught.value.hint
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("mine")
+    with pytest.raises(InvalidArgument, match="is not a folder"):
+        Ledger(tmp_path / "plan", "plan")
+
+
+@given(data=st.data())
+def test_a_damaged_ledger_is_told(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = networks.mlp()
+    folder = tmp_path_factory.mktemp("plan")
+    Ledger(folder, "plan").add(kept(model), ORIGIN, None)
+    file = folder / "plan.ledger"
+    content = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del content[at:]
+    file.write_bytes(content)
+    with pytest.raises(InvalidArgument, match="is damaged"):
+        Ledger(folder, "plan")
+
+
+@pytest.mark.parametrize("contents", [[], {"plan": 1}, {"plan": "p", "entries": [{"origin": "x"}]}, "x" * 1000])
+def test_a_made_up_ledger_is_told(tmp_path: Path, contents: object) -> None:
+    write_sealed(tmp_path / "plan.ledger", contents)
+    with pytest.raises(InvalidArgument, match="is damaged"):
+        Ledger(tmp_path, "p")
+
+
+@pytest.mark.parametrize("digest", ["", "../../etc/passwd", "..", "A" * 64, "f" * 64])
+def test_a_ledger_names_no_file_but_its_models(tmp_path: Path, model: Artifact, digest: str) -> None:
+    outside = tmp_path / "etc"
+    write_model(outside / "passwd.model", model)
+    book = Ledger(tmp_path / "x" / "plan", "plan")
+    book.add(msgspec.structs.replace(kept(model), digest=digest), ORIGIN, None)
+    with pytest.raises(InvalidArgument, match="lacks a model"):
+        book.model(digest)
+
+
+def test_a_model_that_was_changed_is_not_taken(tmp_path: Path, model: Artifact) -> None:
+    book = Ledger(tmp_path, "plan")
+    book.add(kept(model), ORIGIN, model)
+    write_model(tmp_path / f"{model.digest}.model", networks.mlp(32))
+    with pytest.raises(InvalidArgument, match="lacks a model"):
+        book.model(model.digest)
+    (tmp_path / f"{model.digest}.model").write_bytes(b"short")
+    with pytest.raises(InvalidArgument, match="is damaged"):
+        book.model(model.digest)
+
+
+def test_killed_between_model_and_ledger(tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is there, the attempt is not: it is made again, and nothing is in its way."""
+    book = Ledger(tmp_path, "plan")
+    with monkeypatch.context() as patch:
+
+        def kill(path: Path, contents: object, what: str = "") -> None:
+            if path.name == "plan.ledger":
+                raise KeyboardInterrupt
+            write_sealed(path, contents, what)
+
+        patch.setattr(module, "write_sealed", kill)
+        with pytest.raises(KeyboardInterrupt):
+            book.add(kept(model), ORIGIN, model)
+    again = Ledger(tmp_path, "plan")
+    assert again.attempts == ()
+    again.add(kept(model), ORIGIN, model)
+    assert Ledger(tmp_path, "plan").model(model.digest) == model
+
+
+def test_a_place_that_takes_nothing(tmp_path: Path, model: Artifact) -> None:
+    (tmp_path / f"{model.digest}.model").mkdir()
+    with pytest.raises(ResourceExhausted, match="cannot write a model"):
+        Ledger(tmp_path, "plan").add(kept(model), ORIGIN, model)
+
+
+def test_only_the_plans_own_files_are_removed(tmp_path: Path, model: Artifact) -> None:
+    folder = tmp_path / "plan"
+    book = Ledger(folder, "plan")
+    book.add(kept(model), ORIGIN, model)
+    write_model(book.scratch("stage") / "thin.model", model)
+    (folder / "x.partial").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    remove_plan(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    remove_plan(folder)
+    assert not folder.exists()
+    remove_plan(folder)
+
+
+def test_a_missing_model_is_none(tmp_path: Path) -> None:
+    assert read_model(tmp_path / "none.model") is None
