@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from networks import mlp
-from penstock.bundle.coded import CodingOptions, Summary, decode, describe, encode
+from penstock.bundle.coded import CodingOptions, Summary, container, decode, describe, encode
 from penstock.bundle.coded.payloads import find_payloads
-from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, PenstockError, Unsupported
+from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, PenstockError, ResourceExhausted, Unsupported
 from penstock.tensor import Array
 
 _HEAD = struct.Struct("<4sBIIII")
@@ -178,6 +178,18 @@ def test_what_is_larger_than_allowed_takes_no_memory() -> None:
     tracemalloc.stop()
 
 
+def test_zeros_take_their_own_memory_twice_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = encode(model_of(np.zeros(20_000_000, np.int8)))
+    tracemalloc.start()
+    assert len(decode(small)) > 20_000_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 45_000_000
+    monkeypatch.setattr(container, "usable_memory", lambda: 30_000_000)
+    with pytest.raises(ResourceExhausted, match="takes 19 MiB decoded"):
+        decode(small)
+
+
 def _tensor(description: list[Any], number: int = 0) -> list[Any]:
     found: list[Any] = description[2][number]
     return found
@@ -210,32 +222,31 @@ def _set(*path: int | Any) -> Callable[[list[Any], bytes], None]:
         _set(2, 0, 2, [2**40, 2**40]),
         _set(2, 0, 3, -1),  # bytes of graph before it
         _set(2, 0, 3, 10**9),
-        _set(2, 0, 4, b"digest.."),
-        _set(2, 0, 5, "huffman"),
-        _set(2, 0, 5, "verbatim"),
-        _set(2, 0, 5, "deflate"),
-        _set(2, 0, 5, "zstd"),
-        _set(2, 1, 5, "sparse"),
-        _set(2, 2, 5, "huffman"),
-        _set(2, 0, 6, False),  # codebook in FP16
-        _set(2, 0, 7, 0),  # bits of gaps
-        _set(2, 0, 7, 13),
-        _set(2, 0, 7, 1),
-        _set(2, 0, 8, []),
-        _set(2, 0, 8, 0, 0, 1),  # count of symbols
-        _set(2, 0, 8, 0, 0, 2**40),
-        _set(2, 0, 8, 1, 0, 3601),
-        _set(2, 0, 8, 0, 1, b""),  # alphabet
-        _set(2, 0, 8, 0, 1, b"\1"),
-        _set(2, 0, 8, 0, 1, b"\1\0" * 5000),
-        _set(2, 0, 8, 0, 1, b"\0\0" * 12),
-        _set(2, 0, 8, 0, 2, b""),  # lengths
-        _set(2, 0, 8, 0, 2, b"\x11" * 6),
-        _set(2, 0, 8, 0, 2, b"\xff" * 6),
-        _set(2, 0, 8, 0, 3, []),  # sizes of blocks
-        _set(2, 0, 8, 0, 3, [-1]),
-        _set(2, 0, 8, 0, 3, [2**62]),
-        _set(2, 0, 8, 0, 3, [1, 1]),
+        _set(2, 0, 4, "huffman"),
+        _set(2, 0, 4, "verbatim"),
+        _set(2, 0, 4, "deflate"),
+        _set(2, 0, 4, "zstd"),
+        _set(2, 1, 4, "sparse"),
+        _set(2, 2, 4, "huffman"),
+        _set(2, 0, 5, False),  # codebook in FP16
+        _set(2, 0, 6, 0),  # bits of gaps
+        _set(2, 0, 6, 13),
+        _set(2, 0, 6, 1),
+        _set(2, 0, 7, []),
+        _set(2, 0, 7, 0, 0, 1),  # count of symbols
+        _set(2, 0, 7, 0, 0, 2**40),
+        _set(2, 0, 7, 1, 0, 3601),
+        _set(2, 0, 7, 0, 1, b""),  # alphabet
+        _set(2, 0, 7, 0, 1, b"\1"),
+        _set(2, 0, 7, 0, 1, b"\1\0" * 5000),
+        _set(2, 0, 7, 0, 1, b"\0\0" * 12),
+        _set(2, 0, 7, 0, 2, b""),  # lengths
+        _set(2, 0, 7, 0, 2, b"\x11" * 6),
+        _set(2, 0, 7, 0, 2, b"\xff" * 6),
+        _set(2, 0, 7, 0, 3, []),  # sizes of blocks
+        _set(2, 0, 7, 0, 3, [-1]),
+        _set(2, 0, 7, 0, 3, [2**62]),
+        _set(2, 0, 7, 0, 3, [1, 1]),
     ],
 )
 def test_a_description_that_lies_is_refused(change: Callable[[list[Any], bytes], None]) -> None:
@@ -251,8 +262,8 @@ def test_a_block_cannot_say_more_than_it_has_bits() -> None:
     def claim(description: list[Any], graph: bytes) -> None:
         tensor = _tensor(description, 1)
         tensor[2] = [40, 4000]
-        tensor[8][0][0] = 160_000
-        tensor[8][0][3] = [*tensor[8][0][3], 0, 0]
+        tensor[7][0][0] = 160_000
+        tensor[7][0][3] = [*tensor[7][0][3], 0, 0]
         description[0] += 4 * (160_000 - 1600)
 
     with pytest.raises(IntegrityError):

@@ -21,7 +21,7 @@ from math import prod
 import msgspec
 
 from penstock.bundle.coded.lanes import decode_blocks
-from penstock.bundle.coded.payloads import ITEM_SIZES, Payload, find_payloads
+from penstock.bundle.coded.payloads import ITEM_SIZES, find_payloads
 from penstock.bundle.coded.tensors import (
     Codec,
     Coded,
@@ -31,7 +31,8 @@ from penstock.bundle.coded.tensors import (
     encode_tensor,
     inflate,
 )
-from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, Unsupported
+from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, ResourceExhausted, Unsupported
+from penstock.resources import usable_memory
 
 MAX_BYTES = 2 << 30
 """ONNX files end here."""
@@ -40,7 +41,6 @@ HEAD = struct.Struct("<4sBIIII")
 _CRC = struct.Struct("<I")
 _BATCH_SYMBOLS = 1 << 21
 """Decoded together: enough lanes to be fast, and a few MiB of symbols."""
-_TENSOR_DIGEST_BYTES = 8
 _MAX_DESCRIPTION_BYTES = 16 << 20
 _SMALL_DESCRIPTION_BYTES = 64 << 10
 """A description may take this much however small the model is."""
@@ -65,8 +65,6 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     shape: list[int]
     graph_bytes: int
     """Bytes of the graph between the tensor before and this one."""
-    digest: bytes
-    """The first bytes of the SHA-256 of the decoded tensor."""
     codec: Codec
     half: bool
     gap_bits: int
@@ -111,7 +109,8 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
         stored = coded.codec in ("verbatim", "deflate") and len(data) < _SMALL_BYTES
         if stored or len(data) < options.min_tensor_bytes:
             continue
-        tensors.append(_describe(payload, payload.start - at, data, coded))
+        place = (payload.name, payload.dtype, list(payload.shape), payload.start - at)
+        tensors.append(Tensor(*place, coded.codec, coded.half, coded.gap_bits, coded.streams))
         blocks += [part for block in coded.blocks for part in (_CRC.pack(zlib.crc32(block)), block)]
         graph.append(model[at : payload.start])
         at = payload.stop
@@ -128,41 +127,29 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
 def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     """The model file that ``encode`` was given.
 
-    Raises IntegrityError for anything that is not exactly what was encoded, or takes more than ``max_bytes`` decoded, which is
-    known before memory is taken; Unsupported if a newer Penstock wrote it.
+    Raises IntegrityError for anything that is not exactly what was encoded, or takes more than ``max_bytes`` decoded, and
+    ResourceExhausted if there is not that much memory, both known before it is taken; Unsupported if a newer Penstock wrote it.
     """
     description, graph, parts = parse(data, max_bytes)
+    # A model of zeros takes a few bytes coded, so that nothing but its size says what it needs: its tensors, and these as a file.
+    if 2 * description.model_bytes > (usable := usable_memory()) > 0:
+        raise ResourceExhausted(
+            f"the coded model takes {description.model_bytes >> 20} MiB decoded, twice that meanwhile, "
+            f"and there are {usable >> 20} MiB of memory",
+            "open it on a machine with more",
+        )
     pieces: list[bytes | memoryview] = []
     at = 0
     for batch in _batches(parts):
         symbols = decode_blocks([block for part in batch for block in part.decoder.blocks])
         for part in batch:
             own, symbols = symbols[: len(part.decoder.blocks)], symbols[len(part.decoder.blocks) :]
-            tensor = part.decoder.finish(own)
-            if _digest(tensor) != part.tensor.digest:
-                raise IntegrityError(
-                    f"tensor '{part.tensor.name}' of the coded model does not decode to what was encoded"
-                )
-            pieces += [graph[at : at + part.tensor.graph_bytes], tensor]
+            pieces += [graph[at : at + part.tensor.graph_bytes], part.decoder.finish(own)]
             at += part.tensor.graph_bytes
     model = b"".join((*pieces, graph[at:]))
     if hashlib.sha256(model).digest() != description.sha256:
         raise IntegrityError("the coded model does not decode to the model that was encoded")
     return model
-
-
-def _describe(payload: Payload, graph_bytes: int, data: memoryview, coded: Coded) -> Tensor:
-    return Tensor(
-        payload.name,
-        payload.dtype,
-        list(payload.shape),
-        graph_bytes,
-        _digest(data),
-        coded.codec,
-        coded.half,
-        coded.gap_bits,
-        coded.streams,
-    )
 
 
 def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Part]]:
@@ -238,10 +225,6 @@ def _batches(parts: list[Part]) -> Iterator[list[Part]]:
             yield batch
             batch, symbols = [], 0
     yield batch
-
-
-def _digest(data: bytes | memoryview) -> bytes:
-    return hashlib.sha256(data).digest()[:_TENSOR_DIGEST_BYTES]
 
 
 def _too_large(size: int, max_bytes: int) -> IntegrityError:

@@ -107,7 +107,6 @@ class Decoder:
         self._pattern = PATTERNS[item_size]
         self._alphabets: list[Array] = []
         self.blocks: list[Block] = []
-        self._block_counts: list[int] = []
         _require(len(coded.streams) == (2 if coded.codec == "sparse" else 1))
         if coded.codec in ("verbatim", "deflate"):
             _require(len(data) == 1 and coded.streams[0].count == 0)
@@ -138,15 +137,19 @@ class Decoder:
             self.blocks += [Block(data, count, table) for data, count in zip(own, counts, strict=True)]
         else:
             _require(not stream.lengths)
-        self._block_counts.append(len(counts))
 
     def symbols(self, decoded: Sequence[Array]) -> list[Array]:
         """The symbols of each stream, given the symbols of ``blocks``."""
-        found, start = [], 0
-        for stream, blocks in zip(self._coded.streams, self._block_counts, strict=True):
-            parts = decoded[start : start + blocks]
-            found.append(np.concatenate(parts) if parts else np.zeros(stream.count, np.uint16))
-            start += blocks
+        return self._spelt([np.arange(MAX_ALPHABET, dtype=np.uint16)] * len(self._alphabets), decoded)
+
+    def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
+        """What the symbols of each stream stand for in its one of ``alphabets``, block by block: numpy makes indices of 8 bytes."""
+        found, blocks = [], iter(decoded)
+        for stream, alphabet in zip(self._coded.streams, alphabets, strict=True):
+            values = np.full(stream.count, alphabet[0])
+            for at in range(0, stream.count if stream.sizes else 0, BLOCK):
+                alphabet.take(next(blocks), 0, values[at : at + BLOCK], "clip")  # no symbol lies outside
+            found.append(values)
         return found
 
     def finish(self, decoded: Sequence[Array]) -> bytes | memoryview:
@@ -156,14 +159,13 @@ class Decoder:
             return self._data[0]
         if self._coded.codec == "deflate":
             return inflate(self._data[0], self._size)
-        symbols = self.symbols(decoded)
-        alphabet = self._alphabets[0]
+        alphabet, *others = self._alphabets
         if self._coded.half:
             _require(self._pattern.itemsize == 4)
             alphabet = alphabet.view("<f2").astype("<f4").view(self._pattern)
-        values = alphabet.take(symbols[0])
+        values, *gaps_found = self._spelt([alphabet, *others], decoded)
         if self._coded.codec == "sparse":
-            gaps = self._alphabets[1].take(symbols[1])
+            (gaps,) = gaps_found
             _require(int(gaps.max()) < 1 << self._coded.gap_bits)
             positions = to_positions(gaps, self._coded.gap_bits, len(values), self._count)
             dense = np.zeros(self._count, self._pattern)
