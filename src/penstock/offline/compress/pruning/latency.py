@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.pruning.coupling import Labels
+from penstock.offline.compress.pruning.coupling import Count, Labels
 from penstock.offline.compress.pruning.cut import Kept, Structure
 from penstock.offline.compress.sessions import loaded
 from penstock.offline.compress.taps import Taps
@@ -25,18 +25,8 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SECONDS = 0.04
 """For which a layer is measured at one width."""
 
-
-class _Axis(NamedTuple):
-    """An axis of an operand: how many positions are of no group, and of which units the others are."""
-
-    fixed: int
-    parts: tuple[tuple[str, Array], ...]
-
-    def length(self, masks: Mapping[str, Array]) -> int:
-        """``masks`` says of the units of some groups whether they stay; all others do."""
-        return self.fixed + sum(
-            int(masks[name][numbers].sum()) if name in masks else len(numbers) for name, numbers in self.parts
-        )
+_Axes = list[tuple[Labels | None, int]]
+"""Of each axis of an operand what is cut with it, and its length."""
 
 
 class Layer(NamedTuple):
@@ -69,52 +59,40 @@ class LatencyTable:
         taps = Taps(structure.artifact, make_dataset(dict(sample), None), batch_size=rows, threads=threads)
         self._shapes = taps.shapes([name for name in names if name], rows)
         self._axes = {node: [self._operand(node, index) for index in range(len(node.inputs))] for node in self._nodes}
+        self._attributes = {node: ir.to_proto(node).attribute for node in self._nodes}
         self._opsets = [onnx.helper.make_opsetid(*item) for item in structure.model.opset_imports.items()]
         self._ms = {} if known is None else known
 
     def totals(self, plans: Sequence[Kept]) -> list[float]:
         """Milliseconds of all layers together, for each of ``plans``."""
-        wanted = [[self._layer(node, masks) for node in self._nodes] for masks in map(self._masks, plans)]
+        wanted = [[self._layer(node, count) for node in self._nodes] for count in map(self._structure.count, plans)]
         self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
         return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]
 
-    def _masks(self, plan: Kept) -> dict[str, Array]:
-        masks = {name: np.zeros(self._structure.group(name).units, bool) for name in plan}
-        for name, numbers in plan.items():
-            masks[name][list(numbers)] = True
-        return masks
-
-    def _operand(self, node: ir.Node, index: int) -> list[_Axis]:
+    def _operand(self, node: ir.Node, index: int) -> _Axes:
         value = node.inputs[index]
         if value is None:
             return []
         array = graph.constant(value)
         if array is None:
-            labels = self._structure.coupling.read(value)
-            shape = self._shapes[value.name or ""]
-        else:
-            shape = array.shape
-            labels = [None] * array.ndim
-            for slot in self._structure.slots:
-                if slot.node is node and slot.operand == index:
-                    labels[slot.axis] = slot.labels
-        return [self._axis(label, length) for label, length in zip(labels, shape, strict=True)]
+            return list(zip(self._structure.coupling.read(value), self._shapes[value.name or ""], strict=True))
+        axes: _Axes = [(None, length) for length in array.shape]
+        for slot in self._structure.slots:
+            if slot.node is node and slot.operand == index:
+                axes[slot.axis] = slot.labels, array.shape[slot.axis]
+        return axes
 
-    def _axis(self, labels: Labels | None, length: int) -> _Axis:
-        if labels is None:
-            return _Axis(length, ())
-        found = [(group.name, self._structure.unit_numbers(group.name, labels)) for group in self._structure.groups]
-        parts = tuple((name, numbers[numbers >= 0]) for name, numbers in found if (numbers >= 0).any())
-        return _Axis(length - sum(len(numbers) for _, numbers in parts), parts)
-
-    def _layer(self, node: ir.Node, masks: Mapping[str, Array]) -> Layer:
+    def _layer(self, node: ir.Node, count: Count) -> Layer:
         operands = self._axes[node]
-        shapes = tuple(tuple(axis.length(masks) for axis in operand) for operand in operands)
-        proto = onnx.NodeProto(op_type=node.op_type, attribute=ir.to_proto(node).attribute)
+        shapes = tuple(
+            tuple(length if labels is None else int(count(labels).sum()) for labels, length in axes)
+            for axes in operands
+        )
+        proto = onnx.NodeProto(op_type=node.op_type, attribute=self._attributes[node])
         groups = graph.int_attribute(node, "group", 1)
         for attribute in proto.attribute:
             if attribute.name == "group" and groups > 1:
-                attribute.i = groups * shapes[0][1] // operands[0][1].length({})
+                attribute.i = groups * shapes[0][1] // operands[0][1][1]
         constant = tuple(graph.is_constant(value) for value in node.inputs)
         return Layer(proto.SerializeToString(deterministic=True), shapes, constant)
 
