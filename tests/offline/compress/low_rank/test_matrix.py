@@ -97,7 +97,21 @@ def test_a_bias_takes_up_the_mean() -> None:
 @pytest.mark.parametrize("of_results", [True, False])
 def test_awkward_weights_and_data_give_numbers(of_results: bool) -> None:
     weight, rows = problem(6, 6)
-    for w, x in ((weight * 0, rows), (weight, rows * 0), (np.ones((6, 6)), rows), (weight, np.ones((50, 6)))):
+    awkward = ((weight * 0, rows), (weight, rows * 0), (np.ones((6, 6)), rows), (weight, np.ones((50, 6))))
+    for w, x in awkward:
         split = found(w, x, of_results, centred=True).at(2)
         assert all(np.isfinite(factor).all() for factor in split.factors)
         assert np.isfinite(found(w, x, of_results, centred=True).error(2))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_moments_that_are_huge_where_the_weights_are_zero(seed: int) -> None:
+    """The ridge is small beside them: rounding may make the smallest eigenvalue negative."""
+    weight, rows = problem(6, 6, seed)
+    weight[:, :2] = 0
+    rows[:, 0] *= 1e8
+    rows[:, 1] = 0.3 * rows[:, 0]
+    decomposition = found(weight, rows, of_results=False, centred=False)
+    assert all(np.isfinite(factor).all() for factor in decomposition.at(2).factors)
+    product = decomposition.at(6).factors
+    np.testing.assert_allclose(product[1] @ product[0], weight, atol=1e-6)

@@ -111,8 +111,11 @@ def test_convolutions_are_never_dynamic() -> None:
     assert sum(node.op_type == "Conv" for node in graph.node) == 3
 
 
-def test_a_channel_of_zeros() -> None:
+@pytest.mark.parametrize("tiny", [0.0, 1e-45])
+def test_a_channel_of_zeros_or_of_less_than_a_step(tiny: float) -> None:
     n = networks.Network()
-    n.op("MatMul", "x", n.weight(np.zeros((16, 2), np.float32)), name="y")
+    weight = np.zeros((16, 2), np.float32)
+    weight[0] = tiny
+    n.op("MatMul", "x", n.weight(weight), name="y")
     artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 2]})
     assert not run(quantize_dynamic(artifact, DATA, ALL), X).any()

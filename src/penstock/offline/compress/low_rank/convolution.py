@@ -35,19 +35,24 @@ def forms(kernel: tuple[int, ...]) -> tuple[Form, ...]:
     return tuple(Form) if len(kernel) == 2 and min(kernel) > 1 else (Form.CHANNEL, Form.TUCKER)
 
 
-def products(shape: tuple[int, ...], form: Form | None, ranks: tuple[int, ...] = ()) -> int:
-    """Multiplications for one place of the result, at stride 1; of the whole layer if ``form`` is None."""
+def factor_shapes(shape: tuple[int, ...], form: Form | None, ranks: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """The shapes, in the order in which they are applied, of the factors of a layer of ``shape``; its own if ``form`` is None."""
     outputs, inputs, *kernel = shape
-    places = math.prod(kernel)
+    ones = (1,) * len(kernel)
     match form:
         case None:
-            return outputs * inputs * places
+            return [shape]
         case Form.CHANNEL:
-            return ranks[0] * (inputs * places + outputs)
+            return [(ranks[0], inputs, *kernel), (outputs, ranks[0], *ones)]
         case Form.SPATIAL:
-            return ranks[0] * (inputs * kernel[0] + outputs * kernel[1])
+            return [(ranks[0], inputs, kernel[0], 1), (outputs, ranks[0], 1, kernel[1])]
         case Form.TUCKER:
-            return inputs * ranks[0] + ranks[0] * places * ranks[1] + ranks[1] * outputs
+            return [(ranks[0], inputs, *ones), (ranks[1], ranks[0], *kernel), (outputs, ranks[1], *ones)]
+
+
+def products(shape: tuple[int, ...], form: Form | None, ranks: tuple[int, ...] = ()) -> int:
+    """Multiplications for one place of the result, at stride 1; of the whole layer if ``form`` is None. As many as weights."""
+    return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 
 def rank_choices(shape: tuple[int, ...], form: Form, count: int = 8) -> list[tuple[int, ...]]:

@@ -102,14 +102,16 @@ def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centr
             products = known + _ridge(float(np.trace(known)), energy) * products
         carried, left = descending(products)
         return Decomposition(left, left.T @ weight, carried, mean, None if mean is None else left.T @ mean)
-    inner = np.eye(weight.shape[1])
+    inner, ridge = np.eye(weight.shape[1]), 1.0
     if known is not None:
-        total = float(((weight @ known) * weight).sum())
-        inner = known + _ridge(total, energy) * inner
-    root = np.linalg.cholesky(inner)
-    scaled = weight @ root
+        ridge = _ridge(float(((weight @ known) * weight).sum()), energy)
+        inner = known + ridge * inner
+    # Not Cholesky's root: of moments that are large where the weights are zero the ridge is lost in rounding.
+    values, axes = descending(inner)
+    sizes = np.sqrt(np.maximum(values, ridge))
+    scaled = weight @ (axes * sizes)
     carried, columns = descending(scaled.T @ scaled)
-    right = np.linalg.solve(root.T, columns).T
+    right = columns.T @ (axes / sizes).T
     results = (None, None) if mean is None else (weight @ mean, right @ mean)
     return Decomposition(scaled @ columns, right, carried, *results)
 

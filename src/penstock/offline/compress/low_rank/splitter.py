@@ -74,12 +74,11 @@ class Splitter:
         form, ranks = way
         assert form is not None
         layer = self._layers[name]
-        weights = sum(factor.size for factor in self.split(name, form, ranks).factors)
         return {
             "form": form.value,
             "ranks": list(ranks),
             "shape": list(layer.weight.shape),
-            "weights": round(weights / layer.weight.size, 4),
+            "weights": round(convolution.products(layer.weight.shape, form, ranks) / layer.weight.size, 4),
             "error": round(self.error(name, form, ranks), 6),
         }
 

@@ -86,8 +86,8 @@ def batch_dependence(artifact: Artifact, data: Dataset, rows: int = 8) -> float:
 def _integer_product(product: Product, number: int, first: bool, options: DynamicOptions) -> Replacement:
     """x ── DynamicQuantizeLinear ── MatMulInteger ── Cast ── Mul(scales) ── Add(bias): what ONNX Runtime fuses into one kernel."""
     levels = 63 if options.reduce_range else 127
-    largest = np.abs(product.weight).max(axis=0)
-    scale = np.where(largest > 0, largest / levels, 1).astype(np.float32)
+    scale = np.abs(product.weight).max(axis=0) / np.float32(levels)
+    scale[scale == 0] = 1
     integers = np.clip(np.round(product.weight / scale), -levels, levels).astype(np.int8)
     source, name = f"{product.input}_dynamic", f"{product.output}_dynamic{number}"
     weight = f"{product.weight_name}_int8"

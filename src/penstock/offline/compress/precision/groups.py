@@ -18,9 +18,9 @@ import msgspec
 import onnx
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement
+from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement, nothing_to_quantise
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
@@ -67,9 +67,7 @@ class MixedModel:
         self.model = FloatModel(artifact)
         self.groups = find_groups(self.model, self.model.integer_nodes(placement))
         if not self.groups:
-            raise Unsupported(
-                "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
-            )
+            raise nothing_to_quantise()
         self._by_name = {group.name: group for group in self.groups}
 
     def nodes(self, names: Collection[str]) -> list[str]:

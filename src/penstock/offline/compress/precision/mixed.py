@@ -200,7 +200,8 @@ class _Search:
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
         """Milliseconds, as far as they were measured; groups; steps, so that of two ways to one result the shorter is told."""
         savings = [saving for name in way.floats if (saving := self._savings[name])]
-        return sum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)
+        # The floats are a set: a plain sum would depend on the order in which they come.
+        return math.fsum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)
 
     def _keeps(self, floats: frozenset[str]) -> bool:
         if not self._trials.mixed.is_integer(floats):

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from penstock.errors import Unsupported
-from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.ptq.placement import FloatModel, reads
 from penstock.tensor import Array
 
 MICROSOFT = "com.microsoft"
@@ -70,7 +70,7 @@ def replaced(model: FloatModel, replacements: Mapping[str, Replacement], domains
         graph.node.extend(replacement.nodes)
         tensors = {tensor.name: tensor for tensor in replacement.tensors} | tensors
     graph.initializer.extend(tensors.values())
-    read = _read(graph)
+    read = {value.name for value in graph.output}.union(*map(reads, graph.node))
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     del graph.initializer[:]
     graph.initializer.extend(kept)
@@ -103,14 +103,3 @@ def _product(model: FloatModel, node: onnx.NodeProto, least_weights: int) -> Pro
     form = ("_transposed" if transposed else "") + (f"_times_{alpha:g}" if alpha != 1 else "")
     weight = (weight.T if transposed else weight) * np.float32(alpha)
     return Product(node, weight, f"{tensor.name}{form}", bias)
-
-
-def _read(graph: onnx.GraphProto) -> set[str]:
-    """Names that nodes of ``graph`` and of what lies within it read, and its outputs."""
-    names = {value.name for value in graph.output}
-    for node in graph.node:
-        names.update(node.input)
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                names |= _read(inner)
-    return names

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument
 from penstock.offline.compress.batches import Data
 from penstock.offline.compress.ptq.histogram import Histogram, TensorStatistics
-from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.placement import FloatModel, Placement, nothing_to_quantise
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 
 
@@ -50,9 +50,7 @@ def _checked(model: FloatModel, tensors: Sequence[str] | None) -> list[str]:
     if tensors is None:
         names = model.activations(model.integer_nodes(Placement.WIDE))
         if not names:
-            raise Unsupported(
-                "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
-            )
+            raise nothing_to_quantise()
         return names
     for name in tensors:
         if not model.is_float(name):

@@ -103,7 +103,7 @@ def _observe(
         return {}, dict.fromkeys(clips, 1.0)
     reads: dict[str, list[Link]] = {}
     for link in links:
-        for name in {read.tensor for read in link.reads}:
+        for name in dict.fromkeys(read.tensor for read in link.reads):
             reads.setdefault(name, []).append(link)
     reached = {link.name: np.zeros(link.channels) for link in links}
     above, seen = dict.fromkeys(clips, 0), dict.fromkeys(clips, 0)

@@ -192,6 +192,13 @@ class FloatModel:
         return None if weight is None else numpy_helper.to_array(weight).reshape(())
 
 
+def nothing_to_quantise() -> Unsupported:
+    """To be raised where no operator can become integer."""
+    return Unsupported(
+        "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
+    )
+
+
 def reads(node: onnx.NodeProto) -> set[str]:
     """The tensors that ``node`` reads, and those that graphs within it read: of outer tensors all, and their own."""
     graphs = [

@@ -21,9 +21,8 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from penstock.artifact import Artifact, sha256
-from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.histogram import Range
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement
+from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement, nothing_to_quantise
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import DataType
 
@@ -49,9 +48,7 @@ def quantize(
     nodes = [node for node in model.integer_nodes(placement, keep_float) if _has_ranges(model, node, ranges, placement)]
     linear = [node for node in nodes if node.op_type in LINEAR_OPS]
     if not linear:
-        raise Unsupported(
-            "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
-        )
+        raise nothing_to_quantise()
     data = _write(model, nodes, ranges, scheme, placement)
     options = {
         "activation": scheme.activation.value,
