@@ -1,6 +1,6 @@
 """What calibration found, kept on disk: the same model on the same data need not be run again.
 
-A file is the SHA-256 of what follows, then MessagePack. It is named after its key, the digest of all that decides the histograms:
+A file is sealed (``sealed.py``) and named after its key, the digest of all that decides the histograms:
 model, data, tensors, batch size, threads, the engine's version and the form of the file. One that is damaged, or of another
 key, is as good as none, and is written anew.
 """
@@ -8,8 +8,6 @@ key, is as good as none, and is written anew.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,19 +16,16 @@ import numpy as np
 import onnxruntime
 
 from penstock.artifact import Artifact, sha256
-from penstock.errors import InvalidData, ResourceExhausted
+from penstock.errors import InvalidArgument, InvalidData
 from penstock.offline.compress.batches import Batches, Data
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.histogram import BINS, Histogram, Range, TensorStatistics
+from penstock.offline.compress.ptq.histogram import Histogram, Range, TensorStatistics
+from penstock.offline.compress.sealed import read_sealed, write_sealed
 from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.taps import Progress
 from penstock.offline.optimize.model import self_contained
 
 _FORM = 1
-_DIGEST_BYTES = 32
-_TENSOR_BYTES = 2 * BINS * 8 + 4096
-"""Most that one tensor takes in a file: its counts, and its name and extremes."""
-_MOST_TENSORS = 20_000
 
 
 class _Tensor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -73,37 +68,17 @@ def collect_cached(
 
 def read_statistics(path: Path, key: str) -> dict[str, TensorStatistics] | None:
     """What ``write_statistics`` wrote under ``key``; None if there is no such file, or it is damaged or of another key."""
-    try:
-        if path.stat().st_size > _MOST_TENSORS * _TENSOR_BYTES:
-            return None
-        data = path.read_bytes()
-        digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-        if digest != hashlib.sha256(payload).digest():
-            return None
-        file = msgspec.msgpack.decode(payload, type=_File)
-        if file.key != key:
-            return None
-        return {name: _restored(tensor) for name, tensor in file.tensors.items()}
-    except (OSError, ValueError, InvalidData):  # msgspec's errors are ValueErrors, as numpy's on odd lengths
-        return None
+    with contextlib.suppress(InvalidArgument, InvalidData, ValueError):  # of numpy, on odd lengths
+        file = read_sealed(path, _File)
+        if file is not None and file.key == key:
+            return {name: _restored(tensor) for name, tensor in file.tensors.items()}
+    return None
 
 
 def write_statistics(path: Path, key: str, statistics: dict[str, TensorStatistics]) -> None:
     """Write ``statistics`` to ``path``, whole or not at all. Raises ResourceExhausted if the disk does not take them."""
     file = _File(key, {name: _kept(known) for name, known in statistics.items()})
-    payload = msgspec.msgpack.encode(file)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(hashlib.sha256(payload).digest() + payload)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ResourceExhausted(
-            f"cannot write the calibration cache '{path}': {error.strerror}", "choose another folder"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_sealed(path, file, "the calibration cache")
 
 
 def _key(artifact: Artifact, data: str, tensors: Sequence[str] | None, batch_size: int, threads: int) -> str:
