@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.offline.compress.comparison import Comparison, compare
+from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.compress.training.torch import Tensor, torch
@@ -81,17 +81,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=200)
     given = parser.parse_args()
     artifact = Artifact.from_file(given.model)
-    loaded = get_engine("onnxruntime").load(artifact, {"threads": 1})
-    train, test = (load_dataset(path, loaded.signature) for path in (given.train, given.test))
-    loaded.unload()
+    train, test = (load_dataset(path, signature_of(artifact)) for path in (given.train, given.test))
     found = binarize(artifact, train, test, FitOptions(epochs=given.epochs, learning_rate=5e-3))
     share = found.binary_weights / (found.binary_weights + found.float_weights)
     print(f"binary weights   {found.binary_weights} ({share:.1%})")
-    print(
-        f"accuracy         {found.trained.original_accuracy:.2%} FP32, {found.untrained.accuracy.value:.2%} untrained, ",
-        end="",
-    )
-    print(f"{found.trained.accuracy.value:.2%} trained")
+    before, after = found.untrained.accuracy.value, found.trained.accuracy.value
+    print(f"accuracy         {found.trained.original_accuracy:.2%} FP32, {before:.2%} untrained, {after:.2%} trained")
     print(f"packed           {found.packed_bytes} bytes, FP32 {found.trained.original_bytes}")
     print(f"ONNX file        {found.artifact.size_bytes} bytes, {len(zlib.compress(found.artifact.data, 9))} with zlib")
     print(f"speed            {found.trained.speedup.value:.2f} times FP32: ONNX Runtime has no kernel for bits")

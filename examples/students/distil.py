@@ -12,8 +12,8 @@ import numpy as np
 from students import STUDENTS
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.offline.compress.comparison import Comparison, compare
+from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.dataset import load_dataset
@@ -38,9 +38,7 @@ def run(
 ) -> tuple[Artifact, Comparison]:
     """The distilled student of ``size`` (width, depth), and how it compares on ``test``."""
     teacher = Artifact.from_file(teacher_file)
-    loaded = get_engine("onnxruntime").load(teacher, {"threads": 1})
-    signature = loaded.signature
-    loaded.unload()
+    signature = signature_of(teacher)
     learned = distill(
         STUDENTS[student](signature, *size), teacher, load_dataset(train, signature), options, augment=shifted
     )

@@ -15,13 +15,13 @@ import msgspec
 from students import STUDENTS
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import ContractUnmet
+from penstock.offline.compress.sessions import answers_of, race, signature_of
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.tune.accuracy import answers, make_judge
-from penstock.perf.measure import feed, interleave, repeat_rows
+from penstock.offline.tune.accuracy import make_judge
+from penstock.perf.measure import repeat_rows
 
 
 class Point(msgspec.Struct):
@@ -39,28 +39,21 @@ def latency_table(
     students: dict[tuple[int, int], Artifact], data: Dataset, budget_s: float
 ) -> dict[tuple[int, int], float]:
     """Median milliseconds of one row on one thread, all timed against one another."""
-    models = {size: get_engine("onnxruntime").load(artifact, {"threads": 1}) for size, artifact in students.items()}
-    row = repeat_rows(data.inputs, 1)
-    timings = interleave({f"{w}x{d}": feed(model, row) for (w, d), model in models.items()}, budget_s)
-    for model in models.values():
-        model.unload()
-    return {(w, d): timings[f"{w}x{d}"].p50_ms for w, d in students}
+    timings = race(students, repeat_rows(data.inputs, 1), budget_s)
+    return {size: timing.p50_ms for size, timing in timings.items()}
 
 
 def search(teacher: Artifact, data: Dataset, points: Sequence[Point], rungs: Sequence[float]) -> list[Point]:
     """All ``points``, the best first: by epochs lived through, then by accuracy on a third of ``data`` that none is trained on."""
     train, held_out = data.split(1 / 3)
-    reference = get_engine("onnxruntime").load(teacher, {"threads": 1})
-    judge = make_judge(answers(reference, held_out), held_out.labels)
-    reference.unload()
+    judge = make_judge(answers_of(teacher, held_out), held_out.labels)
     alive = list(points)
     for number, epochs in enumerate(rungs):
         options = DistillOptions(fit=FitOptions(epochs=epochs, learning_rate=5e-3, seed=number))
         for point in alive:
             point.artifact = distill(point.artifact, teacher, train, options)
-            loaded = get_engine("onnxruntime").load(point.artifact, {"threads": 1})
-            point.accuracy, point.epochs = judge.compare(answers(loaded, held_out)).value, point.epochs + epochs
-            loaded.unload()
+            point.accuracy = judge.compare(answers_of(point.artifact, held_out)).value
+            point.epochs += epochs
         alive = sorted(alive, key=lambda point: (-point.accuracy, point.ms))[: max(1, len(alive) // 2)]
     return sorted(points, key=lambda point: (-point.epochs, -point.accuracy, point.ms))
 
@@ -77,9 +70,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     teacher = Artifact.from_file(given.teacher)
-    loaded = get_engine("onnxruntime").load(teacher, {"threads": 1})
-    signature = loaded.signature
-    loaded.unload()
+    signature = signature_of(teacher)
     data = load_dataset(given.data, signature)
     sizes = itertools.product(given.widths, given.depths)
     students = {size: STUDENTS[given.student](signature, *size) for size in sizes}

@@ -62,11 +62,7 @@ def depthwise_cnn(signature: Signature, width: int, depth: int, seed: int = 0) -
     x = g.conv(source.name, source.shape[1], width, 3)
     for _ in range(depth):
         x = g.op("Add", x, g.conv(g.conv(x, width, width, 3, groups=width), width, width, 1))
-    x = g.op("Flatten", g.op("GlobalAveragePool", x))
-    classes = target.shape[1]
-    weight, bias = g.normal(width, classes, fan_in=2 * width), g.constant(np.zeros(classes, np.float32))
-    g.op("Gemm", x, weight, bias, result=target.name)
-    return _artifact(g, source, target)
+    return _classify(g, g.op("Flatten", g.op("GlobalAveragePool", x)), width, source, target)
 
 
 def narrow_encoder(signature: Signature, width: int, depth: int, seed: int = 0) -> Artifact:
@@ -86,10 +82,7 @@ def narrow_encoder(signature: Signature, width: int, depth: int, seed: int = 0) 
         hidden = g.op("Relu", g.linear(g.norm(x, width), width, 2 * width))
         x = g.op("Add", x, g.linear(hidden, 2 * width, width))
     pooled = g.op("ReduceMean", g.norm(x, width), axes=[1], keepdims=0)
-    classes = target.shape[1]
-    weight, bias = g.normal(width, classes, fan_in=2 * width), g.constant(np.zeros(classes, np.float32))
-    g.op("Gemm", pooled, weight, bias, result=target.name)
-    return _artifact(g, source, target)
+    return _classify(g, pooled, width, source, target)
 
 
 STUDENTS: dict[str, Callable[..., Artifact]] = {"depthwise": depthwise_cnn, "encoder": narrow_encoder}
@@ -102,7 +95,11 @@ def _attention(g: Graph, x: str, width: int) -> str:
     return g.linear(g.op("MatMul", shares, values), width, width)
 
 
-def _artifact(g: Graph, source: TensorSpec, target: TensorSpec) -> Artifact:
+def _classify(g: Graph, x: str, width: int, source: TensorSpec, target: TensorSpec) -> Artifact:
+    """The model, with a linear layer from ``x`` to the classes at its end."""
+    classes = target.shape[1]
+    weight, bias = g.normal(width, classes, fan_in=2 * width), g.constant(np.zeros(classes, np.float32))
+    g.op("Gemm", x, weight, bias, result=target.name)
     inputs, outputs = (
         [helper.make_tensor_value_info(spec.name, TensorProto.FLOAT, ["N", *spec.shape[1:]])]
         for spec in (source, target)

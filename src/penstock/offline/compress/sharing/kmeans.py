@@ -44,11 +44,6 @@ def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> 
     return Clusters(lloyd(values, weights, _optimum(means, mass[mass > 0], count, grid), grid=grid), False)
 
 
-def linear_start(values: Array, count: int) -> Array:
-    """``count`` centroids spread evenly from the least value to the greatest: the start that the paper found best (§3.2)."""
-    return np.linspace(values[0], values[-1], count)
-
-
 def lloyd(values: Array, weights: Array, centroids: Array, *, grid: bool = False) -> Array:
     """Centroids moved to the means of their clusters until they rest, FP64 rising; ``values`` rise. Empty clusters vanish."""
     sums = _Sums(values, weights, grid)
