@@ -16,21 +16,14 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from math import prod
 
 import msgspec
 
 from penstock.bundle.coded.lanes import decode_blocks
 from penstock.bundle.coded.payloads import ITEM_SIZES, find_payloads
-from penstock.bundle.coded.tensors import (
-    Codec,
-    Coded,
-    Decoder,
-    Stream,
-    deflate,
-    encode_tensor,
-    inflate,
-)
+from penstock.bundle.coded.tensors import Decoder, Tensor, deflate, encode_tensor, inflate
 from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, ResourceExhausted, Unsupported
 from penstock.resources import usable_memory
 
@@ -57,34 +50,12 @@ class CodingOptions(msgspec.Struct, frozen=True):
     """Smaller tensors stay in the graph."""
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the description says of a tensor."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    graph_bytes: int
-    """Bytes of the graph between the tensor before and this one."""
-    codec: Codec
-    half: bool
-    gap_bits: int
-    streams: list[Stream]
-
-
 class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What the header says of the model."""
 
     model_bytes: int
     sha256: bytes
     tensors: list[Tensor]
-
-
-class Part(msgspec.Struct, frozen=True):
-    """A tensor that is ready to be decoded."""
-
-    tensor: Tensor
-    size: int
-    decoder: Decoder
 
 
 def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
@@ -130,7 +101,7 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     Raises IntegrityError for anything that is not exactly what was encoded, or takes more than ``max_bytes`` decoded, and
     ResourceExhausted if there is not that much memory, both known before it is taken; Unsupported if a newer Penstock wrote it.
     """
-    description, graph, parts = parse(data, max_bytes)
+    description, graph, decoders = parse(data, max_bytes)
     # A model of zeros takes a few bytes coded, so that nothing but its size says what it needs: its tensors, and these as a file.
     if 2 * description.model_bytes > (usable := usable_memory()) > 0:
         raise ResourceExhausted(
@@ -140,19 +111,19 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
         )
     pieces: list[bytes | memoryview] = []
     at = 0
-    for batch in _batches(parts):
-        symbols = decode_blocks([block for part in batch for block in part.decoder.blocks])
-        for part in batch:
-            own, symbols = symbols[: len(part.decoder.blocks)], symbols[len(part.decoder.blocks) :]
-            pieces += [graph[at : at + part.tensor.graph_bytes], part.decoder.finish(own)]
-            at += part.tensor.graph_bytes
+    for batch in _batches(decoders):
+        symbols = iter(decode_blocks([block for decoder in batch for block in decoder.blocks]))
+        for decoder in batch:
+            own = list(islice(symbols, len(decoder.blocks)))
+            pieces += [graph[at : at + decoder.tensor.graph_bytes], decoder.finish(own)]
+            at += decoder.tensor.graph_bytes
     model = b"".join((*pieces, graph[at:]))
     if hashlib.sha256(model).digest() != description.sha256:
         raise IntegrityError("the coded model does not decode to the model that was encoded")
     return model
 
 
-def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Part]]:
+def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Decoder]]:
     """The description, the graph, and the tensors with their blocks; all sizes are checked against one another."""
     if len(data) < HEAD.size or data[: len(_MAGIC)] != _MAGIC:
         raise IntegrityError("this is not a coded model")
@@ -176,7 +147,7 @@ def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Pa
         raise IntegrityError(f"the description of the coded model cannot be read: {error}") from None
     graph = header[description_size:]
     sizes = _sizes(description, len(graph), max_bytes)
-    return description, graph, _parts(description, sizes, body[packed_size:])
+    return description, graph, _decoders(description, sizes, body[packed_size:])
 
 
 def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[int]:
@@ -194,9 +165,9 @@ def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[i
     return sizes
 
 
-def _parts(description: Description, sizes: list[int], body: memoryview) -> list[Part]:
+def _decoders(description: Description, sizes: list[int], body: memoryview) -> list[Decoder]:
     """The tensors with their blocks, which must fill ``body`` to its end."""
-    parts, at = [], 0
+    found, at = [], 0
     for tensor, size in zip(description.tensors, sizes, strict=True):
         blocks = []
         for block_size in (size for stream in tensor.streams for size in stream.sizes):
@@ -208,19 +179,18 @@ def _parts(description: Description, sizes: list[int], body: memoryview) -> list
                 raise IntegrityError(f"a block of tensor '{tensor.name}' of the coded model was changed")
             blocks.append(block)
             at = start + block_size
-        coded = Coded(tensor.codec, tensor.streams, [], tensor.half, tensor.gap_bits)
-        parts.append(Part(tensor, size, Decoder(coded, blocks, size, ITEM_SIZES[tensor.dtype])))
+        found.append(Decoder(tensor, blocks, size))
     if at != len(body):
         raise IntegrityError("the coded model goes on after its end")
-    return parts
+    return found
 
 
-def _batches(parts: list[Part]) -> Iterator[list[Part]]:
-    batch: list[Part] = []
+def _batches(decoders: list[Decoder]) -> Iterator[list[Decoder]]:
+    batch: list[Decoder] = []
     symbols = 0
-    for part in parts:
-        batch.append(part)
-        symbols += sum(block.symbols for block in part.decoder.blocks)
+    for decoder in decoders:
+        batch.append(decoder)
+        symbols += sum(block.symbols for block in decoder.blocks)
         if symbols >= _BATCH_SYMBOLS:
             yield batch
             batch, symbols = [], 0

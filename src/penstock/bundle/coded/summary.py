@@ -7,10 +7,10 @@ from math import prod
 import msgspec
 import numpy as np
 
-from penstock.bundle.coded.container import HEAD, MAX_BYTES, Part, parse
+from penstock.bundle.coded.container import HEAD, MAX_BYTES, parse
 from penstock.bundle.coded.lanes import decode_blocks
 from penstock.bundle.coded.payloads import ITEM_SIZES
-from penstock.bundle.coded.tensors import PATTERNS, Codec, entropy_bytes
+from penstock.bundle.coded.tensors import PATTERNS, Codec, Decoder, entropy_bytes
 
 
 class TensorSummary(msgspec.Struct, frozen=True):
@@ -61,14 +61,14 @@ class Summary(msgspec.Struct, frozen=True):
 
 def describe(data: bytes, max_bytes: int = MAX_BYTES) -> Summary:
     """Where the bytes of a coded model go. Raises as ``decode``, but does not check digests."""
-    description, graph, parts = parse(data, max_bytes)
-    tensors = tuple(_summarize(part) for part in parts)
+    description, graph, decoders = parse(data, max_bytes)
+    tensors = tuple(map(_summarize, decoders))
     header_bytes = HEAD.unpack_from(data)[2] + HEAD.size
     return Summary(description.model_bytes, len(data), header_bytes, len(graph), tensors)
 
 
-def _summarize(part: Part) -> TensorSummary:
-    tensor, decoder = part.tensor, part.decoder
+def _summarize(decoder: Decoder) -> TensorSummary:
+    tensor = decoder.tensor
     decoded = decode_blocks(decoder.blocks)
     symbols = decoder.symbols(decoded) if tensor.streams[0].count else []
     elements = np.frombuffer(decoder.finish(decoded), PATTERNS[ITEM_SIZES[tensor.dtype]])
@@ -79,7 +79,7 @@ def _summarize(part: Part) -> TensorSummary:
         dtype=tensor.dtype,
         shape=tuple(tensor.shape),
         codec=tensor.codec,
-        dense_bytes=part.size,
+        dense_bytes=decoder.size,
         code_bytes=code_bytes,
         gap_bytes=gap_bytes,
         table_bytes=sum(len(stream.alphabet) + len(stream.lengths) for stream in tensor.streams),

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.bundle.coded.gaps import MAX_BITS, to_gaps, to_positions
 from penstock.bundle.coded.huffman import MAX_ALPHABET, MAX_LENGTH, code_lengths, decoding_table
 from penstock.bundle.coded.lanes import BLOCK, Block, encode_block
+from penstock.bundle.coded.payloads import ITEM_SIZES
 from penstock.errors import IntegrityError
 from penstock.tensor import Array
 
@@ -40,6 +41,20 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     lengths: bytes
     """Code lengths, two to a byte, the first in the lower half; none if the alphabet has but one symbol."""
     sizes: list[int]
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the description says of a tensor."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    graph_bytes: int
+    """Bytes of the graph between the tensor before and this one."""
+    codec: Codec
+    half: bool
+    gap_bits: int
+    streams: list[Stream]
 
 
 class Coded(NamedTuple):
@@ -99,27 +114,27 @@ def inflate(data: bytes | memoryview, size: int) -> bytes:
 class Decoder:
     """Decodes one tensor in two steps, so that the blocks of many tensors can be decoded together."""
 
-    def __init__(self, coded: Coded, data: Sequence[memoryview], size: int, item_size: int) -> None:
-        """``data`` are the blocks of ``coded``; the tensor takes ``size`` bytes. Raises IntegrityError if these cannot fit."""
-        self._coded = coded
+    def __init__(self, tensor: Tensor, data: Sequence[memoryview], size: int) -> None:
+        """``data`` are its blocks; it takes ``size`` bytes. Raises IntegrityError if these cannot fit."""
+        self.tensor = tensor
+        self.size = size
         self._data = data
-        self._size = size
-        self._pattern = PATTERNS[item_size]
+        self._pattern = PATTERNS[ITEM_SIZES[tensor.dtype]]
         self._alphabets: list[Array] = []
         self.blocks: list[Block] = []
-        _require(len(coded.streams) == (2 if coded.codec == "sparse" else 1))
-        if coded.codec in ("verbatim", "deflate"):
-            _require(len(data) == 1 and coded.streams[0].count == 0)
+        _require(len(tensor.streams) == (2 if tensor.codec == "sparse" else 1))
+        if tensor.codec in ("verbatim", "deflate"):
+            _require(len(data) == 1 and tensor.streams[0].count == 0)
             return
-        self._count = size // item_size
-        _require(size % item_size == 0)
-        value, *gaps = coded.streams
-        if coded.codec == "sparse":
-            _require(1 <= coded.gap_bits <= MAX_BITS and value.count <= gaps[0].count <= self._count)
+        self._count = size // self._pattern.itemsize
+        _require(size % self._pattern.itemsize == 0)
+        value, *gaps = tensor.streams
+        if tensor.codec == "sparse":
+            _require(1 <= tensor.gap_bits <= MAX_BITS and value.count <= gaps[0].count <= self._count)
         else:
             _require(value.count == self._count)
-        first = np.dtype("<u2") if coded.half else self._pattern
-        for stream, kind in zip(coded.streams, (first, np.dtype("<u2")), strict=False):
+        first = np.dtype("<u2") if tensor.half else self._pattern
+        for stream, kind in zip(tensor.streams, (first, np.dtype("<u2")), strict=False):
             self._add_stream(stream, kind)
 
     def _add_stream(self, stream: Stream, kind: np.dtype[Any]) -> None:
@@ -145,7 +160,7 @@ class Decoder:
     def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
         """What the symbols of each stream stand for in its one of ``alphabets``, block by block: numpy makes indices of 8 bytes."""
         found, blocks = [], iter(decoded)
-        for stream, alphabet in zip(self._coded.streams, alphabets, strict=True):
+        for stream, alphabet in zip(self.tensor.streams, alphabets, strict=True):
             values = np.full(stream.count, alphabet[0])
             for at in range(0, stream.count if stream.sizes else 0, BLOCK):
                 alphabet.take(next(blocks), 0, values[at : at + BLOCK], "clip")  # no symbol lies outside
@@ -154,20 +169,20 @@ class Decoder:
 
     def finish(self, decoded: Sequence[Array]) -> bytes | memoryview:
         """The tensor's bytes, given the symbols of ``blocks``. Raises IntegrityError."""
-        if self._coded.codec == "verbatim":
-            _require(len(self._data[0]) == self._size)
+        if self.tensor.codec == "verbatim":
+            _require(len(self._data[0]) == self.size)
             return self._data[0]
-        if self._coded.codec == "deflate":
-            return inflate(self._data[0], self._size)
+        if self.tensor.codec == "deflate":
+            return inflate(self._data[0], self.size)
         alphabet, *others = self._alphabets
-        if self._coded.half:
+        if self.tensor.half:
             _require(self._pattern.itemsize == 4)
             alphabet = alphabet.view("<f2").astype("<f4").view(self._pattern)
         values, *gaps_found = self._spelt([alphabet, *others], decoded)
-        if self._coded.codec == "sparse":
+        if self.tensor.codec == "sparse":
             (gaps,) = gaps_found
-            _require(int(gaps.max()) < 1 << self._coded.gap_bits)
-            positions = to_positions(gaps, self._coded.gap_bits, len(values), self._count)
+            _require(int(gaps.max()) < 1 << self.tensor.gap_bits)
+            positions = to_positions(gaps, self.tensor.gap_bits, len(values), self._count)
             dense = np.zeros(self._count, self._pattern)
             dense[positions] = values
             values = dense
