@@ -82,26 +82,13 @@ def residual(outlier: float) -> Artifact:
     return n.artifact({"x": ["N", 5, 32]}, {"y": ["N", 5, 32]})
 
 
-def test_where_others_read_too_a_multiplication_is_inserted() -> None:
-    uneven, evaluate = residual(50.0), outliers.tokens(64, seed=1)
-    smooth = smooth_quant(uneven, DATA, SmoothQuantOptions(insert_below=0.5))
-    assert smooth_quant(uneven, DATA).provenance[-1].facts["links"] == {}
-    operators = [node.op_type for node in onnx.load_model_from_string(smooth.data).graph.node]
-    assert operators.count("Mul") == 2
-    (link,) = smooth.provenance[-1].facts["links"].values()
-    assert link["inserted"]
-    before, after = (outliers.error(outliers.int8(a, DATA), uneven, evaluate) for a in (uneven, smooth))
-    assert before > 3 * after
-
-
-@pytest.mark.parametrize(("outlier", "share"), [(1.0, 0.5), (50.0, 0.0)])
-def test_none_is_inserted_where_it_gains_too_little_or_must_not(outlier: float, share: float) -> None:
-    artifact = residual(outlier)
-    smooth = smooth_quant(artifact, DATA, SmoothQuantOptions(insert_below=share))
+def test_what_something_else_reads_too_stays() -> None:
+    """Only an operation more for each call could divide it."""
+    artifact = residual(50.0)
+    smooth = smooth_quant(artifact, DATA)
     assert smooth.provenance[-1].facts["links"] == {}
+    assert [node.op_type for node in onnx.load_model_from_string(smooth.data).graph.node].count("Mul") == 1
     assert weights(smooth).keys() == weights(artifact).keys()
-    graph = onnx.load_model_from_string(smooth.data).graph
-    assert [node.op_type for node in graph.node].count("Mul") == 1
 
 
 def test_what_does_not_gain_stays() -> None:

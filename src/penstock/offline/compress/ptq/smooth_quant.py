@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
@@ -20,8 +19,7 @@ from penstock.offline.compress.ptq.equalize import factors, verify
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset
-from penstock.offline.optimize import graph
-from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
+from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import Array
 
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
@@ -38,10 +36,6 @@ class SmoothQuantOptions(msgspec.Struct, frozen=True):
     """No channel is scaled by more than this, or less than its inverse."""
     exact: bool = False
     """Round scales to powers of two: every product in the model then has the very same bits as before."""
-    insert_below: float = 0.0
-    """A tensor that something else reads as well, or that no constant writes, is divided by a Mul of its own if the error then falls
-    below this share of what it was. 0 inserts none: what the operation costs in each call is not measured here.
-    """
     rows: int = 256
     """Rows of each tensor on which the error is measured; memory is that many times the widths of all tensors, in FP32."""
     batch_size: int = 32
@@ -70,67 +64,14 @@ def smooth_quant(
     """
     if not options.alphas or not all(0 <= alpha <= 1 for alpha in options.alphas) or options.rows < 1:
         raise InvalidArgument("SmoothQuant needs at least one row, and alphas from 0 to 1")
-    model = infer_shapes(read_proto(artifact))
-    inserted = _insert(model) if options.insert_below > 0 else {}
-    rescaling = Rescaling(model)
+    rescaling = Rescaling(infer_shapes(read_proto(artifact)))
     links = [link for link in rescaling.links if _is_smoothable(link)]
-    seen = _observe(Artifact.from_bytes(to_bytes(model)), links, data, options, progress)
-    facts: dict[str, dict[str, object]] = {}
-    for link in links:
-        enough = options.insert_below if link.writer in inserted else _WORTH_IT
-        facts[inserted.get(link.writer, link.name)] = _smooth(link, seen[link.name], options, enough)
-    for node, name in inserted.items():
-        if facts.get(name, {}).get("alpha") is None:
-            _take_out(node)
-            facts.pop(name, None)
-        else:
-            facts[name]["inserted"] = True
+    seen = _observe(artifact, links, data, options, progress)
+    facts = {link.name: _smooth(link, seen[link.name], options) for link in links}
     changed = rescaling.write()
     error = verify(artifact, changed, data)
     asked = {**msgspec.structs.asdict(options), "data": data.digest}
     return artifact.derive(changed, "smooth-quant", asked, {"links": facts, "max_relative_error": error})
-
-
-def _insert(model: ir.Model) -> dict[ir.Node, str]:
-    """A multiplication by ones before the products that read a tensor which no link leads to; its name for each."""
-    linked = {read.tensor for link in Rescaling(model).links for read in link.reads}
-    readers: dict[ir.Value, list[ir.Node]] = {}
-    for node in graph.plain_nodes(model):
-        source, weight = graph.input_of(node, 0), graph.input_of(node, 1)
-        array = graph.constant(weight)
-        if node.op_type not in _PRODUCTS or source is None or source.name in linked or graph.is_constant(source):
-            continue
-        if array is None or weight is None or weight.dtype != ir.DataType.FLOAT or array.ndim != 2:
-            continue
-        if not graph.int_attribute(node, "transA", 0):
-            readers.setdefault(source, []).append(node)
-    return {_multiply(source, nodes): f"{source.name}" for source, nodes in readers.items()}
-
-
-def _multiply(source: ir.Value, readers: list[ir.Node]) -> ir.Node:
-    """``source`` times ones, which all ``readers`` now read."""
-    owner, weight = readers[0].graph, graph.constant(readers[0].inputs[1])
-    assert isinstance(owner, ir.Graph)
-    assert weight is not None
-    width = weight.shape[1] if graph.int_attribute(readers[0], "transB", 0) else weight.shape[0]
-    ones = graph.add_constant(owner, np.ones(width, np.float32), f"{source.name}_smoothing")
-    node = ir.Node("", "Mul", [source, ones], num_outputs=1, name=f"{ones.name}_mul")
-    output = node.outputs[0]
-    output.name, output.type, output.shape = f"{ones.name}_result", source.type, source.shape
-    owner.insert_before(readers[0], node)
-    for reader in readers:
-        reader.replace_input_with(0, output)
-    return node
-
-
-def _take_out(node: ir.Node) -> None:
-    owner, (source, ones) = node.graph, node.inputs
-    assert isinstance(owner, ir.Graph)
-    assert source is not None
-    assert ones is not None
-    node.outputs[0].replace_all_uses_with(source)
-    owner.remove(node, safe=True)
-    owner.initializers.pop(f"{ones.name}", None)
 
 
 def _is_smoothable(link: Link) -> bool:
@@ -160,8 +101,8 @@ def _observe(
     return {name: _Seen(low[name], high[name], np.concatenate(parts)) for name, parts in kept.items()}
 
 
-def _smooth(link: Link, seen: _Seen, options: SmoothQuantOptions, enough: float) -> dict[str, object]:
-    """Rescale ``link`` by the best of the alphas, if the error falls to ``enough`` of what it was; what was found."""
+def _smooth(link: Link, seen: _Seen, options: SmoothQuantOptions) -> dict[str, object]:
+    """Rescale ``link`` by the best of the alphas, if one is good enough; what was found."""
     reached, read = np.maximum(-seen.low, seen.high), link.read_ranges()
     before = best = quantized_error(link, seen.low, seen.high, seen.rows, np.ones(link.channels))
     chosen: float | None = None
@@ -170,7 +111,7 @@ def _smooth(link: Link, seen: _Seen, options: SmoothQuantOptions, enough: float)
         s = np.clip(factors(reached, read, alpha), 1 / options.limit, options.limit)
         s = np.exp2(np.round(np.log2(s))) if options.exact else s
         error = quantized_error(link, seen.low, seen.high, seen.rows, s)
-        if error < min(best, enough * before):
+        if error < min(best, _WORTH_IT * before):
             best, chosen, scales = error, alpha, s
     link.rescale(scales)
     return {
