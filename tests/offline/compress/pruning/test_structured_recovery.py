@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,8 @@ import pytest
 from penstock.artifact import Artifact
 from penstock.errors import ContractUnmet, InvalidArgument, InvalidConfig
 from penstock.offline.compress.comparison import compare
+from penstock.offline.compress.pruning import structured
+from penstock.offline.compress.pruning.latency import LatencyTable, Layer
 from penstock.offline.compress.pruning.structured_recovery import Round, ShrinkOptions, given_up, next_move, shrink
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.dataset import Dataset, load_dataset
@@ -17,10 +20,20 @@ from penstock.offline.tune.contract import Contract
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _DIGITS = Path(__file__).parents[4] / "examples" / "digits"
-# Widths follow from measured time, so what a quick training loses is bounded loosely.
 _QUICK = ShrinkOptions(
     speedup=50.0, rounds=1, fit=FitOptions(epochs=2), second_chance=0, contract=Contract(max_accuracy_loss=0.1)
 )
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers take as long as their weights are many, so that widths, and what they lose, are the same on every machine."""
+
+    def measure(table: LatencyTable, layers: set[Layer]) -> None:
+        table._ms.update({layer: 1e-6 * prod(layer.shapes[1]) for layer in layers})
+
+    monkeypatch.setattr(LatencyTable, "_measure", measure)
+    monkeypatch.setattr(structured, "_MEASURE_S", 0.1)
 
 
 def _digits(name: str) -> Dataset:
@@ -69,6 +82,7 @@ def test_what_failed_for_good_is_left_alone() -> None:
     assert given_up([_FAILED, _round(cut=False, start=0), other]) == {"b", "c"}
 
 
+@pytest.mark.usefixtures("steady")
 def test_digits_get_narrower_within_the_contract_and_go_on_from_a_folder(tmp_path: Path) -> None:
     original, data, unseen = _model(), _digits("calibrate"), _digits("evaluate")
     seen: list[tuple[int, int]] = []
@@ -90,6 +104,7 @@ def test_digits_get_narrower_within_the_contract_and_go_on_from_a_folder(tmp_pat
         shrink(original, data, msgspec.structs.replace(_QUICK, share=0.2), folder=tmp_path)
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_contract_that_cannot_be_kept_shows_what_was_tried() -> None:
     hopeless = msgspec.structs.replace(
         _QUICK, share=0.9, fit=FitOptions(epochs=0.1, learning_rate=1e-9), contract=Contract(0.0)
