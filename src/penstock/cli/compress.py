@@ -17,6 +17,9 @@ from penstock.offline.compress.planner.ledger import remove_plan
 from penstock.offline.tune.contract import Contract
 from penstock.perf.report import write_report
 
+_TIMING_SHARE, _MOST_TIMING_S = 0.1, 20.0
+"""What the choice among the plan's models and all others takes beside the plan, of its budget and in seconds."""
+
 
 def compress(
     model: Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)],
@@ -62,13 +65,15 @@ def compress(
       penstock compress model.onnx --train train.npz --evaluate test.npz --target size --max-accuracy-loss 0.5% -o small.bundle
     """
     check_places(output, report, [given for given in (model, train, evaluate) if given is not None])
+    budget_s = parse_seconds(budget)
     folder = resume or output.with_name(f"{output.name}.plan")
     recipe = Recipe(
         contract=Contract(parse_share(max_accuracy_loss), parse_milliseconds(p99) if p99 else None, prove_accuracy),
         name=name,
         threads=parse_counts(threads) if threads else (),
         objective="size" if target == "size" else "latency",
-        compression=Compression(parse_seconds(budget), epochs, seed, folder),
+        compression=Compression(budget_s, epochs, seed, folder),
+        budget_s=min(_MOST_TIMING_S, _TIMING_SHARE * budget_s),
         overwrite=force,
     )
     with StageProgress() as progress:

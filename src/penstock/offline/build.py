@@ -146,6 +146,7 @@ def build(
     _check_target(output, recipe)
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
+    options = _plan_options(recipe, threads)
     original = self_contained(model if isinstance(model, Artifact) else Artifact.from_file(model))
     signature = _signature(original)
     calibration, evaluation = _data(calibrate, evaluate, signature)
@@ -162,7 +163,7 @@ def build(
         int8, notes = integer_versions(
             fp32, calibration, recipe.methods, recipe.careful, machine, on_progress, anywhere=anywhere
         )
-    planned = _plan(fp32, calibration, recipe, threads, on_progress)
+    planned = _plan(fp32, calibration, options, recipe, on_progress)
     versions = _stored(_distinct([Version(fp32), *int8, *planned.versions]), recipe)
     tried = candidates(versions, engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
@@ -317,26 +318,26 @@ def _evidence(
     )
 
 
+def _plan_options(recipe: Recipe, threads: Sequence[int]) -> PlanOptions | None:
+    """What a plan is asked for, if one is. Raises InvalidConfig."""
+    asked = recipe.compression
+    if asked is None:
+        return None
+    target: Literal["size", "latency"] = "size" if recipe.objective == "size" else "latency"
+    options = PlanOptions(recipe.contract, target, asked.budget_s, asked.epochs, min(threads), asked.seed)
+    options.check()
+    return options
+
+
 def _plan(
-    fp32: Artifact, data: Dataset | None, recipe: Recipe, threads: Sequence[int], on_progress: OnProgress
+    fp32: Artifact, data: Dataset | None, options: PlanOptions | None, recipe: Recipe, on_progress: OnProgress
 ) -> Plan:
     """What compression makes of the optimised model; nothing if it was not asked for."""
-    if recipe.compression is None:
+    if options is None or recipe.compression is None:
         return Plan((), ())
     if data is None:
-        raise InvalidData(
-            "there is no data to compress the model on", "give --calibrate FILE.npz, some hundred samples"
-        )
-    asked = recipe.compression
-    options = PlanOptions(
-        contract=recipe.contract,
-        target="size" if recipe.objective == "size" else "latency",
-        budget_s=asked.budget_s,
-        epochs=asked.epochs,
-        threads=min(threads),
-        seed=asked.seed,
-    )
-    return plan(fp32, data, options, folder=asked.folder, on_progress=on_progress)
+        raise InvalidData("there is no data to compress the model on", "give --train FILE.npz, some hundred samples")
+    return plan(fp32, data, options, folder=recipe.compression.folder, on_progress=on_progress)
 
 
 def _distinct(versions: Sequence[Version]) -> list[Version]:

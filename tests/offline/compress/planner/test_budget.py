@@ -20,7 +20,7 @@ def test_later_kinds_find_something_left() -> None:
     spending = Spending(Contract(0.01), 10)
     allowed = [spending.allowance(kind).max_accuracy_loss for kind in KINDS]
     assert allowed == sorted(allowed)
-    assert allowed[0] == 0.005
+    assert 0 < allowed[0] < 0.01
     assert allowed[-1] == 0.01
 
 
@@ -39,11 +39,11 @@ def test_one_sample_may_be_lost_where_less_cannot_be_measured(
     assert not allowed.prove_accuracy or prove
 
 
-def test_half_a_percent_of_75_samples_is_one_sample() -> None:
+def test_less_than_a_sample_is_one_sample() -> None:
     contract = Spending(Contract(0.01), 10, 75).allowance("structure")
     assert not contract.accuracy_objection(accuracy(1 / 75, 75))
     assert contract.accuracy_objection(accuracy(2 / 75, 75))
-    assert Spending(Contract(0.01), 10, 4000).allowance("structure").accuracy_objection(accuracy(21 / 4000, 4000))
+    assert Spending(Contract(0.01), 10, 4000).allowance("structure").accuracy_objection(accuracy(30 / 4000, 4000))
 
 
 def test_proof_is_demanded_where_there_are_samples_for_it() -> None:
@@ -68,5 +68,7 @@ def test_time() -> None:
     assert not spending.is_over(9.9)
     assert spending.is_over(10)
     assert spending.is_over(6, share=0.6)
-    assert not spending.is_exceeded(14.9)
-    assert spending.is_exceeded(15)
+    assert not spending.is_exceeded(39.9)
+    assert spending.is_exceeded(40)
+    assert not Spending(Contract(), 600).is_exceeded(899)
+    assert Spending(Contract(), 600).is_exceeded(900)

@@ -12,11 +12,11 @@ from penstock.offline.tune.contract import Contract
 
 Kind = Literal["structure", "sparsity", "precision", "sharing"]
 
-_SHARES: dict[Kind, float] = {"structure": 0.5, "sparsity": 0.6, "precision": 0.9, "sharing": 1.0}
+_SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9, "sharing": 1.0}
 """How much of the loss allowed may be spent when a step of a kind is done: what comes later finds something left."""
 
-_PATIENCE = 1.5
-"""A step that has begun is finished, unless the plan has taken this many times its budget."""
+_PATIENCE, _LEAST_PATIENCE_S = 0.5, 30.0
+"""A step that has begun is finished, unless it takes this share of the budget more, and so many seconds."""
 
 
 class Spending(msgspec.Struct, frozen=True):
@@ -53,4 +53,4 @@ class Spending(msgspec.Struct, frozen=True):
 
     def is_exceeded(self, elapsed_s: float) -> bool:
         """Whether so much more is spent that a step which has begun is broken off."""
-        return elapsed_s >= _PATIENCE * self.budget_s
+        return elapsed_s >= self.budget_s + max(_LEAST_PATIENCE_S, _PATIENCE * self.budget_s)

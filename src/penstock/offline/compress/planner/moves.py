@@ -126,11 +126,13 @@ def mixed(workshop: Workshop, state: State) -> Artifact:
     return found.artifact
 
 
-def share(error: float) -> Callable[[Workshop, State], Artifact]:
-    """A step: for the weights of each layer as few values as an ``error`` of the answers bears, then trained if they can be."""
+def share(error: float, loss: float) -> Callable[[Workshop, State], Artifact]:
+    """A step: for the weights of each layer as few values as a relative ``error`` of the answers bears, and ``loss``, as a share of
+    what the contract allows; then trained if they can be."""
 
     def make(workshop: Workshop, state: State) -> Artifact:
-        options = BitsOptions(max_relative_error=error, threads=workshop.threads)
+        lost = loss * workshop.spending.allowance("sharing").max_accuracy_loss
+        options = BitsOptions(max_relative_error=error, max_accuracy_loss=lost, threads=workshop.threads)
         rows = _some(workshop.fitted, _SHARING_ROWS, workshop.multiple)
         bits = choose_bits(state.model, rows, options, on_progress=workshop.on_progress)
         shared = share_weights(state.model, bits)

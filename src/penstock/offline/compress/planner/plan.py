@@ -57,7 +57,7 @@ class PlanOptions(msgspec.Struct, frozen=True):
     target: Target = "latency"
     """Be fastest at one call of a single row, or smallest as coded."""
     budget_s: float = 600.0
-    """Seconds to spend; a step that has begun is finished, unless half as much again is spent."""
+    """Seconds to spend; a step that has begun is finished, unless it takes half as much again, and 30 s."""
     epochs: float = 10.0
     """Passes over the data of each recovery."""
     threads: int = 1
@@ -197,6 +197,8 @@ class _Search:
                 return None
             asked = _Asked(lambda: self._is_over(stage.until))
             attempt, model = self._try(move, parent, scratch, asked)
+            if asked.yes and attempt.outcome == "failed":
+                attempt = msgspec.structs.replace(attempt, outcome="skipped", reason=f"out of time: {attempt.reason}")
             is_final = attempt.outcome != "skipped" and not asked.yes
             if is_final:
                 self._ledger.add(attempt, parent.model.digest, model if attempt.outcome == "kept" else None)

@@ -38,7 +38,7 @@ def stages(target: Target) -> tuple[Stage, ...]:
         ),
         "first",
     )
-    shared = Stage(tuple(Move(f"share-{name}", "sharing", share(error)) for name, error in _ERRORS.items()), "descend")
+    shared = Stage(tuple(Move(f"share-{name}", "sharing", share(*most)) for name, most in _HARM.items()), "descend")
     if target == "size":
         sparse = Stage((trained("prune", "sparsity", "prune_weights"),), "first", (shared,), until=0.6)
         narrow = Stage((_shrink(1.5),), "first", (shared, msgspec.structs.replace(sparse, until=0.9)), until=0.8)
@@ -48,8 +48,8 @@ def stages(target: Target) -> tuple[Stage, ...]:
     return integers, narrow, thin
 
 
-_ERRORS = {"fine": 0.03, "medium": 0.1, "coarse": 0.2}
-"""Relative error of the answers that sharing one layer's weights may make."""
+_HARM = {"fine": (0.03, 0.1), "medium": (0.1, 0.3), "coarse": (0.2, 0.6)}
+"""What sharing the weights of one layer may do before training: relative error, and share of the accuracy that may be lost."""
 
 
 def _shrink(speedup: float) -> Move:

@@ -27,8 +27,8 @@ from penstock.offline.compress.training.trainable import TrainableModel
 
 _BATCH = 32
 _SPARSITY = 0.98
-_SECOND_CHANCE = 1.0
-"""Times the epochs, where a round was too much: what is lost in time here is missed by the steps that follow."""
+_SECOND_CHANCE = 2.0
+"""Times the epochs, where a round was too much: time that is spent here is missed by the steps that follow."""
 
 
 def shrink_to(workshop: Workshop, state: State, speedup: float) -> Artifact:
@@ -109,7 +109,7 @@ def _fit(workshop: Workshop, rate: float = 1e-3) -> FitOptions:
 
 
 def _hooks(workshop: Workshop, name: str) -> dict[str, Any]:
-    return {"checkpoint": workshop.scratch / f"{name}.npz", "on_progress": workshop.on_progress}
+    return {"checkpoint": workshop.scratch / f"{name}.training", "on_progress": workshop.on_progress}
 
 
 def _once(workshop: Workshop, name: str, make: Callable[[], Artifact]) -> Artifact:

@@ -24,7 +24,7 @@ _NOISE_FACTOR = 3.0
 """How many times the expected PSI of equal populations a finding must exceed."""
 _TENTHS = 10
 _BEYOND = 0.001
-"""Share of values beyond the calibrated extremes that is worth a word."""
+"""Share of values beyond the calibrated extremes that is worth a word, of samples enough."""
 _PSEUDO_COUNT = 0.5
 """Added to each bin, in samples, so that an empty one has a finite logarithm."""
 
@@ -41,10 +41,12 @@ class Drift(msgspec.Struct, frozen=True):
     evaluation_median: float
     beyond: float
     """Share of evaluation values below the least or above the largest calibration value, to the width of a bin of 1/2048."""
+    bearable: float = _BEYOND
+    """The share of values beyond that may be so by chance, by the number of samples."""
 
     @property
     def is_shifted(self) -> bool:
-        return self.psi > self.threshold or self.beyond > _BEYOND
+        return self.psi > self.threshold or self.beyond > self.bearable
 
     @property
     def text(self) -> str:
@@ -55,7 +57,7 @@ class Drift(msgspec.Struct, frozen=True):
                 f"its values are distributed otherwise (PSI {self.psi:.2f}, above {self.threshold:.2f}): "
                 f"the median is {self.calibration_median:.3g} in calibration and {self.evaluation_median:.3g} in evaluation"
             )
-        if self.beyond > _BEYOND:
+        if self.beyond > self.bearable:
             parts.append(f"{self.beyond:.1%} of its evaluation values lie beyond all that calibration saw")
         return f"tensor '{self.tensor}': {'; '.join(parts) or f'alike (PSI {self.psi:.2f})'}"
 
@@ -101,6 +103,8 @@ def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogra
         _median(old, exponent),
         _median(new, exponent),
         float(new[: filled[0]].sum() + new[filled[-1] + 1 :].sum()),
+        # Of n values of one population, the next lies beyond them with probability 2 / (n + 1).
+        max(_BEYOND, _NOISE_FACTOR * 2 / (samples[0] + 1)),
     )
 
 

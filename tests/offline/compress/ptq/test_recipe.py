@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import models
+import networks
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
+from penstock.errors import Unsupported
+from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.tune.accuracy import answers, output_errors
+from penstock.tensor import DataType
+
+SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "")
+
+
+@pytest.fixture(scope="module")
+def cnn() -> Artifact:
+    return networks.cnn(16)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return make_dataset({"x": networks.images(32)}, None)
+
+
+def error(model: Artifact, other: Artifact, data: Dataset) -> float:
+    one, two = (answers(get_engine("onnxruntime").load(each, {"threads": 1}), data) for each in (model, other))
+    return max(output_errors(one, two).values())
+
+
+def steps(model: Artifact) -> list[str]:
+    return [step.name for step in model.provenance]
+
+
+def test_the_careful_way_is_closer_than_the_plain_one(cnn: Artifact, data: Dataset) -> None:
+    stages: list[tuple[int, int]] = []
+    careful = quantize_with(PtqRecipe(), cnn, data, SCHEME, lambda done, total: stages.append((done, total)))
+    plain = quantize_with(PtqRecipe(Method.MIN_MAX, equalize=False, correct_biases=False), cnn, data, SCHEME)
+    assert error(cnn, careful, data) < error(cnn, plain, data) < 0.2
+    assert stages == [(done, 5) for done in range(6)]
+    assert careful.size_bytes < cnn.size_bytes
+
+
+def test_it_is_deterministic(cnn: Artifact, data: Dataset) -> None:
+    recipe = PtqRecipe(placement=Placement.WIDE)
+    assert quantize_with(recipe, cnn, data, SCHEME).digest == quantize_with(recipe, cnn, data, SCHEME).digest
+
+
+def test_what_is_switched_off_is_not_done(cnn: Artifact, data: Dataset) -> None:
+    plain = quantize_with(PtqRecipe(Method.MSE, equalize=False, correct_biases=False), cnn, data, SCHEME)
+    corrected = quantize_with(PtqRecipe(Method.MSE, equalize=False), cnn, data, SCHEME)
+    assert len(steps(plain)) == 1
+    assert steps(corrected)[: len(steps(plain))] == steps(plain)
+    assert len(steps(corrected)) > len(steps(plain))
+
+
+def test_one_sample_corrects_no_biases(cnn: Artifact) -> None:
+    one = make_dataset({"x": networks.images(1)}, None)
+    recipe = PtqRecipe(Method.MIN_MAX, equalize=False)
+    without = PtqRecipe(Method.MIN_MAX, equalize=False, correct_biases=False)
+    assert quantize_with(recipe, cnn, one, SCHEME).digest == quantize_with(without, cnn, one, SCHEME).digest
+
+
+def test_equalising_changes_no_answer(cnn: Artifact, data: Dataset) -> None:
+    assert error(cnn, equalized(cnn, data), data) < 1e-5  # sums of FP32 in another order
+
+
+def test_nothing_to_do() -> None:
+    nothing = make_dataset({"x": np.zeros((4, 3), np.float32)}, None)
+    model = models.identity(DataType.FP32)
+    assert equalized(model, nothing).digest == model.digest
+    with pytest.raises(Unsupported, match="no operator to quantise"):
+        quantize_with(PtqRecipe(), model, nothing, SCHEME)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import models
+import networks
+from penstock.artifact import Artifact
+from penstock.errors import InvalidData
+from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.versions import integer_versions
+from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
+from penstock.tensor import DataType
+
+VNNI = MachineFacts("a CPU", "x86_64", ("avx2", "avx512_vnni"), 2, 1 << 34, 1, "Linux", "3")
+PLAIN = MachineFacts("a CPU", "x86_64", ("avx2",), 2, 1 << 34, 1, "Linux", "3")
+
+
+@pytest.fixture(scope="module")
+def cnn() -> Artifact:
+    return networks.cnn(8)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return make_dataset({"x": networks.images(24)}, None)
+
+
+def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, data: Dataset) -> None:
+    stages: list[str] = []
+    methods = (Method.MIN_MAX, Method.MSE)
+    found, notes = integer_versions(cnn, data, methods, True, VNNI, lambda stage, *_: stages.append(stage))
+    names = [version.calibration for version in found]
+    assert names == [f"{way}-{place}" for place in ("linear", "wide") for way in ("min-max", "mse", "best")]
+    assert len({version.artifact.digest for version in found}) == len(found)
+    assert {version.requires for version in found} == {(INTEGER_DOT_PRODUCT,)}
+    assert notes[0].startswith("INT8 on this CPU")
+    assert {"calibrate", "quantize"} == set(stages)
+
+
+def test_a_plain_chain_has_one_placement() -> None:
+    x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
+    found, _ = integer_versions(networks.mlp(), make_dataset({"x": x}, None), (Method.MIN_MAX,), True, VNNI)
+    assert [version.calibration for version in found] == ["min-max-linear", "best-linear"]
+
+
+def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
+    for machine in (VNNI, PLAIN):
+        found, _ = integer_versions(cnn, data, (Method.MIN_MAX,), False, machine, anywhere=True)
+        assert {version.requires for version in found} == {()}
+
+
+def test_why_there_are_none(cnn: Artifact, data: Dataset) -> None:
+    def note(*arguments: object) -> str:
+        found, (only,) = integer_versions(*arguments)  # type: ignore[arg-type]
+        assert found == []
+        return only
+
+    assert "no calibration data" in note(cnn, None, tuple(Method), True, VNNI)
+    assert "no calibration method" in note(cnn, data, (), False, VNNI)
+    nothing = make_dataset({"x": np.zeros((4, 3), np.float32)}, None)
+    assert "INT8 was not tried: " in note(models.identity(DataType.FP32), nothing, tuple(Method), True, VNNI)
+
+
+def test_activations_that_are_constant_or_not_numbers() -> None:
+    n = networks.Network()
+    constant = n.op("Relu", n.op("Sub", n.gemm("x", 16, 8), n.weight(np.float32(1e6))), name="dead")
+    n.gemm(constant, 8, 4, name="y")
+    model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
+    x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
+    found, _ = integer_versions(model, make_dataset({"x": x}, None), (Method.MIN_MAX,), True, VNNI)
+    assert found
+    n = networks.Network()
+    n.gemm(n.op("Log", n.gemm("x", 16, 8), name="logs"), 8, 4, name="y")
+    model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
+    with pytest.raises(InvalidData, match=r"'logs' becomes NaN or infinite in sample"):
+        integer_versions(model, make_dataset({"x": x}, None), (Method.MIN_MAX,), True, VNNI)
