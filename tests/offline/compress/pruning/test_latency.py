@@ -8,9 +8,16 @@ import pytest
 
 from networks import cnn, images
 from penstock.artifact import Artifact
+from penstock.offline.compress.pruning import latency
 from penstock.offline.compress.pruning.cut import Structure
 from penstock.offline.compress.pruning.latency import LatencyTable, Layer
 from prunable_networks import Images, encoder, random_cut
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is looked at here, not how exactly."""
+    monkeypatch.setattr(latency, "_SECONDS", 0.001)
 
 
 def _network(name: str) -> tuple[Artifact, np.ndarray]:

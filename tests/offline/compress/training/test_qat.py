@@ -74,7 +74,7 @@ def test_clipped_ranges_are_won_back_and_torch_says_what_onnx_runtime_does(
 ) -> None:
     original, train, test = digits
     spoilt = int8(original, make_dataset(train.inputs, None), shrink=0.15)
-    options = QatOptions(FitOptions(epochs=8, learning_rate=1e-3, batch_size=32, held_out=0.2))
+    options = QatOptions(FitOptions(epochs=4, learning_rate=2e-3, batch_size=32, held_out=0.2))
     trained = train_quantized(spoilt, original, make_dataset(train.inputs, None), options)
     before, after = (top1(run(artifact, test), test) for artifact in (spoilt, trained))
     assert before < 0.5
