@@ -148,6 +148,17 @@ def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
     return True
 
 
+def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
+    """Put ``nodes`` in the place of ``node``: the first output of the last of them becomes the value that ``node`` wrote."""
+    graph, output, result = node.graph, node.outputs[0], nodes[-1].outputs[0]
+    assert isinstance(graph, ir.Graph)
+    name, output.name = output.name, None
+    result.name, result.type, result.shape = name, output.type, output.shape
+    graph.insert_before(node, nodes)
+    output.replace_all_uses_with(result, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
 def replace_pair(
     first: ir.Node, second: ir.Node, op_type: str, inputs: list[ir.Value | None], attributes: list[ir.Attr]
 ) -> None:
@@ -155,15 +166,9 @@ def replace_pair(
 
     The new node stands where ``second`` stood and writes the same value under the same name.
     """
-    graph, output = second.graph, second.outputs[0]
-    assert isinstance(graph, ir.Graph)
-    node = ir.Node("", op_type, inputs, attributes, num_outputs=1, name=first.name)
-    result = node.outputs[0]
-    name, output.name = output.name, None
-    result.name, result.type, result.shape = name, output.type, output.shape
-    graph.insert_before(second, node)
-    output.replace_all_uses_with(result, replace_graph_outputs=True)
-    graph.remove([first, second], safe=True)
+    assert isinstance(first.graph, ir.Graph)
+    replace_by_nodes(second, [ir.Node("", op_type, inputs, attributes, num_outputs=1, name=first.name)])
+    first.graph.remove(first, safe=True)
 
 
 def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:

@@ -74,8 +74,12 @@ def self_contained(artifact: Artifact) -> Artifact:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """Serialise; the same model gives the same bytes."""
-    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    """Serialise; the same model gives the same bytes. Types and shapes of initialisers, which say so themselves, are left out."""
+    proto = ir.to_proto(model)
+    infos = [value for value in proto.graph.value_info if value.name not in model.graph.initializers]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(infos)
+    return bytes(proto.SerializeToString(deterministic=True))
 
 
 def count_by_op_type(model: ir.Model) -> dict[str, int]:

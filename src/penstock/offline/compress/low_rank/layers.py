@@ -78,16 +78,10 @@ def read_layer(node: ir.Node) -> Layer | None:
 
 def replace(layer: Layer, form: Form, split: Split) -> None:
     """Put the factors in the place of ``layer`` in its graph."""
-    owner, output = layer.node.graph, layer.node.outputs[0]
+    owner = layer.node.graph
     assert isinstance(owner, ir.Graph)
-    nodes = _chain(owner, layer, form, split, _source(layer.node))
-    result = nodes[-1].outputs[0]
-    name, output.name = output.name, None
-    result.name, result.type, result.shape = name, output.type, output.shape
-    owner.insert_before(layer.node, nodes)
-    output.replace_all_uses_with(result, replace_graph_outputs=True)
     values = [value for value in layer.node.inputs[1:] if value is not None]
-    owner.remove(layer.node, safe=True)
+    graph.replace_by_nodes(layer.node, _chain(owner, layer, form, split, _source(layer.node)))
     for value in values:
         if value.is_initializer() and not graph.is_used(value):
             owner.initializers.pop(f"{value.name}", None)

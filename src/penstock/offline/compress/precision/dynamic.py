@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from onnx import helper, numpy_helper
+import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.precision.products import Product, Replacement, products, replaced, with_bias
-from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.precision.products import Product, ProductModel, node
 from penstock.offline.compress.sessions import loaded
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import sample_errors
@@ -41,20 +40,19 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
     Raises Unsupported if there is no product to quantise, and as ``FloatModel``.
     """
     options = options or DynamicOptions()
-    model = FloatModel(artifact)
-    found = products(model, options.least_weights)
-    replacements: dict[str, Replacement] = {}
-    quantised: set[str] = set()
-    for number, product in enumerate(found):
-        # Queries, keys and values read one tensor, which needs to be rounded once.
-        first = product.input not in quantised
-        quantised.add(product.input)
-        replacements[product.node.name] = _integer_product(product, number, first, options)
-    written = replaced(model, replacements)
+    model = ProductModel(artifact, options.least_weights)
+    # Queries, keys and values read one tensor, which needs to be rounded once.
+    rounded: dict[ir.Value, ir.Node] = {}
+    for product in model.products:
+        first = product.input not in rounded
+        rounding = rounded.setdefault(product.input, node("DynamicQuantizeLinear", product.input, outputs=3))
+        nodes = _integer_product(model, product, rounding, 63 if options.reduce_range else 127)
+        model.replace(product, [rounding, *nodes] if first else nodes)
+    written = model.write()
     changed = Artifact.from_bytes(written)
     dependence = batch_dependence(changed, data, options.rows)
     facts = {
-        "products": len(found),
+        "products": len(model.products),
         "batch_dependence": round(dependence, 6),
         "batch_invariant": dependence <= _SAME,
         "size_ratio": round(len(written) / artifact.size_bytes, 4),
@@ -83,25 +81,16 @@ def batch_dependence(artifact: Artifact, data: Dataset, rows: int = 8) -> float:
     return float(sample_errors(separate, together).max())
 
 
-def _integer_product(product: Product, number: int, first: bool, options: DynamicOptions) -> Replacement:
+def _integer_product(model: ProductModel, product: Product, rounding: ir.Node, levels: int) -> list[ir.Node]:
     """x ── DynamicQuantizeLinear ── MatMulInteger ── Cast ── Mul(scales) ── Add(bias): what ONNX Runtime fuses into one kernel."""
-    levels = 63 if options.reduce_range else 127
     scale = np.abs(product.weight).max(axis=0) / np.float32(levels)
     scale[scale == 0] = 1
     integers = np.clip(np.round(product.weight / scale), -levels, levels).astype(np.int8)
-    source, name = f"{product.input}_dynamic", f"{product.output}_dynamic{number}"
-    weight = f"{product.weight_name}_int8"
-    tensors = [
-        numpy_helper.from_array(integers, weight),
-        numpy_helper.from_array(scale, f"{weight}_scale"),
-        numpy_helper.from_array(np.zeros_like(scale, np.int8), f"{weight}_zero"),
-    ]
-    rounding = helper.make_node("DynamicQuantizeLinear", [product.input], [source, f"{source}_scale", f"{source}_zero"])
-    nodes = [
-        *([rounding] if first else []),
-        helper.make_node("MatMulInteger", [source, weight, f"{source}_zero", f"{weight}_zero"], [f"{name}_sums"]),
-        helper.make_node("Cast", [f"{name}_sums"], [f"{name}_float"], to=DataType.FP32.onnx),
-        helper.make_node("Mul", [f"{source}_scale", f"{weight}_scale"], [f"{name}_scale"]),
-        helper.make_node("Mul", [f"{name}_float", f"{name}_scale"], [f"{name}_product"]),
-    ]
-    return Replacement(with_bias(product, nodes, f"{name}_product"), tensors)
+    name = f"{product.weight_name}_int8"
+    weight, scales = model.constant(integers, name), model.constant(scale, f"{name}_scale")
+    zeros = model.constant(np.zeros_like(scale, np.int8), f"{name}_zero")
+    value, value_scale, value_zero = rounding.outputs
+    sums = node("MatMulInteger", value, weight, value_zero, zeros)
+    floats = node("Cast", sums.outputs[0], to=DataType.FP32.onnx)
+    both = node("Mul", value_scale, scales)
+    return [sums, floats, both, node("Mul", floats.outputs[0], both.outputs[0])]

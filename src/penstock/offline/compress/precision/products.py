@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
+import onnx_ir as ir
 
+from penstock.artifact import Artifact
 from penstock.errors import Unsupported
-from penstock.offline.compress.ptq.placement import FloatModel, reads
+from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
 MICROSOFT = "com.microsoft"
@@ -18,88 +21,78 @@ MICROSOFT = "com.microsoft"
 
 
 class Product(NamedTuple):
-    """``output = input · weight + bias``: a MatMul, or a Gemm that does not transpose its input."""
+    """``input · weight + bias``: a MatMul, or a Gemm that does not transpose its input."""
 
-    node: onnx.NodeProto
+    node: ir.Node
     weight: Array
     """[K, N], FP32: as it is multiplied, so transposed and scaled already where the Gemm says so."""
     weight_name: str
     """Equal for equal weights, so that those used twice are written once."""
-    bias: str
-    """Tensor to add; empty if there is none."""
 
     @property
-    def input(self) -> str:
-        return str(self.node.input[0])
+    def input(self) -> ir.Value:
+        """As it is now: a product replaced before may have written another value in its place."""
+        source = self.node.inputs[0]
+        assert source is not None
+        return source
 
     @property
-    def output(self) -> str:
-        return str(self.node.output[0])
+    def bias(self) -> ir.Value | None:
+        return graph.input_of(self.node, 2)
 
 
-class Replacement(NamedTuple):
-    """What stands in the place of a node."""
+class ProductModel:
+    """An FP32 model whose large products are replaced one by one."""
 
-    nodes: list[onnx.NodeProto]
-    tensors: list[onnx.TensorProto]
+    def __init__(self, artifact: Artifact, least_weights: int) -> None:
+        """Raises as ``FloatModel``; Unsupported if no product has constant weights, at least ``least_weights`` many."""
+        self._model: ir.Model = ir.from_proto(FloatModel(artifact).proto)
+        found = (_product(node, least_weights) for node in graph.plain_nodes(self._model))
+        self.products = [product for product in found if product is not None]
+        """In order."""
+        if not self.products:
+            raise Unsupported(
+                f"the model has no MatMul or Gemm with at least {least_weights} constant FP32 weights",
+                "convolutions take INT8 by calibration: quantize()",
+            )
+        self._constants: dict[str, ir.Value] = {}
 
+    def constant(self, array: Array, name: str) -> ir.Value:
+        """An initialiser that holds ``array``; of one ``name`` there is one."""
+        if name not in self._constants:
+            self._constants[name] = graph.add_constant(self._model.graph, array, name)
+        return self._constants[name]
 
-def products(model: FloatModel, least_weights: int) -> list[Product]:
-    """The products whose weights are constant and at least ``least_weights`` many, in order. Raises Unsupported if there is none."""
-    found = [product for node in model.nodes if (product := _product(model, node, least_weights)) is not None]
-    if not found:
-        raise Unsupported(
-            f"the model has no MatMul or Gemm with at least {least_weights} constant FP32 weights",
-            "convolutions take INT8 by calibration: quantize()",
-        )
-    return found
+    def replace(self, product: Product, nodes: Sequence[ir.Node]) -> None:
+        """Put ``nodes``, the last of which gives the product without its bias, in its place."""
+        bias = [] if product.bias is None else [node("Add", nodes[-1].outputs[0], product.bias)]
+        graph.replace_by_nodes(product.node, [*nodes, *bias])
 
-
-def replaced(model: FloatModel, replacements: Mapping[str, Replacement], domains: Iterable[str] = ()) -> bytes:
-    """The model with other nodes in place of those named; weights that nobody reads any more are left out.
-
-    Of new tensors of one name the first is taken. The same arguments give the same bytes.
-    """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    graph = proto.graph
-    del graph.node[:]
-    tensors: dict[str, onnx.TensorProto] = {}
-    for node in model.nodes:
-        replacement = replacements.get(node.name, Replacement([node], []))
-        graph.node.extend(replacement.nodes)
-        tensors = {tensor.name: tensor for tensor in replacement.tensors} | tensors
-    graph.initializer.extend(tensors.values())
-    read = {value.name for value in graph.output}.union(*map(reads, graph.node))
-    kept = [tensor for tensor in graph.initializer if tensor.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    imported = {opset.domain for opset in proto.opset_import}
-    proto.opset_import.extend(helper.make_opsetid(domain, 1) for domain in domains if domain not in imported)
-    return bytes(proto.SerializeToString(deterministic=True))
+    def write(self, *domains: str) -> bytes:
+        """The model without weights that nobody reads any more, importing ``domains``. The same calls give the same bytes."""
+        DeadCode().call(self._model)
+        for domain in domains:
+            self._model.opset_imports.setdefault(domain, 1)
+        return to_bytes(self._model)
 
 
-def with_bias(product: Product, nodes: list[onnx.NodeProto], result: str) -> list[onnx.NodeProto]:
-    """``nodes``, whose ``result`` is the product without bias, so that they end in the product's own output."""
-    if product.bias:
-        return [*nodes, helper.make_node("Add", [result, product.bias], [product.output])]
-    nodes[-1].output[:] = [product.output]
-    return nodes
+def node(op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: int) -> ir.Node:
+    """A node of the standard operators."""
+    return ir.Node("", op_type, inputs, [ir.AttrInt64(*one) for one in attributes.items()], num_outputs=outputs)
 
 
-def _product(model: FloatModel, node: onnx.NodeProto, least_weights: int) -> Product | None:
-    if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx"):
+def _product(node: ir.Node, least_weights: int) -> Product | None:
+    source, value, bias = (graph.input_of(node, index) for index in range(3))
+    weight = graph.constant(value)
+    if node.op_type not in ("MatMul", "Gemm") or source is None or value is None or weight is None:
         return None
-    tensor = model.weights.get(node.input[1])
-    known = tensor is not None and model.is_float(node.input[1]) and model.is_float(node.input[0])
-    if tensor is None or not known or len(tensor.dims) != 2 or np.prod(tensor.dims) < max(1, least_weights):
+    if any(tensor.dtype != ir.DataType.FLOAT for tensor in (source, value)):
         return None
-    weight = numpy_helper.to_array(tensor)
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    bias = node.input[2] if len(node.input) > 2 else ""
-    if attributes.get("transA", 0) or (bias and attributes.get("beta", 1.0) != 1.0) or not np.isfinite(weight).all():
+    if weight.ndim != 2 or weight.size < max(1, least_weights) or not np.isfinite(weight).all():
         return None
-    transposed, alpha = attributes.get("transB", 0), attributes.get("alpha", 1.0)
+    beta, alpha = (graph.float_attribute(node, name, 1.0) for name in ("beta", "alpha"))
+    if graph.int_attribute(node, "transA", 0) or (bias is not None and beta != 1):
+        return None
+    transposed = graph.int_attribute(node, "transB", 0)
     form = ("_transposed" if transposed else "") + (f"_times_{alpha:g}" if alpha != 1 else "")
-    weight = (weight.T if transposed else weight) * np.float32(alpha)
-    return Product(node, weight, f"{tensor.name}{form}", bias)
+    return Product(node, (weight.T if transposed else weight) * np.float32(alpha), f"{value.name}{form}")

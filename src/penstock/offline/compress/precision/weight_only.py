@@ -11,18 +11,10 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-from onnx import helper, numpy_helper
+import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.precision.products import (
-    MICROSOFT,
-    Product,
-    Replacement,
-    products,
-    replaced,
-    with_bias,
-)
-from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.precision.products import MICROSOFT, Product, ProductModel
 from penstock.offline.compress.sessions import answers_of
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import output_errors
@@ -60,20 +52,18 @@ def quantize_weights(
     Raises Unsupported if there is no product large enough, and as ``FloatModel``.
     """
     options = options or WeightOnlyOptions()
-    model = FloatModel(artifact)
-    found = products(model, options.least_weights)
-    replacements: dict[str, Replacement] = {}
+    model = ProductModel(artifact, options.least_weights)
     lost = total = 0.0
-    for number, product in enumerate(found):
+    for product in model.products:
         integers, scales = block_integers(product.weight, options)
         error = block_values(integers, scales, len(product.weight), options.bits) - product.weight
         lost += float(np.square(error, dtype=np.float64).sum())
         total += float(np.square(product.weight, dtype=np.float64).sum())
-        replacements[product.node.name] = _block_product(product, number, integers, scales, options)
-    written = replaced(model, replacements, [MICROSOFT])
+        model.replace(product, [_block_product(model, product, integers, scales, options)])
+    written = model.write(MICROSOFT)
     facts = {
-        "products": len(found),
-        "weights": sum(product.weight.size for product in found),
+        "products": len(model.products),
+        "weights": sum(product.weight.size for product in model.products),
         "weight_error": round((lost / total) ** 0.5, 6) if total else 0.0,
         "size_ratio": round(len(written) / artifact.size_bytes, 4),
     }
@@ -115,21 +105,22 @@ def _rounded(values: Array, scales: Array, middle: int) -> Array:
 
 
 def _block_product(
-    product: Product, number: int, integers: Array, scales: Array, options: WeightOnlyOptions
-) -> Replacement:
+    model: ProductModel, product: Product, integers: Array, scales: Array, options: WeightOnlyOptions
+) -> ir.Node:
     # Two to a byte, the first in the low half.
     packed = integers if options.bits == 8 else integers[..., ::2] | (integers[..., 1::2] << 4)
-    weight, result = f"{product.weight_name}_int{options.bits}", f"{product.output}_blocks{number}"
-    tensors = [numpy_helper.from_array(packed, weight), numpy_helper.from_array(scales, f"{weight}_scale")]
-    node = helper.make_node(
+    name = f"{product.weight_name}_int{options.bits}"
+    attributes = {
+        "K": product.weight.shape[0],
+        "N": product.weight.shape[1],
+        "bits": options.bits,
+        "block_size": options.block_size,
+        "accuracy_level": _INTEGERS if options.integer_products else _FLOATS,
+    }
+    return ir.Node(
+        MICROSOFT,
         "MatMulNBits",
-        [product.input, weight, f"{weight}_scale"],
-        [result],
-        domain=MICROSOFT,
-        K=product.weight.shape[0],
-        N=product.weight.shape[1],
-        bits=options.bits,
-        block_size=options.block_size,
-        accuracy_level=_INTEGERS if options.integer_products else _FLOATS,
+        [product.input, model.constant(packed, name), model.constant(scales, f"{name}_scale")],
+        [ir.AttrInt64(*one) for one in attributes.items()],
+        num_outputs=1,
     )
-    return Replacement(with_bias(product, [node], result), tensors)

@@ -22,6 +22,7 @@ from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.sessions import call_rows, loaded, signature_of
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset
+from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.offline.optimize.verify import Verifier, compare
 from penstock.tensor import Array
@@ -149,16 +150,8 @@ def factors(first: Array, second: Array, alpha: float) -> Array:
 
 def _to_relu(clip: ir.Node) -> str:
     """Put a Relu in place of ``clip``; returns the name of the tensor that it bounds."""
-    owner, output = clip.graph, clip.outputs[0]
-    assert isinstance(owner, ir.Graph)
-    relu = ir.Node("", "Relu", [clip.inputs[0]], num_outputs=1, name=clip.name)
-    name, output.name = output.name, None
-    result = relu.outputs[0]
-    result.name, result.type, result.shape = name, output.type, output.shape
     bounded = _tensor(clip)
-    owner.insert_before(clip, relu)
-    output.replace_all_uses_with(result)
-    owner.remove(clip, safe=True)
+    graph.replace_by_nodes(clip, [ir.Node("", "Relu", [clip.inputs[0]], num_outputs=1, name=clip.name)])
     return bounded
 
 
