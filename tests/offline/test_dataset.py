@@ -226,3 +226,30 @@ def test_too_little_to_split(count: int, multiple: int) -> None:
     with pytest.raises(InvalidData, match="cannot be split") as raised:
         Dataset({"x": np.arange(count)}, None, "").split(0.2, multiple)
     assert f"at least {2 * multiple} samples" in raised.value.hint
+
+
+@given(st.integers(1, 5), st.integers(0, 60))
+def test_every_fourth_block_is_held_out(multiple: int, blocks: int) -> None:
+    count = multiple * blocks
+    x = np.arange(count, dtype=np.float32)[:, np.newaxis]
+    data = make_dataset({"x": x}, np.arange(count))
+    if blocks < 2:
+        with pytest.raises(InvalidData, match="cannot be split"):
+            data.split_evenly(4, multiple)
+        return
+    fitted, held = data.split_evenly(4, multiple)
+    assert fitted.labels is not None
+    assert held.labels is not None
+    assert sorted([*fitted.labels, *held.labels]) == list(range(count))
+    assert fitted.count % multiple == held.count % multiple == 0
+    assert (held.inputs["x"][:, 0] == held.labels).all()
+    expected = [n for n in range(count) if (n // multiple) % min(4, blocks) == min(4, blocks) - 1]
+    assert held.labels.tolist() == expected
+
+
+def test_sorted_data_leave_all_classes_on_both_sides() -> None:
+    labels = np.repeat(np.arange(10), 20)
+    fitted, held = make_dataset({"x": np.zeros((200, 1), np.float32)}, labels).split_evenly(4)
+    assert fitted.labels is not None
+    assert held.labels is not None
+    assert set(fitted.labels) == set(held.labels) == set(range(10))

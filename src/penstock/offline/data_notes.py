@@ -9,9 +9,8 @@ from penstock.bundle.evidence import Accuracy
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.ptq.drift import find_drift, shift_warnings
-from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import make_judge, samples_needed
-from penstock.tensor import Array
 
 _ROWS = 512
 """Samples of each that are compared, evenly spaced."""
@@ -83,5 +82,4 @@ def _some(data: Dataset, multiple: int) -> Dataset:
     row_bytes = sum(array.nbytes for array in data.inputs.values()) / data.count
     most = min(_ROWS, int(_BYTES / max(1.0, row_bytes)), data.count)
     count = max(1, most // multiple) * multiple
-    picks: Array = np.linspace(0, data.count - 1, count).round().astype(np.intp)
-    return make_dataset({name: array[picks] for name, array in data.inputs.items()}, None)
+    return data.pick(np.linspace(0, data.count - 1, count).round().astype(np.intp))

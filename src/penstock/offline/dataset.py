@@ -43,13 +43,32 @@ class Dataset(msgspec.Struct, frozen=True):
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
         """All but the last share ``held_out``, and that share; both a ``multiple`` of samples, and at least that many."""
         parts = self.count // multiple
+        self._check_splits(parts, multiple)
+        cut = multiple * min(max(1, round(parts * (1 - held_out))), parts - 1)
+        return self._part(0, cut), self._part(cut, self.count)
+
+    def split_evenly(self, period: int, multiple: int = 1) -> tuple[Dataset, Dataset]:
+        """All but every ``period``-th block of ``multiple`` samples, and these: of data in any order, both hold all kinds.
+
+        Raises InvalidData if there are not two blocks.
+        """
+        blocks = self.count // multiple
+        self._check_splits(blocks, multiple)
+        period = min(period, blocks)
+        is_held = np.repeat(np.arange(blocks) % period == period - 1, multiple)
+        return self.pick(np.flatnonzero(~is_held)), self.pick(np.flatnonzero(is_held))
+
+    def pick(self, rows: Array) -> Dataset:
+        """The samples of these numbers, copied."""
+        labels = None if self.labels is None else self.labels[rows]
+        return make_dataset({name: array[rows] for name, array in self.inputs.items()}, labels)
+
+    def _check_splits(self, parts: int, multiple: int) -> None:
         if parts < 2:
             raise InvalidData(
                 f"{self.count} sample(s) cannot be split into calibration and evaluation data",
                 f"give at least {2 * multiple} samples, or evaluation data of their own",
             )
-        cut = multiple * min(max(1, round(parts * (1 - held_out))), parts - 1)
-        return self._part(0, cut), self._part(cut, self.count)
 
     def _part(self, start: int, stop: int) -> Dataset:
         return make_dataset(self.rows(start, stop), None if self.labels is None else self.labels[start:stop])

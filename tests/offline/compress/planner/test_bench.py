@@ -2,43 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import networks
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import Accuracy, Interval
-from penstock.errors import InvalidData, PenstockError
+from penstock.errors import PenstockError
 from penstock.offline.compress.planner import bench as module
-from penstock.offline.compress.planner.bench import Bench, Measured, gain_objection, hold_out
+from penstock.offline.compress.planner.bench import Bench, Measured, gain_objection
 from penstock.offline.dataset import make_dataset
-
-
-@given(st.integers(1, 5), st.integers(0, 60))
-def test_every_fourth_block_is_held_out(multiple: int, blocks: int) -> None:
-    count = multiple * blocks
-    x = np.arange(count, dtype=np.float32)[:, np.newaxis]
-    data = make_dataset({"x": x}, np.arange(count))
-    if blocks < 2:
-        with pytest.raises(InvalidData, match="cannot be split"):
-            hold_out(data, multiple)
-        return
-    fitted, held = hold_out(data, multiple)
-    assert fitted.labels is not None
-    assert held.labels is not None
-    assert sorted([*fitted.labels, *held.labels]) == list(range(count))
-    assert fitted.count % multiple == held.count % multiple == 0
-    assert (held.inputs["x"][:, 0] == held.labels).all()
-    expected = [n for n in range(count) if (n // multiple) % min(4, blocks) == min(4, blocks) - 1]
-    assert held.labels.tolist() == expected
-
-
-def test_sorted_data_leave_all_classes_on_both_sides() -> None:
-    labels = np.repeat(np.arange(10), 20)
-    fitted, held = hold_out(make_dataset({"x": np.zeros((200, 1), np.float32)}, labels), 1)
-    assert fitted.labels is not None
-    assert held.labels is not None
-    assert set(fitted.labels) == set(held.labels) == set(range(10))
 
 
 def measured(low: float, stored: int = 0) -> Measured:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import InvalidData
 from penstock.offline.compress.planner.moves import Target
-from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import Judge, answers, make_judge
 from penstock.offline.tune.contract import is_faster
 from penstock.perf.measure import feed, interleave, repeat_rows, speedup
-from penstock.tensor import Array
 
-_HELD_OUT = 4
-"""One sample in so many."""
 _TIMING_S = 1.5
 _SMALLER = 0.99
 """A step for size must save a hundredth, or it is not worth its name."""
@@ -78,24 +73,3 @@ def gain_objection(measured: Measured, parent: str, parent_bytes: int) -> str:
     if measured.stored_bytes <= _SMALLER * parent_bytes:
         return ""
     return f"{measured.stored_bytes:,d} bytes as coded, '{parent}' has {parent_bytes:,d}"
-
-
-def hold_out(data: Dataset, multiple: int) -> tuple[Dataset, Dataset]:
-    """Samples to train on, and every fourth, to judge on: of data in any order both see all kinds. In blocks of ``multiple``.
-
-    Raises InvalidData if there are not two blocks.
-    """
-    blocks = data.count // multiple
-    if blocks < 2:
-        raise InvalidData(
-            f"{data.count} sample(s) cannot be split into some to train on and some to judge on",
-            f"give at least {2 * multiple}, better some hundred",
-        )
-    period = min(_HELD_OUT, blocks)
-    is_held = np.repeat(np.arange(blocks) % period == period - 1, multiple)
-    return _rows(data, np.flatnonzero(~is_held)), _rows(data, np.flatnonzero(is_held))
-
-
-def _rows(data: Dataset, rows: Array) -> Dataset:
-    labels = None if data.labels is None else data.labels[rows]
-    return make_dataset({name: array[rows] for name, array in data.inputs.items()}, labels)

@@ -53,11 +53,6 @@ class Ledger:
             )
         self._entries = {(entry.attempt.name, entry.origin): entry for entry in pages.entries}
 
-    @property
-    def attempts(self) -> tuple[Attempt, ...]:
-        """In the order in which they were made."""
-        return tuple(entry.attempt for entry in self._entries.values())
-
     def find(self, name: str, origin: str) -> Attempt | None:
         """The attempt of that name on the model of digest ``origin``, if it was made."""
         entry = self._entries.get((name, origin))

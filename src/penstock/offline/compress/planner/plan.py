@@ -29,7 +29,7 @@ from penstock.errors import (
     PenstockError,
     ResourceExhausted,
 )
-from penstock.offline.compress.planner.bench import Bench, Measured, gain_objection, hold_out
+from penstock.offline.compress.planner.bench import Bench, Measured, gain_objection
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.planner.ledger import Ledger
 from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
@@ -46,6 +46,8 @@ OnProgress = Callable[[str, int, int], None]
 
 _log = logging.getLogger(__name__)
 
+_HELD_OUT = 4
+"""One sample in so many is held out."""
 _VERSIONS = 6
 """Models that the tuner is given."""
 
@@ -125,7 +127,7 @@ class _Search:
         loaded = get_engine("onnxruntime").load(original, {"threads": options.threads})
         multiple = loaded.signature.smallest_batch
         loaded.unload()
-        fitted, held = hold_out(data, multiple)
+        fitted, held = data.split_evenly(_HELD_OUT, multiple)
         self._bench = Bench(original, held, options.target, options.threads)
         self._metric, self._held = self._bench.judge.metric, held.count
         samples = 0 if self._metric == "fidelity" else held.count
@@ -195,11 +197,17 @@ class _Search:
                 reason = f"out of time: {share}the budget of {self._options.budget_s:g} s is spent"
                 self._seen.append(Attempt(move.name, parent.name, "skipped", reason))
                 return None
-            asked = _Asked(lambda: self._is_over(stage.until))
-            attempt, model = self._try(move, parent, scratch, asked)
-            if asked.yes and attempt.outcome == "failed":
+            ends: list[bool] = []
+            """What the step was told, if it asked, whether to end with what it has: then more time makes more of it."""
+
+            def is_over() -> bool:
+                ends.append(self._is_over(stage.until))
+                return ends[-1]
+
+            attempt, model = self._try(move, parent, scratch, is_over)
+            if any(ends) and attempt.outcome == "failed":
                 attempt = msgspec.structs.replace(attempt, outcome="skipped", reason=f"out of time: {attempt.reason}")
-            is_final = attempt.outcome != "skipped" and not asked.yes
+            is_final = attempt.outcome != "skipped" and not any(ends)
             if is_final:
                 self._ledger.add(attempt, parent.model.digest, model if attempt.outcome == "kept" else None)
         self._seen.append(msgspec.structs.replace(attempt, parent=parent.name))
@@ -209,12 +217,14 @@ class _Search:
         model = model or self._ledger.model(attempt.digest)
         return "kept", State("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
 
-    def _try(self, move: Move, parent: State, scratch: Path, asked: _Asked) -> tuple[Attempt, Artifact | None]:
+    def _try(
+        self, move: Move, parent: State, scratch: Path, is_over: Callable[[], bool]
+    ) -> tuple[Attempt, Artifact | None]:
         """Whatever goes wrong in a step costs that step, not the plan."""
         began = self._clock.now()
         attempt = Attempt(move.name, parent.name, "failed", "")
         progress = self._reporter(f"{parent.name} → {move.name}")
-        workshop = msgspec.structs.replace(self._workshop, scratch=scratch, on_progress=progress, is_over=asked)
+        workshop = msgspec.structs.replace(self._workshop, scratch=scratch, on_progress=progress, is_over=is_over)
         try:
             model = _made(move, workshop, parent)
             measured = self._bench.measure(parent.model, model)
@@ -289,18 +299,6 @@ class _Search:
         late = sum("out of time" in attempt.reason for attempt in self._seen if attempt.outcome == "skipped")
         want = (f"{late} step(s) of the plan were not tried for want of time: give a larger budget",) if late else ()
         return (f"the plan decided on {self._held} samples held out from its training data", *few, *want)
-
-
-class _Asked:
-    """Remembers whether a step was told to end with what it has: then it has more to do, given more time."""
-
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self._is_over = is_over
-        self.yes = False
-
-    def __call__(self) -> bool:
-        self.yes = self.yes or self._is_over()
-        return self.yes
 
 
 def _made(move: Move, workshop: Workshop, parent: State) -> Artifact:
