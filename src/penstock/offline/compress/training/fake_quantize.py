@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto
 
 from penstock.errors import Unsupported
-from penstock.offline.compress.training.operators.quantization import round_through, scaled_gradient
+from penstock.offline.compress.training.operators.quantization import along, round_through, scaled_gradient
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
@@ -96,9 +96,9 @@ class FakeQuantization:
         integers = model.constant(constant.name)
         signed = self._kinds[constant.name] == TensorProto.INT8
         low, high = (-self._limit, self._limit) if signed else (0, 255)
-        scale = _along(model.constant(constant.scale), integers, constant.axis)
+        scale = along(model.constant(constant.scale), integers, constant.axis)
         zero = (
-            _along(model.constant(constant.zero_point), integers, constant.axis).float() if constant.zero_point else 0.0
+            along(model.constant(constant.zero_point), integers, constant.axis).float() if constant.zero_point else 0.0
         )
         dequantised = (integers.float() - zero) * scale
         given = floats.get(constant.name, floats.get(constant.name.removesuffix("_quantized")))
@@ -112,7 +112,7 @@ class FakeQuantization:
         self._add_scale(constant.scale, integers.numel() // max(1, scale.numel()), high)
 
         def quantise(_: Tensor) -> Tensor:
-            step = _along(model.constant(constant.scale), master, constant.axis)
+            step = along(model.constant(constant.scale), master, constant.axis)
             return torch.clamp(round_through(master / step) + zero, low, high)
 
         model.weight_hooks[constant.name] = quantise
@@ -166,10 +166,3 @@ def _constants(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> dict[str, _C
             zero_point = node.input[2] if len(node.input) > 2 else ""
             found[node.output[0]] = _Constant(node.input[0], node.input[1], zero_point, axis)
     return found
-
-
-def _along(values: Tensor, like: Tensor, axis: int) -> Tensor:
-    """``values``, one or one a channel, so that they broadcast over ``like``."""
-    if values.numel() == 1:
-        return values.reshape(())
-    return values.reshape([-1 if place == axis % like.ndim else 1 for place in range(like.ndim)])

@@ -15,6 +15,7 @@ from penstock.artifact import Artifact
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.ptq.placement import FloatModel
 from penstock.offline.compress.sessions import answers_of
+from penstock.offline.compress.taps import no_progress
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, recover
 from penstock.offline.compress.training.fake_quantize import FakeQuantization
@@ -80,7 +81,7 @@ def train_quantized(
 
     def before_step(step: int, steps: int) -> None:
         fake.freeze_scales(step >= options.frozen_after * steps)
-        hooks.get("before_step", _nothing)(step, steps)
+        hooks.get("before_step", no_progress)(step, steps)
 
     own: dict[str, Any] = {
         "parameters": fake.parameters,
@@ -140,7 +141,3 @@ def _loss(artifact: Artifact, data: Dataset, teacher: Teacher, rows: Array, opti
     loss = DistillationLoss(artifact, teacher, data.labels, DistillOptions(fit=options))
     tensors = {**inputs, **answers_of(artifact, Dataset(inputs, None, ""))}
     return float(loss({name: torch.tensor(array) for name, array in tensors.items()}, torch.from_numpy(rows)))
-
-
-def _nothing(*_: object) -> None:
-    pass

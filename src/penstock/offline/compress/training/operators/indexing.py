@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.offline.compress.training.operators.registry import Node, ints, operator, table
 from penstock.offline.compress.training.torch import Tensor, torch
 
+table({"GatherElements": lambda x, indices, *, axis=0: torch.gather(x, axis, _wrapped(indices, x.shape[axis]))})
 table({"NonZero": lambda x: torch.nonzero(x).T}, fixed=None)
 
 
@@ -13,12 +14,6 @@ def gather(node: Node, x: Tensor, indices: Tensor) -> Tensor:
     axis = node.get("axis", 0) % x.ndim
     at = _wrapped(indices, x.shape[axis])
     return x.index_select(axis, at.reshape(-1)).reshape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
-
-
-@operator("GatherElements")
-def gather_elements(node: Node, x: Tensor, indices: Tensor) -> Tensor:
-    axis = node.get("axis", 0)
-    return torch.gather(x, axis, _wrapped(indices, x.shape[axis]))
 
 
 @operator("GatherND")

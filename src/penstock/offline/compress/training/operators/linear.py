@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.offline.compress.training.operators.registry import Node, operator
+from penstock.offline.compress.training.operators.registry import Node, operator, table
 from penstock.offline.compress.training.operators.windows import pad, read_windows, share
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 
-_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+table({"MatMul": torch.matmul}, weights=(0, 1))
+table({"Einsum": lambda *operands, equation="": torch.einsum(equation, *operands)})
+
+CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 
 
@@ -17,7 +20,7 @@ def conv(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     padding = windows.begin
     if windows.begin != windows.end:
         x, padding = windows.pad(x), [0] * rank
-    return _CONVOLUTIONS[rank](
+    return CONVOLUTIONS[rank](
         x, weight, bias, windows.stride, padding, dilation=windows.dilation, groups=node.get("group", 1)
     )
 
@@ -46,7 +49,7 @@ def conv_transpose(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = 
 
 def _rank(node: Node, x: Tensor) -> int:
     rank = int(x.ndim) - 2
-    if rank not in _CONVOLUTIONS:
+    if rank not in CONVOLUTIONS:
         raise node.unsupported(f"a convolution over {rank} spatial axes")
     return rank
 
@@ -59,13 +62,3 @@ def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     if c is None:
         return (a @ b) * alpha
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
-
-
-@operator("MatMul", weights=(0, 1))
-def matmul(_node: Node, a: Tensor, b: Tensor) -> Tensor:
-    return torch.matmul(a, b)
-
-
-@operator("Einsum")
-def einsum(node: Node, *operands: Tensor) -> Tensor:
-    return torch.einsum(node.get("equation"), *operands)

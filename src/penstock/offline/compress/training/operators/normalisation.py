@@ -28,12 +28,6 @@ def layer_normalization(
     return y, mean, torch.rsqrt(variance + epsilon)
 
 
-@operator("RMSNormalization", weights=(1,))
-def rms_normalization(node: Node, x: Tensor, scale: Tensor) -> Tensor:
-    axis = node.get("axis", -1) % x.ndim
-    return functional.rms_norm(x, x.shape[axis:], eps=node.get("epsilon", 1e-5)) * scale
-
-
 def _lp_normalization(x: Tensor, *, p: int = 2, axis: int = -1) -> Tensor:
     """A row of zeros stays, as in ONNX Runtime."""
     norm = torch.linalg.vector_norm(x, p, axis, keepdim=True)
@@ -51,6 +45,14 @@ table(
         ),
     },
     weights=(1, 2),
+)
+table(
+    {
+        "RMSNormalization": lambda x, scale, *, axis=-1, epsilon=1e-5: (
+            functional.rms_norm(x, x.shape[axis:], eps=epsilon) * scale
+        )
+    },
+    weights=(1,),
 )
 table({"LpNormalization": _lp_normalization})
 

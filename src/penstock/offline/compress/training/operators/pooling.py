@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+from penstock.offline.compress.training.operators.linear import CONVOLUTIONS
 from penstock.offline.compress.training.operators.registry import Node, operator, table
 from penstock.offline.compress.training.operators.windows import Windows, pad, read_windows
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 
 _MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 _AVERAGES = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
-_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 @operator("MaxPool")
@@ -83,5 +83,5 @@ def _window_sums(x: Tensor, windows: Windows) -> Tensor:
         return _AVERAGES[len(windows.kernel)](x, windows.kernel, windows.stride) * math.prod(windows.kernel)
     kernel = torch.ones([1, 1, *windows.kernel], dtype=x.dtype)
     planes = x.reshape(-1, 1, *x.shape[2:])
-    sums = _CONVOLUTIONS[len(windows.kernel)](planes, kernel, None, windows.stride, 0, windows.dilation)
+    sums = CONVOLUTIONS[len(windows.kernel)](planes, kernel, None, windows.stride, 0, windows.dilation)
     return sums.reshape(*x.shape[:2], *sums.shape[2:])

@@ -57,10 +57,13 @@ def _integer(node: Node, zero_point: Tensor | None) -> torch.dtype:
 
 
 def _per_axis(node: Node, x: Tensor, values: Tensor) -> Tensor:
-    """``values``, one or one for each place along ``axis``, so that they broadcast over ``x``."""
     if node.get("block_size", 0):
         raise node.unsupported("quantisation in blocks")
+    return along(values, x, node.get("axis", 1))
+
+
+def along(values: Tensor, like: Tensor, axis: int) -> Tensor:
+    """``values``, one or one for each place along ``axis``, so that they broadcast over ``like``."""
     if values.numel() == 1:
         return values.reshape(())
-    axis = node.get("axis", 1) % x.ndim
-    return values.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    return values.reshape([-1 if place == axis % like.ndim else 1 for place in range(like.ndim)])
