@@ -16,7 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from penstock.offline.compress.ptq.histogram import Histogram, Range, TensorStatistics
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel
+from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, output_axis
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array
 
@@ -121,10 +121,3 @@ def channel_noise(weight: Array, axis: int, scheme: IntegerScheme) -> Noise:
     steps[steps == 0] = 1.0
     error = np.round(channels / steps) * steps - channels
     return Noise(float((channels**2).mean()), 0.0, float((error**2).mean()))
-
-
-def output_axis(node: onnx.NodeProto) -> int:
-    """The axis of a product's weight along which its output channels lie."""
-    if node.op_type == "Conv":
-        return 0
-    return 0 if any(attribute.name == "transB" and attribute.i for attribute in node.attribute) else 1

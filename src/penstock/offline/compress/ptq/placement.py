@@ -169,8 +169,7 @@ class FloatModel:
         """The bias becomes INT32 with a scale for each output channel, so it must be constant, with one value a channel."""
         if len(node.input) < 3 or not node.input[2]:
             return True
-        transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-        channels = factor.dims[0] if node.op_type == "Conv" or transposed else factor.dims[1]
+        channels = factor.dims[output_axis(node)]
         bias = self.weights.get(node.input[2])
         return bias is not None and self.is_float(node.input[2]) and list(bias.dims) == [channels]
 
@@ -190,6 +189,12 @@ class FloatModel:
     def _scalar(self, tensor: str) -> Array | None:
         weight = self.weights.get(tensor)
         return None if weight is None else numpy_helper.to_array(weight).reshape(())
+
+
+def output_axis(node: onnx.NodeProto) -> int:
+    """The axis of a product's weight along which its output channels lie."""
+    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    return 0 if node.op_type == "Conv" or transposed else 1
 
 
 def nothing_to_quantise() -> Unsupported:
