@@ -38,8 +38,8 @@ Target = Literal["latency", "size"]
 _TRAINED = "penstock.offline.compress.planner.trained_moves"
 _PLACING_S, _RANKING_S, _CHOICE_S = 2.0, 5.0, 15.0
 """Seconds for timing placements, for timing groups, and for choosing ranges tensor by tensor."""
-_SHARING_ROWS = 512
-"""Samples on which bits are chosen, a few runs over them for each layer."""
+_SHARING_ROWS = 32, 512, 1 << 22
+"""Samples on which bits are chosen, a few runs over them for each layer: at least, at most, and of how many values in all."""
 
 
 class Workshop(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ def mixed(workshop: Workshop, state: State) -> Artifact:
     statistics = collect(prepared, workshop.fitted.inputs)
     model = MixedModel(prepared, statistics, int8_scheme(workshop), placement(workshop, state), Method.MSE)
     trials = Trials(model, workshop.held, workshop.threads)
-    report = measure_sensitivity(trials, SensitivityOptions(budget_s=_RANKING_S))
+    report = measure_sensitivity(trials, SensitivityOptions(budget_s=_RANKING_S), workshop.on_progress)
     found = choose(trials, report, workshop.spending.allowance("precision"))
     if len(found.float_groups) == len(report.groups):
         raise Unsupported("every group of operators had to stay float")
@@ -133,7 +133,7 @@ def share(error: float, loss: float) -> Callable[[Workshop, State], Artifact]:
     def make(workshop: Workshop, state: State) -> Artifact:
         lost = loss * workshop.spending.allowance("sharing").max_accuracy_loss
         options = BitsOptions(max_relative_error=error, max_accuracy_loss=lost, threads=workshop.threads)
-        rows = _some(workshop.fitted, _SHARING_ROWS, workshop.multiple)
+        rows = _some(workshop.fitted, workshop.multiple)
         bits = choose_bits(state.model, rows, options, on_progress=workshop.on_progress)
         shared = share_weights(state.model, bits)
         try:
@@ -162,8 +162,12 @@ def int8_scheme(workshop: Workshop) -> IntegerScheme:
     return scheme if workshop.target == "latency" else msgspec.structs.replace(scheme, reduce_range=True)
 
 
-def _some(data: Dataset, most: int, multiple: int) -> Dataset:
-    return data if data.count <= most else data.split(1 - most / data.count, multiple)[0]
+def _some(data: Dataset, multiple: int) -> Dataset:
+    """Fewer samples where they are large, which takes time."""
+    least, most, values = _SHARING_ROWS
+    row = sum(array.size for array in data.inputs.values()) // data.count
+    rows = max(least, min(most, values // max(1, row)))
+    return data if data.count <= rows else data.split(1 - rows / data.count, multiple)[0]
 
 
 def _choice(workshop: Workshop) -> RangeChoiceOptions:

@@ -56,7 +56,9 @@ def shrink_to(workshop: Workshop, state: State, speedup: float) -> Artifact:
 def split_layers(workshop: Workshop, state: State) -> Artifact:
     """Products split into thinner ones, then trained."""
     options = FactorizeOptions(max_error=0.1, threads=workshop.threads)
-    thin = _once(workshop, "thin", lambda: factorize(state.model, workshop.fitted, options))
+    thin = _once(
+        workshop, "thin", lambda: factorize(state.model, workshop.fitted, options, progress=workshop.on_progress)
+    )
     _check_memory(workshop, thin)
     model = TrainableModel(thin)
     report = recover(model, workshop.fitted, workshop.original, _fit(workshop), **_hooks(workshop, "thin"))
