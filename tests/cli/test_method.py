@@ -162,7 +162,7 @@ def test_an_interrupt_leaves_nothing(digits: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as running:
         deadline = time.monotonic() + 60
-        while not list(digits.glob("kept/level-*.npz")) and running.poll() is None and time.monotonic() < deadline:
+        while not list(digits.glob("kept/level-*.kept")) and running.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)

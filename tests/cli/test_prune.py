@@ -54,7 +54,7 @@ def test_step_by_step_and_again(penstock, digits: Path) -> None:
     assert zeros(digits / "pruned.onnx") == pytest.approx(done.json["sparsity"], abs=1e-4)
     assert done.json["steps"][-1]["facts"]["loss"] <= 0.1
     assert ">iterative<" in (digits / "levels.svg").read_text()
-    assert list((digits / "kept").glob("level-*.npz"))
+    assert list((digits / "kept").glob("level-*.kept"))
     again = penstock(*DIGITS, *options, *rest, "-o", "again.onnx")
     assert again.code == 0, again.err
     assert (digits / "again.onnx").read_bytes() == (digits / "pruned.onnx").read_bytes()

@@ -42,7 +42,7 @@ def test_in_turn_until_it_is_fast_enough(penstock, digits: Path) -> None:
     assert done.code == 0, done.err
     facts = done.json["steps"][-1]["facts"]
     assert facts["reached"] or "speed" in done.json["short_of"]
-    assert list((digits / "kept").glob("round-*.npz"))
+    assert list((digits / "kept").glob("round-*.kept"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_trained_integers_and_a_checkpoint(penstock, digits: Path) -> None:
     before, after = found["steps"][-1]["facts"]["held_out_loss"]
     assert found["kept"] == ("trained" if after < before else "start")
     assert ("accuracy" in found["short_of"]) == (found["kept"] == "start")
-    assert len(list((digits / "kept").glob("training-*.npz"))) == 1
+    assert len(list((digits / "kept").glob("training-*.kept"))) == 1
     # The same run goes on from its end: the same file, by the option's other name.
     again = penstock("qat", "model.onnx", "--calibrate", "train.npz", *arguments[4:], "-o", "again.onnx")
     assert again.code == 0, again.err

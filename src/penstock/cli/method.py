@@ -302,7 +302,7 @@ def refuse(given: Mapping[str, object], without: str) -> None:
 
 def checkpoint(folder: Path | None, start: Artifact) -> dict[str, Any]:
     """What makes a training go on from ``folder``: one file for each model that training begins with."""
-    return {"checkpoint": folder / f"training-{start.digest[:12]}.npz"} if folder else {}
+    return {"checkpoint": folder / f"training-{start.digest[:12]}.kept"} if folder else {}
 
 
 def coded_bytes(model: Artifact) -> int:

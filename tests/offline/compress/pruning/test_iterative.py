@@ -119,7 +119,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> Non
     with pytest.raises(_Interrupted):
         prune_iteratively(_trained(), _data(), options, folder=tmp_path, on_progress=interrupt)
     kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert sorted(kept) == ["level-000.npz", "level-001.npz"]
+    assert sorted(kept) == ["level-000.kept", "level-001.kept"]
     resumed = prune_iteratively(_trained(), _data(), options, folder=tmp_path)
     assert resumed == whole
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in kept.items())
@@ -132,7 +132,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> Non
 def test_a_damaged_level_is_refused(tmp_path: Path) -> None:
     options = _options(0.5, levels=1)
     prune_iteratively(_trained(), _data(), options, folder=tmp_path)
-    path = tmp_path / "level-000.npz"
+    path = tmp_path / "level-000.kept"
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(InvalidArgument, match="damaged"):
         prune_iteratively(_trained(), _data(), options, folder=tmp_path)

@@ -226,7 +226,7 @@ def test_a_teacher_is_asked_once_for_many_recoveries() -> None:
 
 
 def test_a_checkpoint_knows_its_teacher(tmp_path: Path) -> None:
-    path = tmp_path / "run.npz"
+    path = tmp_path / "run.kept"
     recover(TrainableModel(two_layers(8)), data(), mlp(), FitOptions(epochs=1), checkpoint=path)
     with pytest.raises(InvalidArgument, match="other options, data or model"):
         recover(TrainableModel(two_layers(8)), data(), mlp(width=32), FitOptions(epochs=1), checkpoint=path)

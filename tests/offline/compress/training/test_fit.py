@@ -196,7 +196,7 @@ def test_time_ends_it_and_more_time_goes_on(data: Dataset, tmp_path: Path) -> No
 
     def run(time_s: float) -> Any:
         options = FitOptions(epochs=3, batch_size=16, learning_rate=1e-2, time_s=time_s)
-        return fit(model, data, zeroed, options, clock=clock, after_step=tick, checkpoint=tmp_path / "run.npz")
+        return fit(model, data, zeroed, options, clock=clock, after_step=tick, checkpoint=tmp_path / "run.kept")
 
     first = run(5.0)
     assert (first.stopped, first.steps) == ("time", 5)
@@ -214,7 +214,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     options = FitOptions(epochs=3, batch_size=16, optimizer=optimizer, held_out=0.2, learning_rate=1e-2)
     whole = TrainableModel(mlp())
     expected = fit(whole, data, zeroed, options)
-    path = tmp_path / "run.npz"
+    path = tmp_path / "run.kept"
 
     def interrupt(step: int, _steps: int) -> None:
         if step == stop_at:
@@ -228,14 +228,14 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert resumed == list(range(stop_at - stop_at % 3, 9))
     assert state(model) == state(whole)
     assert (found.losses, found.scores, found.best_step) == (expected.losses, expected.scores, expected.best_step)
-    assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
+    assert [file.name for file in tmp_path.iterdir()] == ["run.kept"]
     # A finished run is not run again.
     again = fit(TrainableModel(mlp()), data, lambda *_: pytest.fail("trained again"), options, checkpoint=path)
     assert again.losses == expected.losses
 
 
 def test_a_checkpoint_of_another_run_is_refused(data: Dataset, tmp_path: Path) -> None:
-    path = tmp_path / "run.npz"
+    path = tmp_path / "run.kept"
     fit(TrainableModel(mlp()), data, zeroed, SHORT, checkpoint=path, depends_on="a")
     others: list[tuple[Dataset, FitOptions, str, Any]] = [
         (data, FitOptions(epochs=4, batch_size=16), "a", mlp()),

@@ -76,10 +76,10 @@ class Rounds(Generic[E]):
         Raises InvalidArgument if the folder holds another run, or a damaged file.
         """
         number = len(self.entries)
-        path = self._folder / f"{self._name}-{number:03}.npz" if self._folder else None
+        path = self._folder / f"{self._name}-{number:03}.kept" if self._folder else None
         found = self._stored(path) if path else None
         if found is None:
-            checkpoint = path.with_name(f"training-{number:03}.npz") if path else None
+            checkpoint = path.with_name(f"training-{number:03}.kept") if path else None
             made = make(checkpoint)
             if made is None:
                 return False
@@ -88,7 +88,7 @@ class Rounds(Generic[E]):
                 write_sealed(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
                 checkpoint.unlink(missing_ok=True)
                 # What is there of a later round went on from another one than this.
-                path.with_name(f"{self._name}-{number + 1:03}.npz").unlink(missing_ok=True)
+                path.with_name(f"{self._name}-{number + 1:03}.kept").unlink(missing_ok=True)
         self.models[number], entry = found
         self.entries.append(entry)
         needed = {-1, self.best, last_good(self.entries), number}
