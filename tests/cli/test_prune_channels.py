@@ -51,7 +51,7 @@ def test_in_turn_until_it_is_fast_enough(penstock, digits: Path) -> None:
         (("--epochs", "3"), "--epochs means nothing without --recover"),
         (("--max-accuracy-loss", "1%"), "means nothing without --recover and --speedup"),
         (("--speedup", "0.5"), "speedup > 1"),
-        (("--width", "0"), "0 < width"),
+        (("--width", "0"), "width > 0"),
         (("--recover", "--speedup", "2", "--width", "50%", "--train", "data.npz"), "--width means nothing"),
         ((), "no channels of the model can be cut"),
     ],

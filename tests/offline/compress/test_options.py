@@ -27,12 +27,12 @@ def test_defaults_hold(kind: type[Options]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (FitOptions(epochs=math.nan), r"training cannot use epochs=nan \(expected `float`"),
+        (FitOptions(epochs=math.nan), r"training cannot use epochs=nan \(epochs > 0\)"),
         (FitOptions(epochs=math.inf), "training cannot use epochs=inf"),
         (FitOptions(optimizer="adam"), "training cannot use optimizer='adam'"),
         (DistillOptions(fit=FitOptions(seed=-1)), "distillation cannot use fit.seed=-1"),
         (DistillOptions(hints={"a": 1}), "distillation cannot use hints"),
-        (ShrinkOptions(share=0.0), r"shrinking cannot use share=0.0 \(expected `float` > 0.0"),
+        (ShrinkOptions(share=0.0), r"shrinking cannot use share=0.0 \(share > 0\)"),
         (ShrinkOptions(rounds=101), "shrinking cannot use rounds=101"),
         (IterativeOptions(levels=0), "pruning cannot use levels=0"),
         (IterativeOptions(PruneOptions(GlobalRule(sparsity=2.0))), "pruning cannot use goal.rule.sparsity=2.0"),

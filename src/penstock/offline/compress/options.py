@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from typing import Annotated, ClassVar
 
@@ -30,4 +31,6 @@ class Options(msgspec.Struct, frozen=True):
             name = path.rstrip("`")
             plain = name.replace(".", "_").isidentifier()
             value = f"={attrgetter(name)(self)!r}" if plain else ""
-            raise InvalidConfig(f"{self.of} cannot use {name}{value}", expected[:1].lower() + expected[1:]) from None
+            bound = re.search(r"([<>]=? )(\S+)$", expected)
+            hint = f"{name} {bound[1]}{float(bound[2]):g}" if bound else expected[:1].lower() + expected[1:]
+            raise InvalidConfig(f"{self.of} cannot use {name}{value}", hint) from None
