@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -25,9 +26,11 @@ from penstock.errors import (
     InvalidModel,
     NotFound,
 )
-from penstock.offline.build import BuildResult, Recipe, build, instances
+from penstock.offline.build import BuildResult, Compression, Recipe, build, instances
+from penstock.offline.compress.planner.plan import Plan
 from penstock.offline.compress.ptq.ranges import Method
 from penstock.offline.tune.contract import Contract
+from penstock.offline.tune.space import Version
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close
 
@@ -385,3 +388,54 @@ def test_a_folder_without_leave_to_write(model: Path) -> None:
     model.parent.chmod(0o700)
     assert done.returncode == 7
     assert "Permission denied" in done.stderr
+
+
+def test_few_samples_are_warned_of_before_the_work(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=QUICK)
+    note = "40 evaluation samples are too few to decide on a loss of 1.00%: give at least 194"
+    assert any(note in one for one in result.evidence.notes)
+    assert note in caplog.text
+
+
+def test_calibration_data_unlike_the_evaluation_data_are_noted(model: Path, tmp_path: Path) -> None:
+    with np.load(tmp_path / "data.npz") as arrays:
+        x = arrays["x"]
+    result = build(model, tmp_path / "out.bundle", {"x": x * 0.1}, {"x": x + 2}, QUICK)
+    assert any("calibration data are unlike the evaluation data: tensor 'x'" in one for one in result.evidence.notes)
+
+
+@pytest.mark.parametrize("wrong", [Compression(budget_s=0), Compression(epochs=0), Compression(seed=-1)])
+def test_a_plan_that_makes_no_sense_is_refused_before_the_work(model: Path, tmp_path: Path, wrong: Compression) -> None:
+    stages: list[str] = []
+    recipe = msgspec.structs.replace(QUICK, compression=wrong)
+    with pytest.raises(InvalidConfig, match="a plan cannot have"):
+        build(model, tmp_path / "o.bundle", tmp_path / "data.npz", None, recipe, lambda stage, *_: stages.append(stage))
+    assert stages == []
+
+
+def test_a_plan_without_data_is_refused(model: Path, tmp_path: Path) -> None:
+    recipe = msgspec.structs.replace(QUICK, compression=Compression(budget_s=1))
+    with pytest.raises(InvalidData, match="no data to compress"):
+        build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=recipe)
+
+
+def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best legal one is served, and the reader is told why it is none of the plan's."""
+    proto = onnx.load(model)
+    for tensor in proto.graph.initializer:
+        if tensor.name == "dense":
+            tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), "dense"))
+    wrong = Artifact.from_bytes(proto.SerializeToString())
+
+    def planned(*_: object, **__: object) -> Plan:
+        return Plan((Version(wrong, compression="prune"),), ())
+
+    monkeypatch.setattr("penstock.offline.build.plan", planned)
+    recipe = msgspec.structs.replace(QUICK, compression=Compression(budget_s=1))
+    result = build(model, tmp_path / "out.bundle", tmp_path / "data.npz", tmp_path / "data.npz", recipe)
+    assert result.chosen.compression == ""
+    assert any(
+        "the plan kept 1 model(s), and the evaluation data rejected them all" in n for n in result.evidence.notes
+    )

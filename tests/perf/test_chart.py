@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evidences import evidence, points, record
-from penstock.bundle.evidence import Evidence, LatencyPoint
-from penstock.perf.chart import Scale, bar_chart, line_chart, pareto, pareto_chart, throughput_chart
+from penstock.bundle.evidence import Accuracy, Attempt, Evidence, Interval, LatencyPoint
+from penstock.perf.chart import Scale, attempts_chart, bar_chart, line_chart, pareto, pareto_chart, throughput_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 760
@@ -199,3 +199,31 @@ def test_long_names_are_cut_and_hostile_ones_escaped() -> None:
     assert "<loss>" in texts
     assert titles(parse(chart))[0].startswith(hostile)
     assert not list(parse(bar_chart([], "none", Scale("loss"))).iter(SVG + "rect"))
+
+
+def _attempt(name: str, parent: str, kib: float, loss: float, outcome: str = "kept") -> Attempt:
+    accuracy = Accuracy("top-1", 0.99 - loss, Interval(loss, loss, loss), 0.1, 250)
+    return Attempt(name, parent, outcome, "why", accuracy, Interval(1, 1, 1), 600_000, int(kib * 1024), "", 1.0)  # type: ignore[arg-type]
+
+
+def test_a_plan_is_drawn_as_a_tree() -> None:
+    attempts = [
+        _attempt("prune", "original", 90, 0.004),
+        _attempt("share-fine", "prune", 16, 0.004),
+        _attempt("share-coarse", "prune", 14, 0.06, "rejected"),
+        Attempt("shrink", "original", "failed", "not measured"),
+    ]
+    svg = parse(attempts_chart(attempts, 550 * 1024))
+    circles = [one for one in svg.iter() if one.tag.endswith("circle")]
+    lines = [one for one in svg.iter() if one.get("class") == "step"]
+    assert [one.get("fill") == "none" for one in circles] == [False, False, False, True]
+    assert len(lines) == 3
+    ends = [(one.get("x1"), one.get("y1")) for one in lines]
+    places = [(one.get("cx"), one.get("cy")) for one in circles]
+    assert ends == [places[0], places[1], places[1]]
+    across = [float(x or 0) for x, _ in places]
+    assert across == sorted(across, reverse=True)
+    titles = [one.text for one in svg.iter() if one.tag.endswith("title")]
+    assert "prune+share-fine: 16 KiB, 98.60% — kept: why" in titles
+    assert "KiB as coded (logarithmic)" in [one.text for one in svg.iter()]
+    assert attempts_chart(attempts[3:], 1) == ""

@@ -54,14 +54,20 @@ def outcomes(found: Plan) -> dict[str, str]:
     return {attempt.name: attempt.outcome for attempt in found.attempts}
 
 
+@pytest.mark.slow
 def test_shared_weights_are_a_fraction_of_the_size(digits: Artifact, data: Dataset) -> None:
-    fine = Stage(stages("size")[0].moves[:1], "first")
-    found, again = (plan(digits, data, SIZE, route=(fine,)) for _ in range(2))
+    found = plan(digits, data, SIZE, route=(Stage(stages("size")[0].moves[:1], "first"),))
     (attempt,) = found.attempts
     assert attempt.outcome == "kept"
     assert attempt.stored_bytes < digits.size_bytes / 6
     assert attempt.accuracy is not None
     assert attempt.accuracy.metric == "top-1"
+
+
+def test_the_same_seed_gives_the_same_models() -> None:
+    x = make_dataset({"x": np.random.default_rng(0).standard_normal((120, 16)).astype(np.float32)}, None)
+    found, again = (plan(networks.mlp(), x, SIZE, route=route("size", "share-fine")) for _ in range(2))
+    assert found.versions
     assert [v.artifact.digest for v in again.versions] == [v.artifact.digest for v in found.versions]
 
 
