@@ -94,7 +94,7 @@ def test_slice_by_narrow_integers() -> None:
     ((None,), 18, {"axis": 1, "num_outputs": 2}),
     ((), 11, {"axis": -1, "split": [1, 3]}),
     ((), 11, {"axis": -1}),
-], ids=str)  # fmt: skip
+], ids=["opset 13", "even", "num_outputs", "odd", "attribute", "even attribute"])  # fmt: skip
 def test_split(operands: tuple[Operand, ...], opset: int, attributes: dict[str, Any]) -> None:
     agree("Split", _X, *operands, opset=opset, kinds=(TensorProto.FLOAT,) * 2, **attributes)
 
