@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.offline.compress import sealed
 from penstock.offline.compress.sealed import read_sealed, write_sealed
 from penstock.tensor import Array
 
@@ -81,6 +82,13 @@ def test_made_up_arrays_are_refused(tmp_path: Path, packed: object) -> None:
 def test_a_file_of_another_kind_is_refused(path: Path) -> None:
     with pytest.raises(InvalidArgument, match="not a file of Penstock's"):
         read_sealed(path, dict[str, int])
+
+
+def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "_LARGEST", 20)
+    with pytest.raises(ResourceExhausted, match="cannot be kept"):
+        write_sealed(tmp_path / "file", ARRAYS)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

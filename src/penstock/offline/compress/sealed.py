@@ -17,6 +17,8 @@ import numpy as np
 from penstock.errors import InvalidArgument, ResourceExhausted
 
 _DIGEST_BYTES = 32
+_LARGEST = (1 << 32) - 1
+"""Bytes of an array: MessagePack's own limit."""
 T = TypeVar("T")
 
 
@@ -72,9 +74,14 @@ def _damaged(path: Path) -> InvalidArgument:
 
 
 def _pack(value: object) -> _Array:
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return _Array(value.dtype.str, list(value.shape), value.tobytes())
-    raise NotImplementedError(f"{type(value).__name__} cannot be kept")
+    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+        raise NotImplementedError(f"{type(value).__name__} cannot be kept")
+    if value.nbytes > _LARGEST:
+        raise ResourceExhausted(
+            f"an array of {value.nbytes >> 30} GiB cannot be kept in a file", "give fewer samples, or keep nothing"
+        )
+    plain: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data  # not a copy
+    return _Array(value.dtype.str, list(value.shape), plain)
 
 
 def _unpack(_kind: type, value: object) -> Any:
