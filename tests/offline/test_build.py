@@ -439,3 +439,16 @@ def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monk
     assert any(
         "the plan kept 1 model(s), and the evaluation data rejected them all" in n for n in result.evidence.notes
     )
+
+
+def test_what_is_to_be_small_needs_no_second_model(model: Path, tmp_path: Path) -> None:
+    """Engines and precisions that take a model to fall back to are not tried, whatever is installed."""
+    recipe = Recipe(threads=(1,), methods=(Method.MSE,), careful=False, budget_s=0.2, objective="size")
+    result = build(model, tmp_path / "out.bundle", tmp_path / "data.npz", tmp_path / "data.npz", recipe)
+    assert {(one.engine, one.precision) for one in result.evidence.candidates} == {
+        ("onnxruntime", "fp32"),
+        ("onnxruntime", "int8"),
+    }
+    assert len(result.manifest.variants) == 1
+    (stored,) = [entry.size_bytes for entry in result.manifest.files]
+    assert stored == result.chosen.stored_bytes < model.stat().st_size

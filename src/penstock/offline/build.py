@@ -165,7 +165,7 @@ def build(
         )
     planned = _plan(fp32, calibration, options, recipe, on_progress)
     versions = _stored(_distinct([Version(fp32), *int8, *planned.versions]), recipe)
-    tried = candidates(versions, engines, threads, machine)
+    tried = _lonely(candidates(versions, engines, threads, machine), recipe)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = Limits(machine.memory_bytes, recipe.budget_s, rows, smallest=recipe.objective == "size")
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
@@ -356,6 +356,12 @@ def _disappointed(planned: Plan, tuned: TuneResult) -> tuple[str, ...]:
         "a quarter of which is what the plan decides on"
     )
     return (note,)
+
+
+def _lonely(tried: list[Candidate], recipe: Recipe) -> list[Candidate]:
+    """Where size is the aim, those that a bundle can hold alone: any other takes a model to fall back to, which is not small."""
+    alone = [one for one in tried if one.engine == BASELINE_ENGINE and not one.requires]
+    return alone if recipe.objective == "size" and alone else tried
 
 
 def _stored(versions: Sequence[Version], recipe: Recipe) -> list[Version]:

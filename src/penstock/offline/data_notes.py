@@ -12,6 +12,8 @@ from penstock.offline.compress.ptq.drift import find_drift, shift_warnings
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import make_judge, samples_needed
 
+_REACHABLE = 20
+"""Times the samples there are that it makes sense to ask for; a loss close to the bound takes any number."""
 _ROWS = 512
 """Samples of each that are compared, evenly spaced."""
 _BYTES = 64 << 20
@@ -41,7 +43,8 @@ def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
     if accuracy.metric == "fidelity" or max_loss <= 0 or loss.high <= max_loss or loss.value > max_loss:
         return ()
     enough = samples_needed(max_loss, max(0.0, loss.value))
-    advice = f"; about {enough} samples would do if the estimate is right" if enough else ""
+    is_reachable = enough is not None and enough <= _REACHABLE * accuracy.samples
+    advice = f"; about {enough} samples would do if the estimate is right" if is_reachable else ""
     note = (
         f"that no more than {max_loss:.2%} is lost is an estimate on {accuracy.samples} samples, not proved: with 95 % "
         f"confidence it may be up to {loss.high:.2%}{advice}"
