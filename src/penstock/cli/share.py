@@ -75,11 +75,8 @@ def share(
         return
     if not tune:
         shared.refuse({"--epochs": epochs}, "--tune")
-    options = ShareOptions()
-    options = ShareOptions(
-        fc_bits=options.fc_bits if bits is None else bits,
-        conv_bits=options.conv_bits if conv_bits is None else conv_bits,
-    )
+    given_bits = {"fc_bits": bits, "conv_bits": conv_bits}
+    options = ShareOptions(**{name: value for name, value in given_bits.items() if value is not None})
     options.check()
     job = shared.Job(
         model,
