@@ -75,8 +75,8 @@ def share(
         return
     if not tune:
         shared.refuse({"--epochs": epochs}, "--tune")
-    given_bits = {"fc_bits": bits, "conv_bits": conv_bits}
-    options = ShareOptions(**{name: value for name, value in given_bits.items() if value is not None})
+    usual = ShareOptions()
+    options = ShareOptions(usual.conv_bits if conv_bits is None else conv_bits, usual.fc_bits if bits is None else bits)
     options.check()
     job = shared.Job(
         model,
