@@ -227,3 +227,52 @@ def test_a_plan_is_drawn_as_a_tree() -> None:
     assert "prune+share-fine: 16 KiB, 98.60% — kept: why" in titles
     assert "KiB as coded (logarithmic)" in [one.text for one in svg.iter()]
     assert attempts_chart(attempts[3:], 1) == ""
+
+
+def ticks_across(root: ET.Element) -> list[tuple[float, str]]:
+    """Centre and text of each tick below the picture, from the left."""
+    marks = [one for one in root.iter(SVG + "text") if one.get("text-anchor") == "middle" and one.get("class") is None]
+    return sorted((float(one.get("x", 0)), one.text or "") for one in marks)
+
+
+def test_shares_stop_at_nothing_and_at_all() -> None:
+    points = [(0.0, 0.0), (0.5, 0.9), (1.0, 1.0)]
+    root = parse(line_chart({"a": points}, "t", Scale("sparsity", "{:.0%}"), Scale("top-1", "{:.0%}")))
+    texts = [one.text for one in root.iter(SVG + "text")]
+    assert texts.count("0%") == texts.count("100%") == 2
+    assert not {"-20%", "120%"} & set(texts)
+    beyond = parse(line_chart({"a": [(0.0, -0.5), (1.0, 1.5)]}, "t", X, Scale("change", "{:.0%}")))
+    assert {"-50%", "150%"} <= {one.text for one in beyond.iter(SVG + "text")}
+
+
+@pytest.mark.parametrize(("value", "allowed"), [(1.0, (0.98, 1.0)), (0.0, (0.0, 0.02))])
+def test_shares_that_are_all_alike_have_a_narrow_axis(value: float, allowed: tuple[float, float]) -> None:
+    root = parse(line_chart({"a": [(0, value), (1, value)]}, "t", X, Scale("top-1", "{:.2%}")))
+    shares = [float(one.text[:-1]) / 100 for one in root.iter(SVG + "text") if one.text and one.text.endswith("%")]
+    assert len(shares) > 1
+    assert allowed[0] <= min(shares) <= max(shares) <= allowed[1]
+
+
+@given(st.floats(-1, 1), st.floats(0, 1), st.integers(1, 3))
+def test_ticks_side_by_side_do_not_meet(lost: float, other: float, columns: int) -> None:
+    scales = [Scale("accuracy lost", "{:.2%}")] * columns
+    rows = [("a", *[lost] * columns), ("b", *[other] * columns)]
+    for (left, one), (right, another) in pairwise(ticks_across(parse(bar_chart(rows, "t", *scales)))):
+        assert right - left >= 6.5 * (len(one) + len(another)) / 2
+
+
+def test_a_title_is_left_of_the_ticks_and_the_axis_right_of_them() -> None:
+    root = parse(line_chart({"a": [(0, 0.0), (1, 1.0)]}, "t", X, Scale("top-1", "{:.3%}")))
+    ticks = [one for one in root.iter(SVG + "text") if (one.text or "").endswith("%")]
+    wide = next(one for one in ticks if one.text == "100.000%")
+    # The title is written upwards with its foot at 14, its letters reach down to 18; digits are seven wide.
+    assert float(wide.get("x", 0)) - 7 * len("100.000%") >= 18
+    assert all(float(one.get("x1", 0)) > float(wide.get("x", 0)) for one in lines(root, "grid"))
+
+
+def test_a_long_logarithmic_axis_of_wide_numbers() -> None:
+    points = [(10.0**power, 1.0) for power in range(0, 13, 3)]
+    root = parse(line_chart({"a": points}, "t", Scale("rows", "{:,.0f}", log=True), Y))
+    found = ticks_across(root)
+    assert len(found) > 1
+    assert all(right - left > 5 * (len(one) + len(two)) / 2 for (left, one), (right, two) in pairwise(found))

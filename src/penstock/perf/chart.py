@@ -12,21 +12,31 @@ from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence, Latency
 
 _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 24, 46
-_ACROSS, _UP = (_LEFT, _WIDTH - _RIGHT), (_HEIGHT - _BOTTOM, _TOP)
+_UP = (_HEIGHT - _BOTTOM, _TOP)
 _COLORS = {"fp32": "#2563eb", "bf16": "#d97706", "int8": "#059669"}
 _SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc2626", "#0891b2", "#be185d")
 _LINE = 15
 """Pixels from one line of text to the next."""
-_BAR, _NAMES, _LONGEST_NAME = 20, 210, 28
-"""Pixels of a row of bars, of the column of names, and letters in a name that fits there."""
+_TITLE, _GAP = 22, 6
+"""Pixels that a title takes at the left, and between a tick and the axis or what is next to it."""
+_BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
+"""Pixels of a row of bars, of the column of names, letters in a name that fits there, pixels between columns for half a tick of each."""
+_TICKS = 5
 
 
 class Scale(NamedTuple):
-    """What an axis shows: its title, how a value is written, and whether it is logarithmic."""
+    """What an axis shows: its title, how a value is written, and whether it is logarithmic.
+
+    What is written in per cent is a share: its axis goes beyond 0 and 100 % only where the values do.
+    """
 
     title: str
     form: str = "{:g}"
     log: bool = False
+
+    @property
+    def is_share(self) -> bool:
+        return self.form.endswith("%}")
 
 
 class _Axis:
@@ -35,31 +45,60 @@ class _Axis:
     def __init__(self, values: Sequence[float], pixels: tuple[float, float], scale: Scale) -> None:
         self.title = escape(scale.title + " (logarithmic)" * scale.log)
         self.form, self._log = scale.form, scale.log
-        start, end = pixels
+        self.start, self.end = pixels
         values = values or [1.0]
         low, high = (math.log(v) if scale.log else v for v in (min(values), max(values)))
-        margin = 0.08 * (high - low) or abs(low) * 0.05 or 0.5
-        self._low, self._high, self._start, self._end = low - margin, high + margin, start, end
+        margin = 0.08 * (high - low) or (0.01 if scale.is_share else abs(low) * 0.05 or 0.5)
+        self._low, self._high = low - margin, high + margin
+        if scale.is_share and not scale.log:
+            self._low = max(self._low, min(0.0, low))
+            self._high = min(self._high, max(1.0, high))
 
     def __call__(self, value: float) -> float:
         share = ((math.log(value) if self._log else value) - self._low) / (self._high - self._low)
-        return self._start + share * (self._end - self._start)
+        return self.start + share * (self.end - self.start)
 
-    def ticks(self, count: int = 5) -> list[float]:
-        """Round values inside the range."""
+    def ticks(self, count: int = _TICKS) -> list[float]:
+        """Round values inside the range, about ``count``, or on a long logarithmic axis fewer a decade the less ``count`` is."""
         low, high = (math.exp(self._low), math.exp(self._high)) if self._log else (self._low, self._high)
         if self._log and high / low > 5:
-            steps = [
-                m * 10.0**e
-                for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-                for m in (1, 2, 5)
-            ]
+            mantissas = (1, 2, 5) if count == _TICKS else (1,)
+            every = max(1, _TICKS - count)
+            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1, every)
+            steps = [mantissa * 10.0**decade for decade in decades for mantissa in mantissas]
         else:
             raw = (high - low) / count
             unit = 10.0 ** math.floor(math.log10(raw))
             step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= raw)
             steps = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
         return [value for value in steps if low <= value <= high]
+
+    def ticks_across(self) -> list[float]:
+        """As many of them as leave one another room when they are written side by side."""
+        return next(
+            (ticks for count in range(_TICKS, 1, -1) if self._fit(ticks := self.ticks(count))), self.ticks(1)[:1]
+        )
+
+    def width(self, value: float) -> float:
+        """Pixels of ``value`` as written."""
+        return _text_width(self.form.format(value))
+
+    def _fit(self, ticks: Sequence[float]) -> bool:
+        halves = ((self.width(left) + self.width(right)) / 2 for left, right in pairwise(ticks))
+        return all(
+            self(right) - self(left) >= half + 2 * _GAP
+            for (left, right), half in zip(pairwise(ticks), halves, strict=True)
+        )
+
+
+def _text_width(text: str) -> float:
+    """Pixels of a number in the chart's font: digits are seven wide, a per cent sign twelve, points and commas four."""
+    return sum(12 if letter == "%" else 4 if letter in ".," else 7 for letter in text)
+
+
+def _across(y: _Axis) -> tuple[float, float]:
+    """Where an axis across begins and ends beside ``y``, its ticks and its title."""
+    return max(_LEFT, _TITLE + _GAP + max(map(y.width, y.ticks()), default=0)), _WIDTH - _RIGHT
 
 
 def line_chart(
@@ -76,11 +115,11 @@ def line_chart(
     drawn = {name: [point for point in points if _is_on(point, x_scale, y_scale)] for name, points in series.items()}
     drawn = {name: points for name, points in drawn.items() if points}
     levels = [(name, level) for name, level in marks if _is_on((1.0, level), x_scale, y_scale)]
-    x = _Axis([x for points in drawn.values() for x, _ in points], _ACROSS, x_scale)
     y = _Axis([y for points in drawn.values() for _, y in points] + [level for _, level in levels], _UP, y_scale)
+    x = _Axis([x for points in drawn.values() for x, _ in points], _across(y), x_scale)
     parts = _frame(x, y)
     for name, level in levels:
-        parts += _level(name, y(level))
+        parts += _level(name, y(level), x)
     heights = _spread([y(points[-1][1]) - 10 for points in drawn.values()])
     for index, ((name, points), height) in enumerate(zip(drawn.items(), heights, strict=True)):
         color = _SERIES_COLORS[index % len(_SERIES_COLORS)]
@@ -103,14 +142,14 @@ def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scale
     A row is a name and as many values as there are scales; what is not finite is drawn as a dash. Bars are not logarithmic.
     """
     bottom = _TOP + _BAR * max(1, len(rows))
-    room = (_WIDTH - _NAMES - _RIGHT) / len(scales)
+    room = (_WIDTH - _NAMES - _RIGHT + _COLUMN_GAP / 2) / len(scales)
     parts = []
     for row, (name, *_) in enumerate(rows):
         short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
         middle = _TOP + _BAR * (row + 0.5) + 4
         parts.append(f'<text x="{_NAMES - 8}" y="{middle:.1f}" text-anchor="end">{escape(short)}</text>')
     for column, scale in enumerate(scales):
-        start, end = _NAMES + room * column, _NAMES + room * (column + 1) - _LINE
+        start, end = _NAMES + room * column, _NAMES + room * (column + 1) - _COLUMN_GAP
         values = [float(values[column]) for _, *values in rows]
         x = _Axis([0.0, *(value for value in values if math.isfinite(value))], (start, end), scale._replace(log=False))
         parts += _grid_across(x, bottom)
@@ -138,9 +177,9 @@ def pareto_chart(evidence: Evidence) -> str:
     floor = _value(evidence.baseline) - evidence.max_accuracy_loss
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
     x_scale = Scale("p50 latency of one call, ms", "{:.4g}", log=True)
-    x = _Axis([record.latency_ms or 1.0 for record in records], _ACROSS, x_scale)
     y = _Axis([floor, *(_value(record) for record in records)], _UP, Scale(metric, "{:.2%}"))
-    parts = _frame(x, y) + _level("least allowed", y(floor))
+    x = _Axis([record.latency_ms or 1.0 for record in records], _across(y), x_scale)
+    parts = _frame(x, y) + _level("least allowed", y(floor), x)
     front = pareto(records)
     path = " ".join(f"{x(r.latency_ms or 1.0):.1f},{y(_value(r)):.1f}" for r in front)
     parts.append(f'<polyline class="front" points="{path}"/>')
@@ -168,8 +207,8 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
     original = first.value + first.loss.value
     sizes = [(attempt.stored_bytes or attempt.size_bytes) / 1024 for attempt, _ in measured]
     title = "KiB as coded" if any(attempt.stored_bytes for attempt, _ in measured) else "KiB"
-    x = _Axis([original_bytes / 1024, *sizes], _ACROSS, Scale(title, "{:,.4g}", log=True))
     y = _Axis([original, *(found.value for _, found in measured)], _UP, Scale(f"{first.metric}, held out", "{:.2%}"))
+    x = _Axis([original_bytes / 1024, *sizes], _across(y), Scale(title, "{:,.4g}", log=True))
     places = {"original": (x(original_bytes / 1024), y(original))}
     lines, marks = [], [_mark("original", places["original"], "original", is_kept=True)]
     for (attempt, found), size in zip(measured, sizes, strict=True):
@@ -222,12 +261,11 @@ def _bar(tip: str, x: _Axis, value: float, top: float, color: str) -> str:
     return f'<rect x="{left:.1f}" y="{top + 3:.1f}" {size} fill="{color}">{note}</rect>'
 
 
-def _level(name: str, at: float) -> list[str]:
+def _level(name: str, at: float, x: _Axis) -> list[str]:
     """A dashed line across at height ``at``, and its name."""
-    right = _WIDTH - _RIGHT
     return [
-        f'<line class="floor" x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>',
-        f'<text class="note" x="{right - 4}" y="{at - 5:.1f}" text-anchor="end">{escape(name)}</text>',
+        f'<line class="floor" x1="{x.start:.0f}" x2="{x.end:.0f}" y1="{at:.1f}" y2="{at:.1f}"/>',
+        f'<text class="note" x="{x.end - 4:.0f}" y="{at - 5:.1f}" text-anchor="end">{escape(name)}</text>',
     ]
 
 
@@ -248,22 +286,25 @@ def _is_on(point: tuple[float, float], *scales: Scale) -> bool:
 def _grid_across(x: _Axis, bottom: float) -> list[str]:
     """Lines up and ticks under them."""
     parts = []
-    for value in x.ticks():
+    for value in x.ticks_across():
         at = f"{x(value):.1f}"
         parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(f'<text x="{at}" y="{bottom + 16}" text-anchor="middle">{x.form.format(value)}</text>')
+        middle = min(x(value), _WIDTH - x.width(value) / 2)
+        parts.append(f'<text x="{middle:.1f}" y="{bottom + 16}" text-anchor="middle">{x.form.format(value)}</text>')
     return parts
 
 
 def _frame(x: _Axis, y: _Axis) -> list[str]:
     """Grid, ticks and titles."""
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    left, right, bottom = x.start, x.end, _HEIGHT - _BOTTOM
     parts = _grid_across(x, bottom)
     for value in y.ticks():
         at = f"{y(value):.1f}"
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{y.form.format(value)}</text>')
-    across, up = (_LEFT + right) / 2, (_TOP + bottom) / 2
+        parts.append(f'<line class="grid" x1="{left:.0f}" x2="{right:.0f}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text x="{left - _GAP:.0f}" y="{y(value) + 4:.1f}" text-anchor="end">{y.form.format(value)}</text>'
+        )
+    across, up = (left + right) / 2, (_TOP + bottom) / 2
     parts.append(f'<text class="title" x="{across:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">{x.title}</text>')
     turn = f"translate(14 {up:.0f}) rotate(-90)"
     parts.append(f'<text class="title" transform="{turn}" text-anchor="middle">{y.title}</text>')
