@@ -20,7 +20,7 @@ _LINE = 15
 _TITLE, _GAP = 22, 6
 """Pixels that a title takes at the left, and between a tick and the axis or what is next to it."""
 _BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
-"""Pixels of a row of bars, of the column of names, letters in a name that fits there, pixels between columns for half a tick of each."""
+"""Pixels of a row of bars, of the column of names, letters in a name that fits there, and pixels between columns."""
 _TICKS = 5
 
 
