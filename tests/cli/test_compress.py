@@ -52,6 +52,8 @@ def test_for_latency(penstock, net: Path) -> None:  # type: ignore[no-untyped-de
     for one in found["attempts"]:
         assert msgspec.convert(one, Attempt).reason
     assert found["attempts"][0]["name"] == "int8"
+    # The plan's own INT8 is the careful one; no second is made beside it.
+    assert not any(one["calibration"].startswith("best") for one in found["candidates"])
     assert not (net / "out.bundle.plan").exists()
     assert "What compression tried" in (net / "report.html").read_text()
     notes = open_bundle(net / "out.bundle").manifest.evidence
@@ -98,9 +100,10 @@ def test_a_plan_is_kept_where_it_is_asked_for(penstock, net: Path) -> None:  # t
     assert done[0][0]["outcome"] == "kept"
     assert done[1][: len(done[0])] == done[0]  # to the second: nothing was made again
     assert second["built"]["size_bytes"] <= first["built"]["size_bytes"]
-    done = penstock("compress", *arguments, "-o", "c.bundle", "--seed", "1")
+    done = penstock("compress", *arguments, "-o", "c.bundle", "--seed", "1", "--max-accuracy-loss", "4%")
     assert done.code == 2
-    assert "holds a plan for another model" in done.err
+    assert "max accuracy loss 0.05 there, 0.04 here; seed 0 there, 1 here" in " ".join(done.err.split())
+    assert "optimize" not in done.err  # refused before any work
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,13 @@ def compress(
         Literal["latency", "size"], typer.Option(help="Be fastest at single rows, or smallest in the bundle.")
     ] = "latency",
     p99: Annotated[str | None, typer.Option(help="p99 latency of one call that is demanded, e.g. 5ms.")] = None,
-    budget: Annotated[str, typer.Option(help="Time to spend on trying steps; one that has begun is finished.")] = "10m",
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="Time to begin steps in; one under way then may take half as much again, 30s at least, and is then broken "
+            "off. Quantising before and choosing after come on top."
+        ),
+    ] = "10m",
     epochs: Annotated[float, typer.Option(help="Passes over the data of each training.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of all that is drawn at random.")] = 0,
     threads: Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")] = None,
@@ -72,6 +78,7 @@ def compress(
         name=name,
         threads=parse_counts(threads) if threads else (),
         objective="size" if target == "size" else "latency",
+        careful=False,  # the plan's own INT8 is
         compression=Compression(budget_s, epochs, seed, folder),
         budget_s=min(_MOST_TIMING_S, _TIMING_SHARE * budget_s),
         overwrite=force,

@@ -38,7 +38,8 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
 )
-from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
+from penstock.offline.compress.planner.ledger import check_plan
+from penstock.offline.compress.planner.plan import Plan, PlanOptions, known_key, plan
 from penstock.offline.compress.ptq.ranges import Method
 from penstock.offline.data_notes import about, unproved
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
@@ -76,7 +77,8 @@ class Compression(msgspec.Struct, frozen=True):
     """How to compress: the planner composes the methods under the recipe's contract."""
 
     budget_s: float = 600.0
-    """Seconds to spend on it; a step that has begun is finished."""
+    """Seconds in which steps are begun; one under way then may take half as much again, 30 s at least, and is then broken off.
+    Optimising and quantising before, and the choice among the results after, come on top."""
     epochs: float = 10.0
     """Passes over the calibration data of each training."""
     seed: int = 0
@@ -150,6 +152,7 @@ def build(
     original = self_contained(model if isinstance(model, Artifact) else Artifact.from_file(model))
     signature = _signature(original)
     calibration, evaluation = _data(calibrate, evaluate, signature)
+    _check_plan(original, calibration, options, recipe)
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
@@ -329,14 +332,22 @@ def _plan_options(recipe: Recipe, threads: Sequence[int]) -> PlanOptions | None:
     return options
 
 
+def _check_plan(original: Artifact, data: Dataset | None, options: PlanOptions | None, recipe: Recipe) -> None:
+    """Refuse a folder of another plan before all the work, and a plan without data."""
+    if options is None or recipe.compression is None:
+        return
+    if data is None:
+        raise InvalidData("there is no data to compress the model on", "give --train FILE.npz, some hundred samples")
+    if recipe.compression.folder is not None:
+        check_plan(recipe.compression.folder, known_key(original, data, options))
+
+
 def _plan(
     fp32: Artifact, data: Dataset | None, options: PlanOptions | None, recipe: Recipe, on_progress: OnProgress
 ) -> Plan:
     """What compression makes of the optimised model; nothing if it was not asked for."""
-    if options is None or recipe.compression is None:
+    if options is None or recipe.compression is None or data is None:
         return Plan((), ())
-    if data is None:
-        raise InvalidData("there is no data to compress the model on", "give --train FILE.npz, some hundred samples")
     return plan(fp32, data, options, folder=recipe.compression.folder, on_progress=on_progress)
 
 

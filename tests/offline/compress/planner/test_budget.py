@@ -58,9 +58,12 @@ def test_proof_is_demanded_where_there_are_samples_for_it() -> None:
 
 def test_the_account_tells_what_is_spent_and_left() -> None:
     spending = Spending(Contract(0.01), 10)
-    assert spending.account(accuracy(0.004)) == "+0.40% spent of 1.00%, 0.60% left"
-    assert spending.account(accuracy(-0.004)).endswith("1.00% left")
-    assert spending.account(accuracy(0.02)).endswith("0.00% left")
+    assert spending.account(accuracy(0.004)) == "0.40% spent of 1.00%, 0.60% left"
+    assert spending.account(accuracy(-0.125)) == "0.00% spent of 1.00%, 1.00% left; 12.50% gained"
+    assert spending.account(accuracy(0.0)) == "0.00% spent of 1.00%, 1.00% left"
+    few = Spending(Contract(0.01), 10, 75)
+    assert few.account(accuracy(1 / 75, 75)) == "1.33% spent of 1.00%: one sample of 75, the least that can be measured"
+    assert few.account(accuracy(0.0, 75)).endswith("1.00% left")
 
 
 def test_time() -> None:

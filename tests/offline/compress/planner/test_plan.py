@@ -92,7 +92,7 @@ def test_descend_until_one_is_not_kept(original: Artifact, data: Dataset) -> Non
     assert kept.accuracy is not None
     assert kept.accuracy.samples == 40
     assert kept.stored_bytes > 0
-    assert "bytes as coded; +" in kept.reason
+    assert "bytes as coded; 0.00% spent of 20.00%" in kept.reason
     assert " left" in kept.reason
     assert "agreement" in rejected.reason
     assert [version.compression for version in found.versions] == ["good"]
@@ -276,8 +276,13 @@ def test_a_folder_is_of_one_plan(original: Artifact, data: Dataset, tmp_path: Pa
     route = (Stage((GOOD,), "first"),)
     plan(original, data, SIZE, route=route, folder=tmp_path)
     other = PlanOptions(contract=Contract(0.1), target="size", budget_s=100, epochs=1)
-    for arguments in ((networks.mlp(32), data, SIZE), (original, data, other)):
-        with pytest.raises(InvalidArgument, match="another plan|a plan for another model"):
+    fewer = make_dataset({"x": data.inputs["x"][:80]}, None)
+    for arguments, told in (
+        ((networks.mlp(32), data, SIZE), "another model; another optimised model"),
+        ((original, fewer, SIZE), "another data set"),
+        ((original, data, other), "max accuracy loss 0.2 there, 0.1 here"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"holds another plan: {told} \\(give"):
             plan(*arguments, route=route, folder=tmp_path)
 
 

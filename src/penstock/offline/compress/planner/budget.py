@@ -16,7 +16,7 @@ _SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0
 """How much of the loss allowed may be spent when a step of a kind is done: what comes later finds something left."""
 
 _PATIENCE, _LEAST_PATIENCE_S = 0.5, 30.0
-"""A step that has begun is finished, unless it takes this share of the budget more, and so many seconds."""
+"""A step under way when the budget is spent may take this share of it more, and so many seconds at least, and is then broken off."""
 
 
 class Spending(msgspec.Struct, frozen=True):
@@ -44,8 +44,12 @@ class Spending(msgspec.Struct, frozen=True):
 
     def account(self, accuracy: Accuracy) -> str:
         """What a model has spent of the contract, and what is left, as a sentence."""
-        allowed, spent = self.contract.max_accuracy_loss, accuracy.loss.value
-        return f"{spent:+.2%} spent of {allowed:.2%}, {max(0.0, allowed - max(0.0, spent)):.2%} left"
+        allowed, loss = self.contract.max_accuracy_loss, accuracy.loss.value
+        spent = max(0.0, loss)
+        account = f"{spent:.2%} spent of {allowed:.2%}"
+        if spent > allowed and self.samples:
+            return f"{account}: one sample of {self.samples}, the least that can be measured"
+        return f"{account}, {max(0.0, allowed - spent):.2%} left" + (f"; {-loss:.2%} gained" if loss < 0 else "")
 
     def is_over(self, elapsed_s: float, share: float = 1.0) -> bool:
         """Whether ``share`` of the time is spent, so that nothing new is begun."""

@@ -1,6 +1,6 @@
 """The attempts of one plan, in a folder: a plan that was interrupted goes on where it stopped, and decides the same.
 
-``plan.ledger`` names the plan by a digest of all that decides it and lists the attempts; ``<digest>.model`` are the models kept,
+``plan.ledger`` has all that decides the plan, by name, and lists the attempts; ``<digest>.model`` are the models kept,
 with their provenance, and the folders ``<digest>.steps`` the progress of steps that are under way. A model is there before its
 attempt is listed, and every file appears whole or not at all.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,8 @@ from penstock.errors import InvalidArgument
 from penstock.offline.compress.sealed import read_sealed, write_sealed
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
+_LONGEST_SHOWN = 24
+"""Letters of a part of a plan that a message shows; of longer ones, as digests are, it says only that they differ."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -28,7 +31,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Pages(msgspec.Struct, frozen=True):
-    plan: str
+    plan: dict[str, str]
     entries: tuple[_Entry, ...] = ()
 
 
@@ -40,17 +43,14 @@ class _Model(msgspec.Struct, frozen=True):
 class Ledger:
     """Finds and keeps attempts, by name and the digest of the model that they went on from."""
 
-    def __init__(self, folder: Path, plan: str) -> None:
-        """Raises InvalidArgument if ``folder`` is none, is damaged, or holds another plan."""
-        self.folder, self._plan = folder, plan
-        if folder.exists() and not folder.is_dir():
-            raise InvalidArgument(f"'{folder}' is not a folder", "name a folder for the plan, or one to be made")
-        pages = read_sealed(folder / _FILE, _Pages) or _Pages(plan)
-        if pages.plan != plan:
-            raise InvalidArgument(
-                f"'{folder}' holds a plan for another model, other data, other options or another machine",
-                "give another folder, or remove this one to begin anew",
-            )
+    def __init__(self, folder: Path, plan: Mapping[str, str]) -> None:
+        """``plan`` is all that decides what the attempts are, by name.
+
+        Raises InvalidArgument if ``folder`` is none, is damaged, or holds another plan.
+        """
+        self.folder, self._plan = folder, dict(plan)
+        pages = _read(folder) or _Pages(self._plan)
+        _refuse_other(folder, pages.plan, self._plan)
         self._entries = {(entry.attempt.name, entry.origin): entry for entry in pages.entries}
 
     def find(self, name: str, origin: str) -> Attempt | None:
@@ -75,6 +75,34 @@ class Ledger:
     def scratch(self, stage: str) -> Path:
         """The folder for the progress of the steps of one stage; made by who writes there."""
         return self.folder / f"{sha256(stage.encode())[:16]}{_STEPS}"
+
+
+def check_plan(folder: Path, known: Mapping[str, str]) -> None:
+    """Raise InvalidArgument as ``Ledger`` will, as far as what is ``known`` of its plan before the work tells."""
+    pages = _read(folder)
+    if pages is not None:
+        _refuse_other(folder, {name: value for name, value in pages.plan.items() if name in known}, known)
+
+
+def _read(folder: Path) -> _Pages | None:
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"'{folder}' is not a folder", "name a folder for the plan, or one to be made")
+    return read_sealed(folder / _FILE, _Pages)
+
+
+def _refuse_other(folder: Path, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    if there == here:
+        return
+    differences = [_difference(name, there.get(name, ""), here[name]) for name in here if there.get(name) != here[name]]
+    raise InvalidArgument(
+        f"'{folder}' holds another plan: {'; '.join(differences) or 'of another version of Penstock'}",
+        "give what it was made with, or another folder, or remove this one to begin anew",
+    )
+
+
+def _difference(name: str, there: str, here: str) -> str:
+    is_shown = all(0 < len(value) <= _LONGEST_SHOWN and value.isprintable() for value in (there, here))
+    return f"{name} {there} there, {here} here" if is_shown else f"another {name}"
 
 
 def remove_plan(folder: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from penstock import __version__
-from penstock.artifact import Artifact, sha256
+from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
 from penstock.clock import Clock, SystemClock
 from penstock.engines.registry import get_engine
@@ -59,7 +59,7 @@ class PlanOptions(msgspec.Struct, frozen=True):
     target: Target = "latency"
     """Be fastest at one call of a single row, or smallest as coded."""
     budget_s: float = 600.0
-    """Seconds to spend; a step that has begun is finished, unless it takes half as much again, and 30 s."""
+    """Seconds in which steps are begun; one under way then may take half as much again, 30 s at least, and is then broken off."""
     epochs: float = 10.0
     """Passes over the data of each recovery."""
     threads: int = 1
@@ -105,11 +105,10 @@ def plan(
     route = stages(options.target) if route is None else route
     clock = clock or SystemClock()
     if folder is not None:
-        return _Search(original, data, options, Ledger(folder, _key(original, data, options)), on_progress, clock).run(
-            route
-        )
+        key = {**known_key(original, data, options), "optimised model": original.digest}
+        return _Search(original, data, options, Ledger(folder, key), on_progress, clock).run(route)
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as place:
-        return _Search(original, data, options, Ledger(Path(place), ""), on_progress, clock).run(route)
+        return _Search(original, data, options, Ledger(Path(place), {}), on_progress, clock).run(route)
 
 
 class _Search:
@@ -313,9 +312,20 @@ def _made(move: Move, workshop: Workshop, parent: State) -> Artifact:
         return move.make(workshop, parent)
 
 
-def _key(original: Artifact, data: Dataset, options: PlanOptions) -> str:
-    """All that decides what the attempts are; more time is not another plan, another machine is."""
-    decisive = msgspec.structs.replace(options, budget_s=0.0)
+def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str, str]:
+    """All that decides what the attempts are, by name, but for what optimising makes of ``model``: the same before and after it.
+
+    More time is not another plan, another machine is.
+    """
     machine = machine_facts()
-    parts = (__version__, original.digest, data.digest, machine.cpu, *machine.isa)
-    return sha256("\n".join((*parts, msgspec.json.encode(decisive).decode())).encode())
+    asked = {
+        name: value for name, value in msgspec.structs.asdict(options).items() if name not in ("contract", "budget_s")
+    }
+    decisive = {**msgspec.structs.asdict(options.contract), **asked}
+    return {
+        "version": __version__,
+        "model": model.provenance[0].source_digest if model.provenance else model.digest,
+        "data set": data.digest,
+        "machine": " ".join((machine.cpu, *machine.isa)),
+        **{name.replace("_", " "): str(value) for name, value in decisive.items()},
+    }
