@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 import models
@@ -44,8 +45,11 @@ def test_a_student_that_learns_nothing_more(penstock, student: Path) -> None:
     ("options", "code", "cause"),
     [
         (("--student", "none.onnx"), 3, "no model file 'none.onnx'"),
-        (("--student", "other.onnx"), 2, "in the student"),
-        (("--student", "student.onnx", "--temperature", "0"), 2, "temperature > 0"),
+        (("--student", "other.onnx"), 2, "student and teacher differ: 'y' is FP32 [-1, 5] in the student"),
+        (("--student", "renamed.onnx"), 2, "student and teacher differ: inputs ['a'] in the student, ['x'] in the"),
+        (("--student", "text.onnx"), 2, "student 'text.onnx': this is not an ONNX file"),
+        (("--teacher", "text.onnx", "--student", "student.onnx"), 2, "teacher 'text.onnx': this is not an ONNX file"),
+        (("--student", "student.onnx", "--temperature", "0"), 2, "--temperature 0 makes no sense"),
         (("--student", "student.onnx", "--teacher-share", "2"), 2, "all there is, or more"),
         (("--student", "out.onnx"), 2, "would overwrite"),
         ((), 2, "Missing option '--student'"),
@@ -53,6 +57,10 @@ def test_a_student_that_learns_nothing_more(penstock, student: Path) -> None:
 )
 def test_students_that_do_not_fit(penstock, student: Path, options: tuple[str, ...], code: int, cause: str) -> None:
     (student / "other.onnx").write_bytes(models.linear(3, 5).data)
+    (student / "text.onnx").write_text("no model")
+    renamed = onnx.load(student / "linear.onnx")
+    renamed.graph.input[0].name = renamed.graph.node[0].input[0] = "a"
+    onnx.save(renamed, student / "renamed.onnx")
     done = penstock(*COMMON, *options, "-o", "out.onnx")
     assert done.code == code
     assert cause in " ".join(done.err.replace("│", " ").split())

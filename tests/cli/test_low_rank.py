@@ -51,6 +51,7 @@ def test_trained_afterwards_it_is_nearer(penstock, wide: Path) -> None:
     ("options", "cause"),
     [
         ((), "no layer that can be split takes"),
+        ((), "give a lower --min-ms"),
         (("--rank", "127"), "makes no product cheaper"),
         (("--rank", "8", "--max-error", "5%"), "--max-error means nothing"),
         (("--rank", "0"), "should be greater than or equal to 1"),

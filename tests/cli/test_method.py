@@ -15,6 +15,7 @@ import pytest
 
 from penstock import open as open_model
 from penstock.artifact import Artifact
+from penstock.bundle import coded
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.cli.method import check_place, write_whole
 from penstock.cli.outcome import Outcome
@@ -51,9 +52,14 @@ def bad_files(folder: Path) -> None:
     [
         (("none.onnx",), 3, "no model file 'none.onnx'"),
         (("data.npz",), 2, "is not a model file"),
-        (("text.onnx",), 2, ""),
+        (("text.onnx",), 2, "model 'text.onnx': this is not an ONNX file"),
+        (("folder.onnx",), 2, "model 'folder.onnx' is a folder"),
+        (("some.coded",), 2, "penstock share some.coded --decode"),
+        (("linear.onnx", "-o", "pipe.onnx"), 2, "'pipe.onnx' cannot be written: it is not a regular file"),
+        (("linear.onnx", "--chart", "/dev/zero", "--train", "data.npz"), 2, "it is not a regular file"),
+        (("linear.onnx", "--sparsity", "100%"), 2, "--sparsity 100% leaves a layer nothing"),
         (("linear.onnx", "--evaluate", "none.npz"), 3, "no data file 'none.npz'"),
-        (("linear.onnx", "--evaluate", "text.npz"), 2, "cannot read 'text.npz'"),
+        (("linear.onnx", "--evaluate", "text.npz"), 2, "'text.npz': it is not an npz file"),
         (("linear.onnx", "--evaluate", "linear.onnx"), 2, "cannot read 'linear.onnx'"),
         (("linear.onnx", "--evaluate", "named.npz"), 2, "no array for input(s) ['x']"),
         (("linear.onnx", "--evaluate", "shaped.npz"), 2, "has shape"),
@@ -77,6 +83,8 @@ def test_mistakes_are_told_before_any_work(
 ) -> None:
     bad_files(folder)
     (folder / "folder.onnx").mkdir()
+    (folder / "some.coded").write_bytes(coded.encode((folder / "linear.onnx").read_bytes()))
+    os.mkfifo("pipe.onnx")
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     target = () if "-o" in arguments else ("-o", "out.onnx")
     done = penstock("prune", *arguments, *target, "--json")
@@ -95,7 +103,7 @@ def test_no_epochs_no_data_or_no_folder_for_checkpoints(
     base = (command, "linear.onnx", "-o", "out.onnx")
     for epochs in ("0", "-1", "nan", "inf"):
         done = penstock(*base, *options, f"--epochs={epochs}")
-        assert (done.code, "cannot be trained" in done.err) == (2, True), done.err
+        assert (done.code, "give more than 0" in done.err) == (2, True), done.err
     done = penstock(*base, *options[:-2])
     assert (done.code, "needs data" in done.err) == (2, True), done.err
     if command != "share":
@@ -137,6 +145,15 @@ def test_what_is_written_runs_and_the_object_tells_of_it(penstock, folder: Path)
     # Again over itself, without --force; and the same bytes.
     assert penstock(*arguments[:-4], "-o", "new/out.onnx").code == 0
     assert (folder / "new" / "out.onnx").read_bytes() == written
+
+
+def test_few_samples_are_told(penstock, folder: Path) -> None:
+    with np.load("data.npz") as data:
+        np.savez("two.npz", x=data["x"][:2])
+    for data, few in (("two.npz", True), ("data.npz", False)):
+        done = penstock("prune", "linear.onnx", "--sparsity", "50%", "--train", data, "-o", "out.onnx")
+        assert (done.code, f"warning: '{data}' holds" in done.err) == (0, few), done.err
+    assert "optimised first" not in done.err  # nothing was there to optimise
 
 
 def test_force_writes_over_what_is_not_a_model(penstock, folder: Path) -> None:

@@ -50,10 +50,11 @@ def test_in_turn_until_it_is_fast_enough(penstock, digits: Path) -> None:
     [
         (("--epochs", "3"), "--epochs means nothing without --recover"),
         (("--max-accuracy-loss", "1%"), "means nothing without --recover and --speedup"),
-        (("--speedup", "0.5"), "speedup > 1"),
-        (("--width", "0"), "width > 0"),
+        (("--speedup", "0.5"), "--speedup 0.5 makes no sense"),
+        (("--width", "0%"), "--width 0% leaves nothing"),
         (("--recover", "--speedup", "2", "--width", "50%", "--train", "data.npz"), "--width means nothing"),
         ((), "no channels of the model can be cut"),
+        ((), "whose channels only other layers of it read"),
     ],
 )
 def test_options_that_make_no_sense(penstock, folder: Path, options: tuple[str, ...], cause: str) -> None:

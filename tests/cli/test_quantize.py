@@ -57,8 +57,18 @@ def test_quantised_again_is_refused(penstock, digits: Path) -> None:
     assert penstock("quantize", *DIGITS, *QUICK, "-o", "int8.onnx").code == 0
     done = penstock("quantize", "int8.onnx", "--calibrate", "train.npz", *QUICK, "-o", "twice.onnx")
     assert done.code == 2
-    assert "error: the model is quantised already\n  fix: give the float model\n" in done.err
+    assert done.err == "error: the model is quantised already\n  fix: give the float model\n"
+    for other in (("low-rank",), ("quantize", "--precision", "int8-weights"), ("qat",)):
+        done = penstock(*other, "int8.onnx", "--calibrate", "train.npz", "-o", "twice.onnx")
+        assert (done.code, "the model is quantised already" in done.err) == (2, True), done.err
     assert not (digits / "twice.onnx").exists()
+
+
+def test_a_model_without_weights_is_refused_before_any_work(penstock, folder: Path) -> None:
+    (folder / "sum.onnx").write_bytes(models.sum_and_difference().data)
+    np.savez(folder / "sum.npz", **{name: np.ones((20, 2), np.float32) for name in "ab"})
+    done = penstock("quantize", "sum.onnx", "--calibrate", "sum.npz", "-o", "out.onnx")
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: the model has no operator to quantise")
 
 
 @pytest.mark.slow
@@ -114,6 +124,7 @@ def test_a_model_that_gains_nothing_is_written_and_said_to(penstock, folder: Pat
         (("--chart-tensor", "x"), "means nothing without --chart"),
         (("--precision", "int2"), "'int2' is not one of"),
         (("--precision", "int4-weights"), "no MatMul or Gemm with at least"),
+        (("--precision", "int4-weights"), "fix: INT8 by calibration takes smaller products"),
     ],
 )
 def test_options_that_make_no_sense(penstock, folder: Path, options: tuple[str, ...], cause: str) -> None:

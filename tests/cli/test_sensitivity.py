@@ -27,7 +27,7 @@ def test_a_person_reads_a_table(penstock, digits: Path) -> None:
     assert "INT8 everywhere: top-1" in done.out
     assert "400 samples" in " ".join(done.out.split())
     assert "Conv Relu" in done.out
-    assert "9 groups were not timed" in done.out
+    assert "groups were not timed" not in done.out  # no time was to be spent on it
     assert sorted(path.name for path in digits.iterdir()) == ["model.onnx", "test.npz", "train.npz"]
 
 

@@ -11,6 +11,7 @@ import typer
 from penstock.artifact import Artifact
 from penstock.cli import method as shared
 from penstock.cli.quantities import parse_share
+from penstock.offline.compress.sessions import signature_of
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import answers, make_judge
 
@@ -24,7 +25,11 @@ def distill(
     train: shared.Train = None,
     evaluate: shared.Evaluate = None,
     temperature: Annotated[
-        float | None, typer.Option(help="How much the teacher's small probabilities count, 2 to 8; default 4.")
+        float | None,
+        typer.Option(
+            callback=shared.check_above("--temperature", 0),
+            help="How much the teacher's small probabilities count, 2 to 8; default 4.",
+        ),
     ] = None,
     teacher_share: Annotated[
         str | None, typer.Option(help="The teacher's part beside the labels'; default 70%, without labels all.")
@@ -58,6 +63,12 @@ def distill(
         teacher_share=parse_share(teacher_share) if teacher_share not in (None, "100%") else (teacher_share and 1.0),
     )
     options.check()
+    shared.check_target(output, [student, teacher], force)
+    start = shared.read_model(student, "student")
+    with shared.naming(student, "student"):
+        own = signature_of(start)
+    with shared.naming(teacher, "teacher"):
+        method.check_signatures(own, signature_of(shared.read_model(teacher, "teacher")))
     job = shared.Job(
         teacher,
         output,
@@ -68,8 +79,8 @@ def distill(
         threads=threads,
         budget=budget,
         force=force,
+        role="teacher",
     )
-    start = Artifact.from_file(student)
     with job:
         data = job.data("--train", "training")
         hooks = {**shared.checkpoint(resume, start), "on_progress": job.stage("train")}

@@ -23,7 +23,11 @@ def low_rank(
         int | None, typer.Option(min=1, help="This rank for every matrix product, whatever it costs or saves.")
     ] = None,
     speedup: Annotated[
-        float | None, typer.Option(help="Stop where the layers' times promise this for the model, e.g. 1.5.")
+        float | None,
+        typer.Option(
+            callback=shared.check_above("--speedup", 1),
+            help="Stop where the layers' times promise this for the model, e.g. 1.5.",
+        ),
     ] = None,
     min_ms: Annotated[
         float, typer.Option(min=0, help="Leave layers alone that take fewer milliseconds than this.")

@@ -35,10 +35,11 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
     ResourceExhausted,
+    Unsupported,
 )
 from penstock.offline.compress.comparison import compare
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.optimize.model import self_contained
+from penstock.offline.optimize.model import read_proto, self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.tune.accuracy import answers, make_judge
 from penstock.resources import machine_facts
@@ -64,14 +65,20 @@ Loss = Annotated[str | None, typer.Option(help="Loss of accuracy allowed against
 Chart = Annotated[Path | None, typer.Option(help="Also write a picture here, an SVG file.")]
 
 
-def _check_epochs(epochs: float | None) -> float | None:
-    if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
-        raise InvalidArgument(f"--epochs {epochs:g} cannot be trained", "give more than 0")
-    return epochs
+def check_above(option: str, least: float) -> Callable[[float | None], float | None]:
+    """A callback for ``option``, a finite number above ``least``."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not least < value < math.inf:
+            raise InvalidArgument(f"{option} {value:g} makes no sense", f"give more than {least:g}")
+        return value
+
+    return check
 
 
 Epochs = Annotated[
-    float | None, typer.Option(callback=_check_epochs, help="Passes over the training data; default: the method's.")
+    float | None,
+    typer.Option(callback=check_above("--epochs", 0), help="Passes over the training data; default: the method's."),
 ]
 Budget = Annotated[str, typer.Option(help="Time to spend on each measurement of speed.")]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1, help="Of everything random.")]
@@ -82,6 +89,8 @@ Resume = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Write over a target that is not an ONNX file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
+_FEW = 16
+"""Samples below which what a method learns of them is worth a warning."""
 _NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
 
 
@@ -90,7 +99,7 @@ class Job:
 
     Whatever is wrong with the files is told when it is made, before any work. ``reads`` are further files that the command
     reads, ``writes`` those that it writes beside ``output``. ``fitted`` is what the method may see, ``evaluation`` what it is
-    measured on; either may be None, but for the first if the method ``trains``.
+    measured on; either may be None, but for the first if the method ``trains``. ``role`` is what errors call the model.
     """
 
     def __init__(
@@ -107,6 +116,7 @@ class Job:
         threads: int = 1,
         budget: str = "3s",
         force: bool = False,
+        role: str = "model",
     ) -> None:
         if threads > (cores := machine_facts().cores):
             raise InvalidConfig(f"{threads} threads are more than this machine's {cores} core(s)", "give fewer")
@@ -118,22 +128,25 @@ class Job:
         others = [path for path in (*writes, chart) if path is not None]
         for number, path in enumerate(others):
             check_place(path, [*inputs, *([output] if output else []), *others[:number]])
-        if chart is not None and chart.exists() and not force and not chart.read_bytes().startswith(b"<svg"):
+        if chart is not None and chart.exists() and not force and not begins_with(chart, b"<svg"):
             raise AlreadyExists(f"'{chart}' exists and is not a picture", "choose another name for the picture")
         self.output, self.threads, self._trains = output, threads, trains
         self.budget_s = parse_seconds(budget)
         self.notes: list[str] = []
         self.short: dict[Aim, str] = {}
         """Where the method itself found that it won nothing."""
-        self.original = Artifact.from_file(model)
-        with loaded(self.original) as running:
+        self.original = read_model(model, role)
+        with naming(model, role), loaded(self.original) as running:
             self.signature: Signature = running.signature
             if not self.signature.inputs:
-                raise InvalidModel(f"'{model}' has no inputs, so that it always answers the same")
+                raise InvalidModel("it has no inputs, so that it always answers the same", "export it with inputs")
             self.fitted = self._load(fitted, running, judged=trains)
             self.evaluation = self._load(evaluate, running, judged=True)
         if trains:
             self.data("--train", "training")
+        if self.fitted is not None and self.fitted.count < _FEW:
+            few = f"'{fitted}' holds {self.fitted.count} sample(s): what is made of so few is a guess"
+            print(f"warning: {few}; some hundred are usual", file=sys.stderr)
         self._progress = StageProgress()
 
     def __enter__(self) -> Self:
@@ -168,7 +181,7 @@ class Job:
         progress(1, 1)
         if self._trains:
             trained("training.trainable").TrainableModel(made)
-        if report.applied:
+        if report.nodes_before != report.nodes_after:
             print(
                 f"optimised first: {report.nodes_before} → {report.nodes_after} nodes ({', '.join(report.applied)})",
                 file=sys.stderr,
@@ -245,7 +258,7 @@ def check_target(path: Path, inputs: Sequence[Path], force: bool, suffix: str = 
     if path.suffix.lower() != suffix:
         raise InvalidArgument(f"'{path}' is no name for what is written", f"name it NAME{suffix}")
     check_place(path, inputs)
-    if path.exists() and not force and not _is_onnx(path):
+    if path.exists() and not force and not is_onnx(path):
         raise AlreadyExists(f"'{path}' exists and is not an ONNX file", "choose another name, or give --force")
 
 
@@ -259,12 +272,45 @@ def check_place(path: Path, others: Sequence[Path]) -> None:
     try:
         if target.is_dir():
             raise IsADirectoryError(0, "it is a folder")
+        if target.exists() and not target.is_file():
+            raise OSError(0, "it is not a regular file")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise InvalidArgument(
             f"'{path}' cannot be written: {error.strerror or error}", "choose another place"
         ) from error
+
+
+def read_model(path: Path, role: str = "model") -> Artifact:
+    """The ONNX file ``path``, checked. Raises NotFound, InvalidModel, Unsupported, which name the file and its ``role``."""
+    if path.is_dir():
+        raise InvalidModel(f"{role} '{path}' is a folder", "name the ONNX file")
+    if begins_with(path, coded.MAGIC):
+        fix = f"decode it first: penstock share {path} --decode -o {path.stem}.onnx"
+        raise InvalidModel(f"{role} '{path}' is a coded model, not an ONNX file", fix)
+    made = Artifact.from_file(path)
+    with naming(path, role):
+        read_proto(made)
+    return made
+
+
+@contextlib.contextmanager
+def naming(path: Path, role: str = "model") -> Iterator[None]:
+    """Name the file in whatever is wrong with the model in it."""
+    try:
+        yield
+    except (InvalidModel, Unsupported) as error:
+        raise type(error)(f"{role} '{path}': {error.message}", error.hint) from error
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Whether ``path`` is a regular file of that beginning, and can be read."""
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(magic)) == magic
+    return False
 
 
 def check_folder(path: Path | None) -> Path | None:
@@ -330,7 +376,8 @@ def print_json(report: dict[str, Any]) -> None:
     print(msgspec.json.encode(report).decode())
 
 
-def _is_onnx(path: Path) -> bool:
+def is_onnx(path: Path) -> bool:
+    """Whether the file ``path`` holds a model."""
     try:
         return bool(onnx.load(path, load_external_data=False).HasField("graph"))
     except (DecodeError, OSError, ValueError):

@@ -65,6 +65,8 @@ def prune(
     if iterative and per_layer:
         raise InvalidArgument("--iterative excludes --per-layer", "leave one of them out")
     share, skipped = parse_share(sparsity or "90%"), tuple(skip or ())
+    if share > (cap := GlobalRule().layer_cap):
+        raise InvalidArgument(f"--sparsity {sparsity} leaves a layer nothing", f"give at most {cap:.0%}")
     pattern = _pattern(n_m, skipped) if n_m else None
     contract = Contract(parse_share(max_accuracy_loss or "0.5%"))
     shared.check_folder(resume)

@@ -25,7 +25,11 @@ def prune_channels(
     evaluate: shared.Evaluate = None,
     width: Annotated[str | None, typer.Option(help="Share of its units that each group keeps; default 75%.")] = None,
     speedup: Annotated[
-        float | None, typer.Option(help="Times faster that the model shall become, e.g. 1.5; widths then differ.")
+        float | None,
+        typer.Option(
+            callback=shared.check_above("--speedup", 1),
+            help="Times faster that the model shall become, e.g. 1.5; widths then differ.",
+        ),
     ] = None,
     importance: Annotated[
         Importance, typer.Option(help="Which units go; activation and taylor need --train, taylor also torch.")
@@ -98,7 +102,10 @@ def parse_width(text: str | None, speedup: float | None) -> float:
     """The share of units to keep: 75 %, or all if a speed-up decides."""
     if text is None:
         return 0.75 if speedup is None else 1.0
-    return 1.0 if text.strip() == "100%" else parse_share(text)
+    width = 1.0 if text.strip() == "100%" else parse_share(text)
+    if not width:
+        raise InvalidArgument(f"--width {text} leaves nothing of the model", "give more than 0%")
+    return width
 
 
 def _once(job: shared.Job, model: Artifact, options: NarrowOptions, importance: Importance) -> Artifact:

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from penstock.cli import method as shared
-from penstock.cli.quantize import METHODS, MethodName, PlacementName, place, prepare
+from penstock.cli.quantize import METHODS, MethodName, PlacementName, check_float, place, prepare
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.resources import machine_facts
@@ -50,6 +50,7 @@ def qat(
     job = shared.Job(
         model, output, fitted=train, evaluate=evaluate, trains=True, threads=threads, budget=budget, force=force
     )
+    check_float(job)
     with job:
         data = job.data("--train", "training")
         prepared = prepare(job, data, not no_equalize)

@@ -20,7 +20,7 @@ from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.placement import FloatModel, Placement, nothing_to_quantise
 from penstock.offline.compress.ptq.range_chart import range_chart
 from penstock.offline.compress.ptq.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
@@ -105,6 +105,8 @@ def quantize(
         "float_groups": [],
         "chart": None,
     }
+    if not precision.endswith("16-weights"):
+        check_float(job)
     with job:
         if precision == "int8":
             data = job.data("--calibrate", "int8")
@@ -127,6 +129,13 @@ def quantize(
         facts["chart"] = str(chart)
     aims: list[outcome.Aim] = ["size"] if precision.endswith("weights") else ["size", "speed"]
     job.finish(made, aims, facts, json=json)
+
+
+def check_float(job: shared.Job) -> None:
+    """Raise Unsupported, before any work, if the model is quantised already or has no weights."""
+    model = FloatModel(job.original)
+    if not any(len(weight.dims) >= 2 for weight in model.weights.values()):
+        raise nothing_to_quantise()
 
 
 def prepare(job: shared.Job, data: Dataset, equalize: bool) -> Artifact:

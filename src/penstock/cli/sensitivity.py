@@ -14,7 +14,7 @@ from penstock.cli import method as shared
 from penstock.cli import outcome
 from penstock.cli.inspect import make_console
 from penstock.cli.quantities import parse_seconds
-from penstock.cli.quantize import prepare
+from penstock.cli.quantize import check_float, prepare
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.sensitivity import (
     Sensitivity,
@@ -70,6 +70,7 @@ def sensitivity(
     if report is not None:
         check_report_target(report)
     job = shared.Job(model, None, fitted=calibrate, evaluate=evaluate, writes=[report], chart=chart, threads=threads)
+    check_float(job)
     with job:
         data = job.data("--calibrate", "INT8")
         prepared = prepare(job, data, not no_equalize)
@@ -81,7 +82,7 @@ def sensitivity(
     if chart is not None:
         shared.write_whole(chart, sensitivity_chart(found).encode())
     if report is not None:
-        shared.write_whole(report, _page(model.name, found).encode())
+        shared.write_whole(report, _page(model.name, found, options).encode())
     if json:
         written = {"report": str(report) if report else None, "chart": str(chart) if chart else None}
         shared.print_json({"command": "sensitivity", **msgspec.to_builtins(found), **written})
@@ -94,7 +95,7 @@ def sensitivity(
         short = name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
         table.add_row(*map(plain, (short, *cells)))
     console.print(table)
-    for note in _notes(found):
+    for note in _notes(found, options):
         console.print(f"[yellow]note[/yellow]    {plain(note)}")
     for path in filter(None, (report, chart)):
         console.print(f"written  {path}", markup=False)
@@ -109,11 +110,13 @@ def _summary(found: SensitivityReport) -> str:
     )
 
 
-def _notes(found: SensitivityReport) -> list[str]:
+def _notes(found: SensitivityReport, options: SensitivityOptions) -> list[str]:
     notes = [f"{name} saves no time in integers" for name in found.unpaying]
     if found.int8.loss.low <= 0:
         notes.append("the loss cannot be told from none on these samples: the order rests on the divergence")
-    return notes + ([f"{len(found.untimed)} groups were not timed: give a larger --budget"] if found.untimed else [])
+    if found.untimed and options.budget_s:
+        notes.append(f"{len(found.untimed)} groups were not timed: give a larger --budget")
+    return notes
 
 
 def _cells(one: Sensitivity) -> list[str]:
@@ -131,11 +134,14 @@ def _cells(one: Sensitivity) -> list[str]:
     ]
 
 
-def _page(name: str, found: SensitivityReport) -> str:
+def _page(name: str, found: SensitivityReport, options: SensitivityOptions) -> str:
     def row(tag: str, cells: Any) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
     lines = "".join(row("td", _cells(one)) for one in found.groups)
     body = [f"<h1>Sensitivity of {escape(name)}</h1>", f"<p>{escape(_summary(found))}</p>", sensitivity_chart(found)]
-    body += [f"<table>{row('th', _TITLES)}{lines}</table>", *(f"<p>{escape(note)}</p>" for note in _notes(found))]
+    body += [
+        f"<table>{row('th', _TITLES)}{lines}</table>",
+        *(f"<p>{escape(note)}</p>" for note in _notes(found, options)),
+    ]
     return page(f"Sensitivity of {name}", body)

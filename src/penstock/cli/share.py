@@ -14,9 +14,9 @@ from penstock.bundle import coded
 from penstock.cli import method as shared
 from penstock.cli import outcome
 from penstock.cli.inspect import make_console
-from penstock.errors import AlreadyExists, InvalidArgument, NotFound, PenstockError
+from penstock.errors import AlreadyExists, IntegrityError, InvalidArgument, NotFound, PenstockError
 from penstock.offline.compress.sharing.bits import choose_bits
-from penstock.offline.compress.sharing.share import ShareOptions
+from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions
 from penstock.offline.compress.sharing.share import share as share_weights
 
 _LZMA_BYTES = 64 << 20
@@ -32,9 +32,14 @@ def share(
     train: shared.Train = None,
     evaluate: shared.Evaluate = None,
     bits: Annotated[
-        int | None, typer.Option(help="2 ** bits values for each matrix product's weights; default 5, 0 leaves them.")
+        int | None,
+        typer.Option(
+            min=0, max=MAX_BITS, help="2 ** bits values for each matrix product's weights; default 5, 0 leaves them."
+        ),
     ] = None,
-    conv_bits: Annotated[int | None, typer.Option(help="The same of convolutions; default 8.")] = None,
+    conv_bits: Annotated[
+        int | None, typer.Option(min=0, max=MAX_BITS, help="The same of convolutions; default 8.")
+    ] = None,
     by_sensitivity: Annotated[
         bool, typer.Option("--by-sensitivity", help="Fewest bits of each layer that the answers to --train bear.")
     ] = False,
@@ -135,13 +140,22 @@ def _sizes(models: dict[str, Artifact]) -> dict[str, dict[str, int | None]]:
 
 def _decode(source: Path, output: Path, force: bool, json: bool) -> None:
     shared.check_target(output, [source], force)
+    if not source.exists():
+        raise NotFound(f"no coded file '{source}'", "check the path")
+    if not source.is_file():
+        raise InvalidArgument(f"'{source}' is not a regular file", "name the coded file")
     try:
         data = source.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(f"no coded file '{source}'", "check the path") from None
+        made = coded.decode(data)
     except OSError as error:
         raise InvalidArgument(f"cannot read '{source}': {error.strerror or error}", "check the path") from error
-    made = coded.decode(data)
+    except IntegrityError as error:
+        if shared.is_onnx(source):
+            raise InvalidArgument(f"'{source}' is an ONNX file already", "use it as it is") from None
+        fix = error.hint or "copy it again, or make it again with penstock share --coded"
+        raise IntegrityError(f"'{source}': {error.message}", fix) from error
+    except PenstockError as error:
+        raise type(error)(f"'{source}': {error.message}", error.hint) from error
     shared.write_whole(output, made)
     sizes = {"coded_bytes": len(data), "size_bytes": len(made)}
     if json:
@@ -154,9 +168,5 @@ def _decode(source: Path, output: Path, force: bool, json: bool) -> None:
 
 def _check_coded(path: Path, force: bool) -> None:
     """Raise AlreadyExists if something else than a coded model is there."""
-    if path.exists() and not force:
-        try:
-            coded.describe(path.read_bytes())
-        except (PenstockError, OSError):
-            cause = f"'{path}' exists and is not a coded model"
-            raise AlreadyExists(cause, "choose another name, or give --force") from None
+    if path.exists() and not force and not shared.begins_with(path, coded.MAGIC):
+        raise AlreadyExists(f"'{path}' exists and is not a coded model", "choose another name, or give --force")

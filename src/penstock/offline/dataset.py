@@ -20,6 +20,11 @@ LABELS = "labels"
 _ROWS = 256
 """Samples looked at together, so that checking takes little memory whatever their number."""
 
+_MAGICS = b"\x93NUMPY", b"PK"
+"""Of a single array, and of an archive of them. What begins otherwise numpy takes for Python objects."""
+
+_SAVE = "write it with numpy.savez, without Python objects"
+
 # What numpy and zipfile raise on files that are damaged or made up; MemoryError is a shape that lies.
 _READ_ERRORS = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
@@ -83,6 +88,9 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
     try:
         # numpy leaves a file that it opened itself open when the archive is damaged.
         with path.open("rb") as file:
+            if not file.read(len(_MAGICS[0])).startswith(_MAGICS):
+                raise InvalidData(f"cannot read '{path}': it is not an npz file", _SAVE)
+            file.seek(0)
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InvalidData(f"'{path}' holds a single array, not an npz archive", "write it with numpy.savez")
@@ -90,9 +98,7 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
     except FileNotFoundError:
         raise NotFound(f"no data file '{path}'", "check the path") from None
     except _READ_ERRORS as error:
-        raise InvalidData(
-            f"cannot read '{path}': {error}", "write it with numpy.savez, without Python objects"
-        ) from None
+        raise InvalidData(f"cannot read '{path}': {error}", _SAVE) from None
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise InvalidData(f"'{path}' is a zip archive, but not of numpy arrays", "write it with numpy.savez")
     try:

@@ -29,7 +29,7 @@ from penstock.resources import usable_memory
 
 MAX_BYTES = 2 << 30
 """ONNX files end here."""
-_MAGIC, _VERSION = b"PSTC", 1
+MAGIC, _VERSION = b"PSTC", 1
 HEAD = struct.Struct("<4sBIIII")
 _CRC = struct.Struct("<I")
 _BATCH_SYMBOLS = 1 << 21
@@ -91,7 +91,7 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
         raise Unsupported("the codebooks of the model take more than can be described", "share its weights first")
     header = b"".join((description, *graph))
     packed = deflate(header)
-    head = HEAD.pack(_MAGIC, _VERSION, len(packed), len(header), len(description), zlib.crc32(packed))
+    head = HEAD.pack(MAGIC, _VERSION, len(packed), len(header), len(description), zlib.crc32(packed))
     return b"".join((head, packed, *blocks))
 
 
@@ -125,7 +125,7 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
 
 def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Decoder]]:
     """The description, the graph, and the tensors with their blocks; all sizes are checked against one another."""
-    if len(data) < HEAD.size or data[: len(_MAGIC)] != _MAGIC:
+    if len(data) < HEAD.size or data[: len(MAGIC)] != MAGIC:
         raise IntegrityError("this is not a coded model")
     _, version, packed_size, header_size, description_size, crc = HEAD.unpack_from(data)
     if version != _VERSION:

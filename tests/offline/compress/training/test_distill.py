@@ -242,8 +242,8 @@ def other(inputs: dict[str, list[Any]], name: str, outputs: int) -> Artifact:
 @pytest.mark.parametrize(
     ("student", "message"),
     [
-        (other({"z": ["N", 16]}, "y", 4), r"the student's inputs are \['z'\], the teacher's \['x'\]"),
-        (other({"x": ["N", 16]}, "w", 4), r"the student's outputs are \['w'\], the teacher's \['y'\]"),
+        (other({"z": ["N", 16]}, "y", 4), r"differ: inputs \['z'\] in the student, \['x'\] in the teacher"),
+        (other({"x": ["N", 16]}, "w", 4), r"differ: outputs \['w'\] in the student, \['y'\] in the teacher"),
         (other({"x": ["N", 16]}, "y", 5), r"'y' is FP32 \[-1, 5\] in the student, FP32 \[-1, 4\] in the teacher"),
     ],
 )

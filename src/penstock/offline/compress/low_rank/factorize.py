@@ -99,9 +99,10 @@ class _Factory:
         self._options = options
         self.layers = {layer.name: layer for layer in layers(self._model())}
         if not self.layers:
-            raise Unsupported(
-                "the model has no layer to split", "low rank needs Gemm, MatMul or Conv with constant FP32 weights"
-            )
+            if any(node.op_type == "DequantizeLinear" for node in self._proto.graph.node):
+                raise Unsupported("the model is quantised already", "give the float model, and quantise after")
+            needs = "low rank needs Gemm, MatMul or Conv with constant FP32 weights"
+            raise Unsupported("the model has no layer to split", needs)
         self._artifact = artifact
         self._taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
         fit, self._held_out = _parts(data, options.samples, self._taps.batches.smallest)
@@ -192,7 +193,7 @@ class _Factory:
         if not found:
             raise Unsupported(
                 f"no layer that can be split takes {self._options.min_ms} ms",
-                "it pays in larger layers; or lower min_ms",
+                "it pays in larger layers; or give a lower --min-ms (in Python min_ms)",
             )
         whole = race({"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads)
         return found, whole[""].p50_ms

@@ -53,7 +53,7 @@ class ProductModel:
         if not self.products:
             raise Unsupported(
                 f"the model has no MatMul or Gemm with at least {least_weights} constant FP32 weights",
-                "convolutions take INT8 by calibration: quantize()",
+                "INT8 by calibration takes smaller products and convolutions: penstock quantize --calibrate",
             )
         self._constants: dict[str, ir.Value] = {}
 

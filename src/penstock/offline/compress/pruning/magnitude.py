@@ -7,6 +7,7 @@ Networks", 2015, §3.2). Ties fall to the weight that comes first in the file, s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
@@ -49,10 +50,10 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
             allowed = smallest(score, int(self.layer_cap * score.size))
             candidates.append(np.where(allowed, score, np.inf))
         together = np.concatenate(candidates)
-        if count > np.isfinite(together).sum():
+        if count > (most := int(np.isfinite(together).sum())):
             raise InvalidConfig(
                 f"a sparsity of {self.sparsity:g} cannot be reached while no layer may lose more than {self.layer_cap:g}",
-                "raise layer_cap, or lower sparsity",
+                f"ask for at most {math.floor(1e4 * most / together.size) / 1e4:.2%}, or, in Python, raise layer_cap",
             )
         parts = np.split(~smallest(together, count), np.cumsum([score.size for score in scores.values()])[:-1])
         return {name: part.reshape(weights[name].shape) for name, part in zip(weights, parts, strict=True)}

@@ -98,7 +98,9 @@ def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
         reasons = "; ".join(dict.fromkeys(group.reason for group in structure.groups if group.reason))
         raise Unsupported(
             f"no channels of the model can be cut: {reasons or 'it has no layers with constant weights'}",
-            "prune before quantisation, and export with constant weights",
+            "it needs layers whose channels only other layers of it read; penstock prune makes zeros instead"
+            if reasons and "not constant" not in reasons
+            else "prune before quantisation, and export with constant weights",
         )
     return names
 
@@ -154,7 +156,7 @@ def _fast_enough(
     if found < options.speedup:
         raise Unsupported(
             f"the model becomes {found:.2f} times faster, not {options.speedup:g} times",
-            "ask for less, or lower the least width",
+            f"ask for less; no group keeps fewer than {options.least:.0%} of its units",
         )
     return made
 

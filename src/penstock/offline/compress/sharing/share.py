@@ -39,8 +39,9 @@ class ShareOptions(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Raises InvalidConfig for bits out of range."""
         kinds = (self.conv_bits, self.fc_bits, self.bias_bits)
-        if not all(0 <= bits <= MAX_BITS for bits in (*kinds, *self.bits.values())):
-            raise InvalidConfig(f"{self} cannot be", f"give 0 to {MAX_BITS} bits")
+        for bits in (*kinds, *self.bits.values()):
+            if not 0 <= bits <= MAX_BITS:
+                raise InvalidConfig(f"weights cannot share 2 ** {bits} values", f"give 0 to {MAX_BITS} bits")
 
     def bits_of(self, name: str, layer: Layer) -> int:
         """Bits of the tensor ``name``; 0 if it stays as it is."""

@@ -30,7 +30,7 @@ from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.tune.accuracy import make_judge
-from penstock.tensor import Array
+from penstock.tensor import Array, Signature
 
 _TINY = 1e-12
 _PARITY = 1e-4
@@ -137,7 +137,7 @@ def distill(
     be trained.
     """
     options = options or DistillOptions()
-    _check_signatures(student, teacher)
+    check_signatures(signature_of(student), signature_of(teacher))
     model = TrainableModel(student)
     report = _distill(model, data, teacher, options, hooks)
     facts = {**report.facts(), "teacher": teacher.digest, "samples": data.count, "labels": data.labels is not None}
@@ -199,14 +199,15 @@ def _softmax_inputs(artifact: Artifact) -> dict[str, str]:
     }
 
 
-def _check_signatures(student: Artifact, teacher: Artifact) -> None:
-    ours, theirs = signature_of(student), signature_of(teacher)
+def check_signatures(ours: Signature, theirs: Signature) -> None:
+    """Raise InvalidArgument, which says how they differ, if a student of ``ours`` cannot learn from a teacher of ``theirs``."""
     for what in ("inputs", "outputs"):
         given = {spec.name: spec for spec in getattr(ours, what)}
         wanted = {spec.name: spec for spec in getattr(theirs, what)}
         if given.keys() != wanted.keys():
             raise InvalidArgument(
-                f"the student's {what} are {sorted(given)}, the teacher's {sorted(wanted)}", "name them alike"
+                f"student and teacher differ: {what} {sorted(given)} in the student, {sorted(wanted)} in the teacher",
+                "name them alike, or take a student of the teacher's inputs and outputs",
             )
         for name, spec in given.items():
             other = wanted[name]
@@ -215,7 +216,7 @@ def _check_signatures(student: Artifact, teacher: Artifact) -> None:
             )
             if spec.datatype is not other.datatype or not fits:
                 raise InvalidArgument(
-                    f"'{name}' is {spec.datatype.value} {list(spec.shape)} in the student, "
+                    f"student and teacher differ: '{name}' is {spec.datatype.value} {list(spec.shape)} in the student, "
                     f"{other.datatype.value} {list(other.shape)} in the teacher",
                     "give a student of the teacher's inputs and outputs",
                 )
