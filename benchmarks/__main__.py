@@ -28,6 +28,7 @@ from penstock.resources import machine_facts
 
 _PACKAGES = (
     "penstock", "onnxruntime", "openvino", "numpy", "orjson", "httptools", "uvloop", "fastapi", "uvicorn", "pydantic",
+    "torch", "nncf", "scikit-learn",
 )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.resources import machine_facts
 
 _SCRIPT = """
-import resource, sys
+import re, sys
+from pathlib import Path
 import numpy as np
 from penstock.artifact import Artifact
 from penstock.offline.compress.ptq.calibrate import collect
@@ -28,7 +29,7 @@ class Lazy:
         for _ in range(int(sys.argv[1]) // 10):
             yield {"input": rng.random((10, 1, 28, 28), np.float32)}
 collect(Artifact.from_file(sys.argv[2]), Lazy(), batch_size=10)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 

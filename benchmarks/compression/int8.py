@@ -52,7 +52,7 @@ def speed(quick: bool) -> list[Row]:
         )
         fp32, _ = optimize(original, [samples.rows(0, 1)])
         statistics = collect(fp32, samples.inputs, batch_size=4)
-        options = FastestOptions(budget_s=2.0 if quick else 15.0)
+        options = FastestOptions(budget_s=2.0 if quick else 8.0)
         ranked = fastest_placement(fp32, statistics, samples, [integer_scheme(machine)], options)
         best = ranked[0]
         for threads in sorted({1, machine.cores}):
@@ -60,7 +60,7 @@ def speed(quick: bool) -> list[Row]:
             before, after = (engine.load(model, {"threads": threads}) for model in (original, best.artifact))
             timings = interleave(
                 {"fp32": feed(before, samples.rows(0, 1)), "int8": feed(after, samples.rows(0, 1))},
-                2.0 if quick else 20.0,
+                2.0 if quick else 10.0,
             )
             gain = speedup(timings["fp32"], timings["int8"])
             title = f"{name}: INT8 over FP32, {threads} thread{'s' if threads > 1 else ''}"
@@ -191,7 +191,7 @@ def _against_nncf(name: str, fp32: Artifact, ours: Mapping[str, Artifact], sampl
         for engine in ("onnxruntime", "openvino")
         for placement, model in ours.items()
     }
-    timings = interleave({"nncf": lambda: request.infer(sample), **runs}, 3.0 if quick else 30.0)
+    timings = interleave({"nncf": lambda: request.infer(sample), **runs}, 3.0 if quick else 15.0)
     best = min(runs, key=lambda way: timings[way].p50_ms)
     gain = speedup(timings["nncf"], timings[best])
     note = f"{timings['nncf'].p50_ms:.3g} ms against {timings[best].p50_ms:.3g} ms on {best}"

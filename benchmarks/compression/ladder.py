@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 from benchmarks import models
 from benchmarks.compression.int8 import score
 from benchmarks.compression.train import TASKS, trained
-from benchmarks.results import Row, claim, fact
+from benchmarks.results import Row, claim, fact, skipped
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
+from penstock.errors import PenstockError
 from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
@@ -35,6 +37,8 @@ _LARGE: dict[str, tuple[Callable[[Path], Path], tuple[int, ...]]] = {
     "MobileNet-v2-like": (models.mobilenet, (3, 224, 224)),
     "6-layer encoder": (models.encoder, (128, 384)),
 }
+_STRUCTURE_S = 120.0
+"""Seconds for cutting a network; a round that has begun is finished."""
 _SMALL = ("residual", "depthwise", "encoder", "MLP")
 
 
@@ -55,12 +59,13 @@ def ladder(quick: bool) -> list[Row]:
         original, split = trained(name), TASKS[name].data()
         fp32, _ = optimize(original, [split.test.rows(0, 1)])
         rungs = {"graph": fp32, "INT8": _careful(fp32, split.calibrate)}
+        end = time.monotonic() + _STRUCTURE_S
         try:
             options = ShrinkOptions(speedup=1.5, contract=Contract(0.005), fit=FitOptions(epochs=5 if quick else 15))
-            thin = shrink(fp32, split.train, options)
+            thin = shrink(fp32, split.train, options, is_over=partial(_is_past, end))
             rungs |= {"structure": thin, "structure, INT8": _careful(thin, split.calibrate)}
-        except Exception as error:  # noqa: BLE001 - a network that cannot be cut is still on the ladder
-            rows.append(fact(f"{name}: structure", float("nan"), "", note=str(error)))
+        except PenstockError as error:
+            rows.append(skipped(f"{name}: structure", error.message))
         allowed = {
             rung: model
             for rung, model in rungs.items()
@@ -107,7 +112,7 @@ def _climb(
         for threads in sorted({1, cores}):
             loaded = engine.load(model, {"threads": threads, "spinning": False})
             runs[f"{rung}, {threads} thread{'s' if threads > 1 else ''}"] = feed(loaded, sample)
-    timings = interleave(runs, 3.0 if quick else 20.0)
+    timings = interleave(runs, 3.0 if quick else 10.0)
     base = min(bases, key=lambda way: timings[way].p50_ms)
     gains = {rung: speedup(timings[base], timings[rung]) for rung in runs if rung not in bases}
     best = max(gains, key=lambda rung: gains[rung].value)
@@ -115,6 +120,10 @@ def _climb(
     steps = "; ".join(f"{rung} {gain.value:.2f}x" for rung, gain in gains.items())
     note = f"{timings[base].p50_ms:.3g} ms {base} thread(s) → {timings[best].p50_ms:.3g} ms, {best}. {steps}"
     return [fact(f"{name}: over eager", gains[best].value, "×", interval=gains[best], note=note)]
+
+
+def _is_past(end: float) -> bool:
+    return time.monotonic() > end
 
 
 def _fastest(fp32: Artifact, samples: Dataset) -> Artifact:

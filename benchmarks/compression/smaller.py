@@ -106,11 +106,11 @@ def structured(quick: bool) -> list[Row]:
     sample = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)}
     fp32, _ = optimize(original, [sample])
     for width, goal in ((0.75, 1.6), (0.5, 3.0)):
-        gain = _gain(fp32, narrow(fp32, NarrowOptions(width=width)), sample, 3.0 if quick else 20.0)
+        gain = _gain(fp32, narrow(fp32, NarrowOptions(width=width)), sample, 3.0 if quick else 10.0)
         rows.append(claim(f"ResNet-18 at {width:.0%} of its width", gain, "×", ">=", goal, note="one thread, batch 1"))
     for name in ("residual",) if quick else ("plain", "residual", "deep"):
         model, split = trained(name), TASKS[name].data()
-        options = ShrinkOptions(speedup=1.5, contract=Contract(0.005), fit=FitOptions(epochs=5 if quick else 15))
+        options = ShrinkOptions(speedup=1.8, contract=Contract(0.01), fit=FitOptions(epochs=5 if quick else 15))
         thin = shrink(model, split.train, options)
         before, after = score(model, split.test), score(thin, split.test)
         gain = _gain(model, thin, split.test.rows(0, 1), 3.0 if quick else 10.0)
