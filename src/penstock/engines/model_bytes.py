@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.protocol.varint import read_varint
+
 # By message of onnx.proto: the fields that lead to tensors, and the message that each holds.
 _LEADS: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 20: "TrainingInfo", 25: "Function"},
@@ -56,14 +58,14 @@ def _fields(model: bytes) -> Iterator[tuple[str, int, int | None]]:
             if not parents:
                 return
             message, end = parents.pop()
-        tag, position = _varint(model, position, end)
+        tag, position = read_varint(model, position, end)
         field, wire_type = tag >> 3, tag & 7
         size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, 0)
         value = None
         if wire_type == _VARINT:
-            value, position = _varint(model, position, end)
+            value, position = read_varint(model, position, end)
         elif wire_type == _LENGTH:
-            size, position = _varint(model, position, end)
+            size, position = read_varint(model, position, end)
         elif not size:
             raise ValueError(f"wire type {wire_type} at byte {position}")
         if field == 0 or position + size > end:
@@ -77,17 +79,3 @@ def _fields(model: bytes) -> Iterator[tuple[str, int, int | None]]:
             message, end = inner, position + size
             if len(parents) > _MAX_DEPTH:
                 raise ValueError(f"nested deeper than {_MAX_DEPTH}")
-
-
-def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """The number of variable length at ``position``, and where it ends."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if position == end:
-            break
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError(f"a number without end at byte {position}")

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
+from penstock.protocol.varint import read_varint
+
 _GRAPH, _INITIALIZER = 7, 5
 _DIMS, _DATA_TYPE, _NAME, _RAW_DATA = 1, 2, 8, 9
 _VARINT, _LENGTH = 0, 2
@@ -65,7 +67,7 @@ def _read_tensor(model: bytes, start: int, stop: int) -> Payload | None:
         if field == _DIMS and end >= 0:  # packed
             at = value
             while at < end:
-                size, at = _varint(model, at, end)
+                size, at = read_varint(model, at, end)
                 shape.append(size)
         elif field == _DIMS:
             shape.append(value)
@@ -82,30 +84,17 @@ def _read_tensor(model: bytes, start: int, stop: int) -> Payload | None:
 def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Each field's number with, if it has a length, where its content begins and ends, else its value and -1."""
     while position < end:
-        tag, position = _varint(data, position, end)
+        tag, position = read_varint(data, position, end)
         kind = tag & 7
         if kind == _VARINT:
-            value, position = _varint(data, position, end)
+            value, position = read_varint(data, position, end)
             yield tag >> 3, value, -1
             continue
         size = _FIXED.get(kind)
         if kind == _LENGTH:
-            size, position = _varint(data, position, end)
+            size, position = read_varint(data, position, end)
         if size is None or position + size > end:
             raise ValueError(f"field {tag >> 3} of wire type {kind} at byte {position} of {end}")
         if kind == _LENGTH:
             yield tag >> 3, position, position + size
         position += size
-
-
-def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position == end:
-            break
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError(f"a number without end at byte {position}")

@@ -7,9 +7,9 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import Accuracy, Interval
-from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.planner.moves import Target
+from penstock.offline.compress.sessions import loaded
 from penstock.offline.dataset import Dataset
 from penstock.offline.tune.accuracy import Judge, answers, make_judge
 from penstock.offline.tune.contract import is_faster
@@ -38,19 +38,16 @@ class Bench:
     def __init__(self, original: Artifact, held: Dataset, target: Target, threads: int) -> None:
         """Raises InvalidModel if the original does not load, InvalidData if labels fit no output."""
         self._target, self._threads, self._held = target, threads, held
-        self._original = self._load(original)
+        self._original = get_engine("onnxruntime").load(original, {"threads": threads})
         self.judge: Judge = make_judge(answers(self._original, held), held.labels)
         self._sample = repeat_rows(held.inputs, self._original.signature.smallest_batch)
 
     def measure(self, parent: Artifact, made: Artifact) -> Measured:
         """Raises PenstockError where ``made`` does not run, or answers in other shapes."""
-        loaded = {"original": self._original, "parent": self._load(parent), "made": self._load(made)}
-        try:
-            accuracy = self.judge.compare(answers(loaded["made"], self._held))
-            timings = interleave({name: feed(model, self._sample) for name, model in loaded.items()}, _TIMING_S)
-        finally:
-            loaded["parent"].unload()
-            loaded["made"].unload()
+        with loaded(parent, self._threads) as before, loaded(made, self._threads) as after:
+            accuracy = self.judge.compare(answers(after, self._held))
+            models = {"original": self._original, "parent": before, "made": after}
+            timings = interleave({name: feed(model, self._sample) for name, model in models.items()}, _TIMING_S)
         return Measured(
             accuracy,
             speedup(timings["original"], timings["made"]),
@@ -61,9 +58,6 @@ class Bench:
     def stored_bytes(self, model: Artifact) -> int:
         """As coded, if that is the aim."""
         return len(encode(model.data)) if self._target == "size" else 0
-
-    def _load(self, model: Artifact) -> LoadedModel:
-        return get_engine("onnxruntime").load(model, {"threads": self._threads})
 
 
 def gain_objection(measured: Measured, parent: str, parent_bytes: int) -> str:

@@ -20,7 +20,6 @@ from penstock import __version__
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
 from penstock.clock import Clock, SystemClock
-from penstock.engines.registry import get_engine
 from penstock.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -35,6 +34,7 @@ from penstock.offline.compress.planner.ledger import Ledger
 from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
 from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
 from penstock.offline.compress.ptq.scheme import required_isa
+from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.taps import Progress
 from penstock.offline.data_notes import too_few
 from penstock.offline.dataset import Dataset
@@ -123,9 +123,7 @@ class _Search:
     ) -> None:
         self._options, self._ledger, self._on_progress, self._clock = options, ledger, on_progress, clock
         self._started = clock.now()
-        loaded = get_engine("onnxruntime").load(original, {"threads": options.threads})
-        multiple = loaded.signature.smallest_batch
-        loaded.unload()
+        multiple = signature_of(original).smallest_batch
         fitted, held = data.split_evenly(_HELD_OUT, multiple)
         self._bench = Bench(original, held, options.target, options.threads)
         self._metric, self._held = self._bench.judge.metric, held.count

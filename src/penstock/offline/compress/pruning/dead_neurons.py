@@ -20,10 +20,10 @@ import onnx
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.pruning.magnitude import write_weights
 from penstock.offline.compress.pruning.pairs import POOLING, Pair, array_of, find_pairs
+from penstock.offline.compress.sessions import loaded
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
 from penstock.offline.optimize.verify import Verifier
@@ -108,9 +108,9 @@ def _constants(pair: Pair, model: ir.Model) -> Array:
     positions = (1,) * (array_of(pair.first.weight).ndim - 2)
     proto = _between(pair, model)
     try:
-        options = {"graph_level": "disabled", "threads": 1}
-        loaded = get_engine("onnxruntime").load(Artifact.from_bytes(proto.SerializeToString()), options)
-        (result,) = loaded.forward({proto.graph.input[0].name: biases.reshape(1, -1, *positions)}).values()
+        with loaded(Artifact.from_bytes(proto.SerializeToString()), as_written=True) as model_between:
+            inputs = {proto.graph.input[0].name: biases.reshape(1, -1, *positions)}
+            (result,) = model_between.forward(inputs).values()
     except PenstockError:
         return np.full(len(biases), np.nan)
     return result.astype(np.float64).reshape(-1)
