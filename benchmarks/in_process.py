@@ -15,8 +15,8 @@ from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.manager import Repository
 from penstock.online.repository.model_config import batching, complete, parse
+from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.auth import Access
@@ -77,7 +77,7 @@ class InProcess:
         check = InputCheck("m", model.signature, config.max_request_rows)
         handle = Handle("1", described, check, batcher, [model], [Instance("m-0", model, batcher)])
         handle.start()
-        self._repository = Repository()
+        self._repository = ServedModels()
         self._repository.add(handle)
         shared_memory = SharedMemory(enabled=False)
         self.dataplane = DataPlane(self._repository, clock, shared_memory, tracer)

@@ -19,7 +19,7 @@ from handles import make_handle
 from penstock.clock import SystemClock
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.server.admission import Admission, ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.config import ServerConfig
@@ -138,7 +138,7 @@ class GrpcServer:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.repository = Repository()
+        self.repository = ServedModels()
         for handle in self._handles():
             handle.start()
             self.repository.add(handle)

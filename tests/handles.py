@@ -33,4 +33,4 @@ def make_handle(
     )
     check = InputCheck(name, model.signature, max_batch)
     runs = [Instance(f"{name}-{number}", model, batcher) for number in range(instances)]
-    return Handle(version, config, check, batcher, [model] * instances, runs)
+    return Handle(version, config, check, model.signature, batcher, [model] * instances, runs)

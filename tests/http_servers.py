@@ -17,7 +17,7 @@ import uvloop
 
 from handles import make_handle
 from penstock.clock import ManualClock, SystemClock
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.server.admission import ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.config import ServerConfig
@@ -119,7 +119,7 @@ class GatedServer:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        repository = Repository()
+        repository = ServedModels()
         handle = make_handle(self.model, max_queue=self._config.max_queue)
         handle.start()
         repository.add(handle)

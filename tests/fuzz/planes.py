@@ -11,7 +11,7 @@ from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import Cancelled, PenstockError, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.repository.model_config import batching, complete, parse
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.server.admission import ByteBudget
@@ -60,7 +60,7 @@ class Planes:
             idle_timeout_s=20,
         )
         self.schedulers: list[Scheduler] = []
-        repository = Repository()
+        repository = ServedModels()
         for name, model in {
             "m": FakeModel(),
             "text": FakeModel(TEXT, dict),

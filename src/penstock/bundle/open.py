@@ -115,6 +115,21 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
+def peek_name(path: Path) -> str:
+    """The name that the bundle at ``path`` gives itself; nothing is verified. Raises IntegrityError."""
+    try:
+        if path.is_dir():
+            data = (path / MANIFEST).read_bytes()
+        else:
+            with zipfile.ZipFile(path) as archive:
+                if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
+                    raise _no_manifest(path)
+                data = archive.read(MANIFEST)
+    except (OSError, KeyError, *_ZIP_ERRORS):
+        raise _no_manifest(path) from None
+    return decode(data).name
+
+
 def _open_file(path: Path) -> Bundle:
     data = path.read_bytes()
     if sha256(data[:-SEAL_SIZE]).encode() != data[-SEAL_SIZE:]:

@@ -7,7 +7,7 @@ A ``LoadedModel`` exists only loaded, so there is no state in which ``forward`` 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -15,7 +15,8 @@ import msgspec
 
 from penstock.artifact import Artifact, Format
 from penstock.engines.model_bytes import has_external_data
-from penstock.errors import InvalidConfig, InvalidModel
+from penstock.errors import InvalidConfig, InvalidModel, PenstockError
+from penstock.request import InferRequest
 from penstock.resources import Resources
 from penstock.tensor import Array, Signature
 
@@ -83,6 +84,42 @@ class StreamingModel(Protocol):
         """The answers to one request, each made when it is asked for. ``inputs`` are borrowed until the iterator ends or is closed.
 
         If the iterator has ``close``, it is called when no more answers are wanted. Raises PenstockError, also between answers.
+        """
+        ...
+
+    def unload(self) -> None:
+        """As of a LoadedModel."""
+        ...
+
+
+Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
+"""``answer(n, outcome, final)`` for the n-th of the requests being executed: outputs, an error, or None where a decoupled model has
+nothing more to say; ``final`` ends the request, as an error does. False if nobody wants more answers to it."""
+
+
+@runtime_checkable
+class RequestModel(Protocol):
+    """A model in memory that is given requests as they are, not merged: it sees the id and the parameters of each, and answers or
+    refuses each by itself."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether several threads may be in ``execute`` at once."""
+        ...
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether it gives any number of answers to a request."""
+        ...
+
+    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
+        """Answer each of ``requests`` once before this returns. A decoupled model, given one request at a time, answers any number of
+        times, perhaps after this returned and from any thread, until one answer is final; ``answer`` may block.
+
+        Inputs are borrowed until a request has ended; outputs are the caller's. What is raised befalls all requests not yet ended.
         """
         ...
 

@@ -10,12 +10,18 @@ import bundles
 import models
 from penstock.bundle.manifest import ServingConfig, Variant
 from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError, ResourceExhausted
-from penstock.online.repository import loader
-from penstock.online.repository.loader import Wishes, find_sources, load, warm_up
+from penstock.online.repository import source as sources
+from penstock.online.repository.loader import load
+from penstock.online.repository.source import Source, Wishes, define, find
+from penstock.online.repository.warm_up import warm_up
 from penstock.online.scheduler.process_instance import ProcessModel
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER, FakeModel
+
+
+def find_sources(targets: list[Path], wishes: Wishes | None = None) -> list[Source]:
+    return [find(model, version, wishes or Wishes()) for model in define(targets) for version in model.versions]
 
 
 def write(folder: Path, name: str = "linear", data: bytes | None = None) -> Path:
@@ -74,9 +80,9 @@ def test_a_bundle_takes_no_more_cores_than_there_are(
     served: tuple[int, int],
 ) -> None:
     here = msgspec.structs.replace(machine_facts(), cores=4)
-    monkeypatch.setattr(loader, "machine_facts", lambda: here)
-    monkeypatch.setattr(loader, "core_ids", lambda: [0, 1, 2, 3])
-    monkeypatch.setattr(loader, "cpu_quota", lambda: None)
+    monkeypatch.setattr(sources, "machine_facts", lambda: here)
+    monkeypatch.setattr(sources, "core_ids", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(sources, "cpu_quota", lambda: None)
     (source,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], Wishes(instances=asked))
     assert (source.options["threads"], source.instances) == served
 

@@ -15,7 +15,7 @@ import pytest
 from handles import make_handle
 from penstock.errors import AlreadyExists, InvalidArgument, Unsupported
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.server.control_plane import Alone, ControlPlane, Siblings
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.peers import Peers
@@ -51,9 +51,9 @@ class Others:
 
 
 def make_plane(
-    siblings: Siblings, *, shared_memory: bool | SharedMemory, repository: Repository | None = None
+    siblings: Siblings, *, shared_memory: bool | SharedMemory, repository: ServedModels | None = None
 ) -> ControlPlane:
-    repository = repository or Repository()
+    repository = repository or ServedModels()
     return ControlPlane(
         repository,
         shared_memory if isinstance(shared_memory, SharedMemory) else SharedMemory(enabled=shared_memory),
@@ -189,7 +189,7 @@ def test_unregistering_waits_for_the_users_in_all_processes_and_keeps_nobody_els
 
 def test_the_index_tells_which_models_cannot_run() -> None:
     async def run() -> None:
-        repository = Repository()
+        repository = ServedModels()
         for name in ("well", "ill"):
             repository.add(make_handle(FakeModel(), name))
         sick: Any = repository.find("ill")
@@ -211,7 +211,7 @@ def test_what_a_dead_process_has_counted_is_never_lost_nor_counted_twice(tmp_pat
         planes, ends, handles = [], [], []
 
         async def start(index: int) -> None:
-            repository, end = Repository(), Peers(tmp_path, index)
+            repository, end = ServedModels(), Peers(tmp_path, index)
             handle = make_handle(FakeModel())
             repository.add(handle)
             plane = make_plane(end, shared_memory=False, repository=repository)

@@ -15,7 +15,7 @@ from handles import make_handle
 from penstock.clock import ManualClock
 from penstock.errors import Code, PenstockError
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.server.admission import Admission
 from penstock.online.server.auth import Access
 from penstock.online.server.cache.response_cache import ResponseCache
@@ -36,7 +36,7 @@ class Bench:
     def __init__(self, handle: Handle, admission: Admission | None = None) -> None:
         self.handle = handle
         self.clock = ManualClock(1000.0)
-        repository = Repository()
+        repository = ServedModels()
         repository.add(handle)
         shared_memory = SharedMemory(enabled=False)
         self.plane = DataPlane(repository, self.clock, shared_memory, Tracer(TraceSettings()), admission)

@@ -16,7 +16,7 @@ from handles import make_handle
 from http_servers import Client, get
 from penstock.clock import SystemClock
 from penstock.errors import InvalidConfig, Unavailable
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.server import endpoints as module
 from penstock.online.server.admission import ByteBudget
 from penstock.online.server.auth import Access
@@ -39,7 +39,7 @@ SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
 async def made(**settings: Any) -> AsyncIterator[Endpoints]:
     """Endpoints that do not listen yet, of a server with one model."""
     config, clock = ServerConfig(**{"http_port": 0, **settings}), SystemClock()
-    repository, shared_memory, tracer = Repository(), SharedMemory(enabled=False), Tracer(TraceSettings())
+    repository, shared_memory, tracer = ServedModels(), SharedMemory(enabled=False), Tracer(TraceSettings())
     handle = make_handle(FakeModel())
     handle.start()
     repository.add(handle)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.input_check import InputCheck
-from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.instance import Instance
 from penstock.protocol.messages import Message
 from penstock.telemetry.statistics import ModelStatistics
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class Handle:
     """Belongs to the event loop; owns the instances and loaded models. ``config`` is its effective ``ModelConfig``.
 
-    Who found it may submit to its scheduler in the same turn of the loop; ``unload`` waits for what has been submitted.
+    Who found it may submit to its scheduler in the same turn of the loop; ``unload`` waits for what has been submitted, and for
+    those who hold it in order to submit later.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class Handle:
         version: str,
         config: Message,
         check: InputCheck,
-        scheduler: DynamicBatcher,
-        models: Sequence[LoadedModel | StreamingModel],
-        instances: Sequence[Instance],
+        signature: Signature,
+        scheduler: Scheduler,
+        models: Sequence[LoadedModel | StreamingModel] = (),
+        instances: Sequence[Instance] = (),
     ) -> None:
         self.name: str = config.name
         self.version = version
@@ -39,22 +42,22 @@ class Handle:
         """Engine and format as the protocol names them, e.g. ``onnxruntime_onnx``."""
         self.config = config
         self.check = check
+        self.signature = signature
+        """As clients see it, which the model itself need not."""
         self.scheduler = scheduler
         self.cache: ModelCache | None = None
         """Keeps its answers, where that is switched on."""
         self.labels: Mapping[str, Sequence[str]] = {}
         """What the classes of its outputs are called, by output."""
-        self.decoupled = isinstance(models[0], StreamingModel)
+        self.decoupled: bool = config.model_transaction_policy.decoupled
         """Whether it gives any number of answers to a request."""
         policies = scheduler.config.policies
         self.overrides_timeout = any(policy.allow_timeout_override for policy in policies)
         """Whether a request's own time-out is the queue's affair, and not a deadline."""
         self._models = models
         self._instances = instances
-
-    @property
-    def signature(self) -> Signature:
-        return self._models[0].signature
+        self._holders = 0
+        self._released = asyncio.Event()
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -63,17 +66,30 @@ class Handle:
     @property
     def is_healthy(self) -> bool:
         """Whether any instance can run; one that died cannot while it is being started again."""
-        return any(getattr(model, "healthy", True) for model in self._models)
+        return not self._models or any(getattr(model, "healthy", True) for model in self._models)
 
     def start(self) -> None:
         """Start the instances."""
         for instance in self._instances:
             instance.start()
 
+    def hold(self) -> None:
+        """Keep it loaded until ``release``: more will be submitted on behalf of a request that is under way elsewhere."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """End one ``hold``."""
+        self._holders -= 1
+        if not self._holders:
+            self._released.set()
+
     async def unload(self) -> None:
         """Answer what has been submitted, end the instances, give the memory back."""
         if self.cache is not None:
             self.cache.forget()
+        while self._holders:
+            self._released.clear()
+            await self._released.wait()
         await self.scheduler.drain()
         self.scheduler.stop()
         # An instance whose model hangs is never done.

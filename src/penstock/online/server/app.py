@@ -24,18 +24,12 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SystemClock
-from penstock.config import did_you_mean
-from penstock.engines.base import StreamingModel
-from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidConfig, Unavailable
+from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from penstock.online.daemon import on_daemon_thread
-from penstock.online.repository.handle import Handle
-from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.labels import read_labels
-from penstock.online.repository.loader import Loaded, Source, Wishes, find_sources, load
-from penstock.online.repository.manager import Repository
-from penstock.online.repository.model_config import batching, complete, parse
-from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
+from penstock.online.repository.assembly import Assembler, Limits
+from penstock.online.repository.loader import Loaded, load
+from penstock.online.repository.served import ServedModels
+from penstock.online.repository.source import Source, Wishes, define, find
 from penstock.online.server.admission import Admission, ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.cache.response_cache import open_cache
@@ -50,13 +44,7 @@ from penstock.online.server.peers import Peers
 from penstock.online.server.processes import Place, Supervisor
 from penstock.online.server.recording import Recording
 from penstock.online.server.shared_memory.registry import SharedMemory
-from penstock.protocol.messages import Message
 from penstock.resources import allow_open_files
-from penstock.telemetry.quantiles import RecentDurations
-from penstock.telemetry.statistics import ModelStatistics
-
-VERSION = "1"
-"""The version under which a target given by hand is served."""
 
 _SWITCH_INTERVAL_S = 0.0005
 _UNLOAD_S = 1.0
@@ -92,18 +80,14 @@ def serve(
     """
     if not targets:
         raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
-    given = {name: parse(name, fields) for name, fields in settings.items()}
     wishes = _wishes(config)
-    by_name = {name: _own_wishes(wishes, message) for name, message in given.items()}
-    sources = find_sources(targets, wishes, by_name)
-    names = [source.name for source in sources]
-    for name in given:
-        if name not in names:
-            raise InvalidConfig(f"settings for model '{name}', which is not served", did_you_mean(name, names))
+    sources = [
+        find(model, version, wishes) for model in define(targets, settings, folder) for version in model.versions
+    ]
     if config.processes == 1:
-        _run(Application(config, given, folder), sources, {}, on_ready)
+        _run(Application(config), sources, {}, on_ready)
     else:
-        _serve_many(config, sources, given, folder, on_ready)
+        _serve_many(config, sources, on_ready)
 
 
 def _run(
@@ -128,8 +112,6 @@ def _run(
 def _serve_many(
     config: ServerConfig,
     sources: Sequence[Source],
-    given: Mapping[str, Message],
-    folder: Path,
     on_ready: Callable[[Ready], None],
 ) -> None:
     with ExitStack() as held:
@@ -138,7 +120,7 @@ def _serve_many(
         preloaded = {source.name: load(source) for source in sources if not source.has_own_threads}
 
         def be(place: Place, ready: Callable[[dict[str, Any]], None]) -> None:
-            application = Application(config, given, folder, place)
+            application = Application(config, place)
             _run(application, sources, preloaded, lambda found: ready(msgspec.to_builtins(found)))
 
         Supervisor(config.processes, be, lambda found: on_ready(msgspec.convert(found, Ready))).run()
@@ -147,18 +129,12 @@ def _serve_many(
 class Application:
     """The server's parts, put together."""
 
-    def __init__(
-        self, config: ServerConfig, given: Mapping[str, Message], folder: Path, place: Place | None = None
-    ) -> None:
-        """``given``: what users set, by model; ``folder``: where the files are that it names; ``place``: None if this is the
-        only process. Raises InvalidConfig, Unavailable.
-        """
+    def __init__(self, config: ServerConfig, place: Place | None = None) -> None:
+        """``place``: None if this is the only process. Raises InvalidConfig, Unavailable."""
         clock = SystemClock()
         self.config = config
-        self._given = given
-        self._folder = folder
         self._place = place
-        self._repository = Repository()
+        self._repository = ServedModels()
         self._peers = Peers(place.folder, place.index) if place else None
         self._recording = Recording(config, place.index if place else 0)
         self._cache = open_cache(config, clock)
@@ -167,6 +143,8 @@ class Application:
         budget = ByteBudget(config.max_inflight_bytes)
         shared_memory = self._shared_memory = SharedMemory(config.client_shm, budget)
         tracer = self._recording.tracer
+        limits = Limits(config.max_queue, config.max_request_rows, config.metrics_summaries)
+        self._assembler = Assembler(limits, tracer, self._cache)
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
@@ -239,7 +217,7 @@ class Application:
                 self._loading = on_daemon_thread(f"load-{source.name}", partial(load, source))
                 loaded = await asyncio.shield(self._loading)
                 self._loading = None
-            handle = self._assemble(loaded)
+            handle = self._assembler.assemble(loaded)
             handle.start()
             self._repository.add(handle)
 
@@ -252,39 +230,6 @@ class Application:
         if self._loading.done() and self._loading.exception() is None:
             for model in self._loading.result().models:
                 model.unload()
-
-    def _assemble(self, loaded: Loaded) -> Handle:
-        source, model = loaded.source, loaded.models[0]
-        given = self._given.get(source.name) or parse(source.name, {})
-        instances = len(loaded.models)
-        decoupled = isinstance(model, StreamingModel)
-        config = complete(
-            given, source.name, loaded.platform, model.signature, loaded.max_batch, instances, decoupled=decoupled
-        )
-        statistics = ModelStatistics(
-            name=source.name,
-            version=VERSION,
-            load_s=loaded.load_s,
-            recent=RecentDurations() if self.config.metrics_summaries else None,
-            decoupled=decoupled,
-            tags=dict(config.metric_tags),
-        )
-        scheduling = batching(config, self.config.max_queue)
-        loop = asyncio.get_running_loop()
-        batcher = DynamicBatcher(scheduling, loop, statistics, tracer=self._recording.tracer)
-        max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self.config.max_request_rows)
-        check = InputCheck(source.name, model.signature, max_rows)
-        runs = [Instance(f"{source.name}-{number}", one, batcher) for number, one in enumerate(loaded.models)]
-        handle = Handle(VERSION, config, check, batcher, loaded.models, runs)
-        handle.labels = read_labels(config, self._folder)
-        if config.response_cache.enable:
-            if self._cache is None:
-                raise InvalidConfig(
-                    f"model '{source.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
-                )
-            identity = f"{source.artifact.digest} {source.engine} {source.options}"
-            handle.cache = self._cache.of(identity, VERSION, statistics, self.config.max_queue)
-        return handle
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.set_exception_handler(LoopErrors())
@@ -329,14 +274,6 @@ class Application:
 
 def _wishes(config: ServerConfig) -> Wishes:
     return Wishes(config.max_batch, config.instances, config.isolation, config.model_timeout_s, config.processes)
-
-
-def _own_wishes(wishes: Wishes, given: Message) -> Wishes:
-    """``wishes`` as changed by a model's own settings."""
-    instances = sum(group.count for group in given.instance_group)
-    return msgspec.structs.replace(
-        wishes, max_batch=given.max_batch_size or wishes.max_batch, instances=instances or wishes.instances
-    )
 
 
 def _end_at_once() -> None:

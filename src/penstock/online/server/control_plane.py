@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.server.metrics_page import MetricsPage, Report
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
@@ -79,7 +79,7 @@ class ControlPlane:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: ServedModels,
         shared_memory: SharedMemory,
         tracer: Tracer,
         log: LogSettings,

@@ -12,9 +12,9 @@ from penstock import __version__
 from penstock.clock import Clock
 from penstock.errors import Code, InvalidArgument, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
+from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.admission import Admission
-from penstock.online.server.cache.flight import Pending
 from penstock.online.server.classification import classify_outputs
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
@@ -43,18 +43,18 @@ _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICAT
 
 
 class DataPlane:
-    """Answers requests from the models in ``repository``. Belongs to the event loop."""
+    """Answers requests from the models in ``served``. Belongs to the event loop."""
 
     def __init__(
         self,
-        repository: Repository,
+        served: ServedModels,
         clock: Clock,
         shared_memory: SharedMemory,
         tracer: Tracer,
         admission: Admission | None = None,
     ) -> None:
         """``admission`` is None if everybody may do everything."""
-        self._repository = repository
+        self._served = served
         self._clock = clock
         self._admission = admission
         self.shared_memory = shared_memory
@@ -64,7 +64,7 @@ class DataPlane:
         self.ready = False
         """Whether all models are loaded and the server is not shutting down; set by the composition root."""
 
-    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Pending | None:
+    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
         """Have ``request`` answered; ``done`` is called on the event loop as ``Done`` says, perhaps before this returns.
 
         A callback and no future: a task and a future per request would cost more than all the rest of this path.
@@ -74,16 +74,33 @@ class DataPlane:
         if self.tracer.enabled:
             done = self._record(request, done)
         try:
-            handle = self._repository.find(request.model_name, request.model_version)
+            handle = self._served.find(request.model_name, request.model_version)
         except NotFound as error:
             done(self._unknown(request, error))
             return None
+        return self._ask(handle, request, done, decoupled, self._admission)
+
+    def call(
+        self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
+    ) -> Cancellable | None:
+        """As ``infer`` for a request that a model makes in answering another, which has been admitted; ``handle`` is the model's, if
+        it is held already."""
+        try:
+            found = handle or self._served.find(request.model_name, request.model_version)
+        except NotFound as error:
+            done(error)
+            return None
+        return self._ask(found, request, done, decoupled, None)
+
+    def _ask(
+        self, handle: Handle, request: InferRequest, done: Done, decoupled: bool, admission: Admission | None
+    ) -> Cancellable | None:
         request.model_version = handle.version
         try:
             if request.parameters:
                 self._read_parameters(request, handle)
-            if self._admission is not None:
-                done = self._admission.admit(request, done)
+            if admission is not None:
+                done = admission.admit(request, done)
             if handle.decoupled and not decoupled:
                 raise Unsupported(
                     f"model '{handle.name}' is decoupled: it answers a request any number of times",
@@ -110,12 +127,12 @@ class DataPlane:
 
     def is_decoupled(self, name: str, version: str = "") -> bool:
         """Whether the model gives any number of answers to a request. Raises NotFound."""
-        return self._repository.find(name, version).decoupled
+        return self._served.find(name, version).decoupled
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether the model can be asked now; of an unknown model False."""
         try:
-            return self._repository.find(name, version).is_healthy
+            return self._served.find(name, version).is_healthy
         except PenstockError:
             return False
 
@@ -126,10 +143,10 @@ class DataPlane:
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, object]:
         """Versions served, platform, inputs and outputs. Raises NotFound."""
-        handle = self._repository.find(name, version)
+        handle = self._served.find(name, version)
         return {
             "name": handle.name,
-            "versions": self._repository.versions(name),
+            "versions": self._served.versions(name),
             "platform": handle.platform,
             "inputs": [_describe(spec) for spec in handle.signature.inputs],
             "outputs": [_describe(spec) for spec in handle.signature.outputs],
@@ -137,11 +154,11 @@ class DataPlane:
 
     def model_config(self, name: str, version: str = "") -> Message:
         """The effective configuration, a ``ModelConfig`` message with its defaults filled in. Raises NotFound."""
-        return self._repository.find(name, version).config
+        return self._served.find(name, version).config
 
     def classify(self, response: InferResponse, counts: Mapping[str, int]) -> None:
         """Replace the outputs named in ``counts`` by that many of their greatest values. Raises NotFound, InvalidArgument."""
-        handle = self._repository.find(response.model_name, response.model_version)
+        handle = self._served.find(response.model_name, response.model_version)
         classify_outputs(response, counts, handle.signature.batchable, handle.labels)
 
     def _unknown(self, request: InferRequest, error: NotFound) -> PenstockError:

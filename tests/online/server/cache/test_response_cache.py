@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.clock import ManualClock
 from penstock.errors import InvalidConfig, Unavailable
+from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.cache.answer import CachedAnswer, freeze
-from penstock.online.server.cache.flight import Pending
 from penstock.online.server.cache.response_cache import ModelCache, ResponseCache, open_cache
 from penstock.online.server.config import ServerConfig
 from penstock.request import Done, InferRequest, InferResponse, Outcome
@@ -32,10 +32,10 @@ class Model:
         self.running: list[tuple[InferRequest, Done]] = []
         self.outcomes: list[Outcome] = []
 
-    def ask(self, value: float, width: int = 2, **more: object) -> Pending | None:
+    def ask(self, value: float, width: int = 2, **more: object) -> Cancellable | None:
         return self.send(InferRequest("m", {"x": np.full((1, width), value, np.float32)}, self.version, **more))  # type: ignore[arg-type]
 
-    def send(self, request: InferRequest) -> Pending | None:
+    def send(self, request: InferRequest) -> Cancellable | None:
         return self.cache.answer(request, self.outcomes.append, lambda done: self._submit(request, done))
 
     def answer(self) -> None:
@@ -46,7 +46,7 @@ class Model:
     def values(self) -> list[float]:
         return [float(outcome.outputs["y"][0, 0]) for outcome in self.outcomes]  # type: ignore[union-attr]
 
-    def _submit(self, request: InferRequest, done: Done) -> Pending | None:
+    def _submit(self, request: InferRequest, done: Done) -> Cancellable | None:
         self.runs += 1
         self.running.append((request, done))
         if self.at_once:
@@ -65,7 +65,7 @@ class Shelf:
         self.cancelled = 0
         self.closed = False
 
-    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Pending | None:
+    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
         if self.at_once:
             done(self.kept.get(key))
             return None

@@ -3,7 +3,7 @@ from typing import Any
 from calls import FakeCall
 from penstock.clock import SystemClock
 from penstock.errors import Code
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.online.server.auth import Access
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -17,7 +17,7 @@ from penstock.telemetry.tracing import Tracer
 
 
 def service() -> GrpcService:
-    repository, memory, tracer = Repository(), SharedMemory(enabled=False), Tracer(TraceSettings())
+    repository, memory, tracer = ServedModels(), SharedMemory(enabled=False), Tracer(TraceSettings())
     control = ControlPlane(repository, memory, tracer, LogSettings(), Alone(), MetricsPage(repository.statistics))
     dataplane = DataPlane(repository, SystemClock(), memory, tracer)
     return GrpcService(dataplane, control, Access(None, SystemClock()), 8)

@@ -13,12 +13,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import Cancelled, Code, DeadlineExceeded, PenstockError
+from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.cache.answer import CachedAnswer, freeze
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics
@@ -32,16 +32,9 @@ _FAILURES = {Code.CANCELLED: Failure.CANCELED, Code.INTERNAL: Failure.BACKEND} |
 )
 
 
-class Pending(Protocol):
-    """Something under way that can be called off."""
-
-    def cancel(self) -> object:
-        """Call it off, unless it has ended. Idempotent."""
-
-
-Submit = Callable[[Done], Pending | None]
+Submit = Callable[[Done], Cancellable | None]
 """Hands a request to the scheduler, which calls ``done`` once, perhaps before this returns None. Raises PenstockError."""
-Lookup = Callable[[Callable[[CachedAnswer | None], None]], Pending | None]
+Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
 """Asks the second tier. Once cancelled it calls nobody."""
 
 
@@ -94,9 +87,9 @@ class Flight:
         self._ended = ended
         self._waiters: dict[Waiter, None] = {}
         self._submitter: Waiter | None = None
-        self._work: Pending | None = None
+        self._work: Cancellable | None = None
 
-    def start(self, waiter: Waiter, lookup: Lookup | None) -> Pending | None:
+    def start(self, waiter: Waiter, lookup: Lookup | None) -> Cancellable | None:
         """Begin with the first in line; None if it has been answered when this returns."""
         self._waiters[waiter] = None
         waiter.flight = self
@@ -108,7 +101,7 @@ class Flight:
                 self._work = work
         return None if waiter.flight is None else waiter
 
-    def join(self, waiter: Waiter, left: Callable[[], None]) -> Pending:
+    def join(self, waiter: Waiter, left: Callable[[], None]) -> Cancellable:
         """Wait for the answer; ``left`` is called when ``waiter`` is answered."""
         self._waiters[waiter] = None
         waiter.flight, waiter.left = self, left

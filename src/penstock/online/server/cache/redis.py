@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 
 from penstock.clock import Clock
 from penstock.errors import IntegrityError, InvalidConfig
+from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.cache.answer import CachedAnswer, from_bytes
-from penstock.online.server.cache.flight import Pending
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class RedisTier:
         self._writer: asyncio.Task[None] | None = None
         self._warned = False
 
-    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Pending | None:
+    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
         """See ``SecondTier``."""
         if len(self._lookups) >= _MAX_LOOKUPS or not self._breaker.allows(self._clock.now()):
             done(None)

@@ -16,8 +16,9 @@ from typing import Protocol
 
 from penstock.clock import Clock
 from penstock.errors import InvalidConfig, Unavailable
+from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.cache.answer import CachedAnswer
-from penstock.online.server.cache.flight import Flight, Pending, Submit, Waiter, tell
+from penstock.online.server.cache.flight import Flight, Submit, Waiter, tell
 from penstock.online.server.cache.key import cache_key, isolate, model_prefix
 from penstock.online.server.config import ServerConfig
 from penstock.request import Done, InferRequest
@@ -30,7 +31,7 @@ _LARGEST_SHARE = 4
 class SecondTier(Protocol):
     """A larger, slower cache behind this one, shared with other servers. It never fails: at worst it knows nothing."""
 
-    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Pending | None:
+    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
         """Look ``key`` up; ``done`` is called once, perhaps before this returns None, unless it is cancelled before."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
@@ -135,7 +136,7 @@ class ModelCache:
         self._waiting = 0
         self._is_open = True
 
-    def answer(self, request: InferRequest, done: Done, submit: Submit) -> Pending | None:
+    def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
         """Have ``request``, which has been checked, answered from the cache, by an equal request's answer, or by ``submit(done)``.
 
         ``submit`` hands it to the scheduler; it may be called later, and is not called again after an answer. ``done`` gets one
@@ -167,7 +168,7 @@ class ModelCache:
         self._is_open = False
         self._cache.forget(self)
 
-    def _fly(self, key: bytes, waiter: Waiter) -> Pending | None:
+    def _fly(self, key: bytes, waiter: Waiter) -> Cancellable | None:
         place = key, waiter.request.priority
         flight = Flight(
             self._cache.clock,

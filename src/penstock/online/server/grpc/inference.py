@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from penstock.errors import PenstockError, Unavailable
+from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.admission import ByteBudget
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.auth import Access
-from penstock.online.server.cache.flight import Pending
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import Call
 from penstock.online.server.grpc.control import identify
@@ -40,7 +40,7 @@ class Inference:
 
     def submit(
         self, call: Call, client: str, request: InferRequest, done: Done, decoupled: bool = False
-    ) -> Pending | None:
+    ) -> Cancellable | None:
         """Hand a request of ``call`` to the data plane; see ``DataPlane.infer``."""
         request.deadline, request.client = call.deadline, client
         if self.dataplane.tracer.enabled:

@@ -12,10 +12,10 @@ import msgspec
 import orjson
 
 from penstock.errors import Cancelled, Code, PenstockError
+from penstock.online.scheduler.base import Cancellable
 from penstock.online.server import status
 from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.auth import Access
-from penstock.online.server.cache.flight import Pending
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.encoder import encode_error
@@ -49,7 +49,7 @@ class Exchange(msgspec.Struct, eq=False):
     client: str = ""
     """The name under which the caller is known."""
     form: AnswerForm = TEXT
-    pending: Pending | None = None
+    pending: Cancellable | None = None
     """The inference, which can be cancelled."""
     answer: Answer | None = None
     """What is to be written when its turn comes."""

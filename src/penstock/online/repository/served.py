@@ -7,7 +7,7 @@ from penstock.online.repository.handle import Handle
 from penstock.telemetry.statistics import ModelStatistics
 
 
-class Repository:
+class ServedModels:
     """The model versions that are ready."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from handles import make_handle
 from penstock.errors import AlreadyExists, NotFound
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.manager import Repository
+from penstock.online.repository.served import ServedModels
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import Array
 from penstock.testing import FakeModel, double
@@ -26,7 +26,7 @@ def started(name: str, version: str, model: FakeModel) -> Handle:
 
 def test_look_up_by_name_and_version_and_unloading() -> None:
     async def main() -> None:
-        repository = Repository()
+        repository = ServedModels()
         for version in ("2", "10", "9"):
             repository.add(started("m", version, FakeModel()))
         with pytest.raises(AlreadyExists):
@@ -54,7 +54,7 @@ def test_unloading_waits_for_what_was_asked_of_it() -> None:
             assert gate.wait(20)
             return double(inputs)
 
-        model, repository = FakeModel(forward=forward), Repository()
+        model, repository = FakeModel(forward=forward), ServedModels()
         repository.add(started("m", "1", model))
         handle, request = repository.find("m"), InferRequest("m", {"x": np.ones((1, 2), np.float32)})
         handle.scheduler.submit(request, 1, None, outcomes.append)

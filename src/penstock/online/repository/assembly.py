@@ -1,0 +1,85 @@
+"""A loaded model version put together with what serves it: its check, its scheduler, its instances, its cache."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engines.base import StreamingModel
+from penstock.errors import InvalidConfig
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.labels import read_labels
+from penstock.online.repository.loader import Loaded
+from penstock.online.repository.model_config import batching, complete
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.instance import Instance
+from penstock.protocol.messages import Message
+from penstock.telemetry.quantiles import RecentDurations
+from penstock.telemetry.statistics import ModelStatistics
+from penstock.telemetry.tracing import Tracer
+
+if TYPE_CHECKING:
+    from penstock.online.server.cache.response_cache import ResponseCache
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What holds for all models of a server."""
+
+    max_queue: int = 4096
+    max_request_rows: int = 1024
+    summaries: bool = False
+    """Whether recent durations are kept."""
+
+
+class Assembler:
+    """Belongs to the event loop."""
+
+    def __init__(self, limits: Limits, tracer: Tracer, cache: ResponseCache | None) -> None:
+        self._limits = limits
+        self._tracer = tracer
+        self._cache = cache
+
+    def assemble(self, loaded: Loaded) -> Handle:
+        """A handle on ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
+        source, model = loaded.source, loaded.models[0]
+        decoupled = isinstance(model, StreamingModel)
+        config = complete(
+            source.given,
+            source.name,
+            loaded.platform,
+            model.signature,
+            loaded.max_batch,
+            len(loaded.models),
+            decoupled=decoupled,
+        )
+        statistics = self._statistics(config, source.version, loaded.load_s)
+        scheduling = batching(config, self._limits.max_queue)
+        batcher = DynamicBatcher(scheduling, asyncio.get_running_loop(), statistics, tracer=self._tracer)
+        max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self._limits.max_request_rows)
+        check = InputCheck(source.name, model.signature, max_rows)
+        runs = [Instance(f"{source.name}-{number}", one, batcher) for number, one in enumerate(loaded.models)]
+        handle = Handle(source.version, config, check, model.signature, batcher, loaded.models, runs)
+        handle.labels = read_labels(config, source.folder)
+        if config.response_cache.enable:
+            self._keep_answers(handle, f"{source.artifact.digest} {source.engine} {source.options}")
+        return handle
+
+    def _statistics(self, config: Message, version: str, load_s: float) -> ModelStatistics:
+        return ModelStatistics(
+            name=config.name,
+            version=version,
+            load_s=load_s,
+            recent=RecentDurations() if self._limits.summaries else None,
+            decoupled=config.model_transaction_policy.decoupled,
+            tags=dict(config.metric_tags),
+        )
+
+    def _keep_answers(self, handle: Handle, identity: str) -> None:
+        if self._cache is None:
+            raise InvalidConfig(
+                f"model '{handle.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
+            )
+        handle.cache = self._cache.of(identity, handle.version, handle.statistics, self._limits.max_queue)

@@ -1,0 +1,31 @@
+"""What is known of a model before anything of it is loaded: where it lies, and how it is to be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from penstock.protocol.messages import Message, ModelConfig
+
+BY_HAND = "1"
+"""The version under which a target given by hand is served."""
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """A model as its repository, or the command line, defines it at one moment."""
+
+    name: str
+    folder: Path
+    """What files that the configuration names are relative to."""
+    versions: Mapping[str, Path]
+    """By number, as text, the version's folder, or the one file that it is. An ensemble's may be empty folders."""
+    given: Message = ModelConfig()
+    """Its ``ModelConfig`` as far as somebody has written it."""
+    fingerprint: str = ""
+    """Changes whenever the model's files do; empty for a target given by hand."""
+
+    @property
+    def is_ensemble(self) -> bool:
+        return bool(self.given.HasField("ensemble_scheduling"))

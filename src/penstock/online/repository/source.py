@@ -1,0 +1,157 @@
+"""What is to be loaded for one version of a model: found, read and verified, with nothing loaded yet.
+
+A version is a bundle, served as its tuner found best, or a model file, served by the engine that its format or its configuration
+asks for. Reading blocks and belongs on a thread, not on the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.artifact import Artifact
+from penstock.bundle.open import is_bundle, open_bundle, peek_name
+from penstock.config import did_you_mean
+from penstock.engines.registry import is_available
+from penstock.errors import AlreadyExists, InvalidConfig, NotFound
+from penstock.online.repository.definition import BY_HAND, Definition
+from penstock.online.repository.model_config import parse
+from penstock.protocol.messages import Message, ModelConfig
+from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_MAX_BATCH = 64
+
+Isolation = Literal["thread", "process"]
+"""Where the instances of a model run."""
+
+
+class Wishes(msgspec.Struct, frozen=True):
+    """How models are to be served, as far as it is not left to their configuration, the bundle or the machine."""
+
+    max_batch: int | None = None
+    instances: int | None = None
+    isolation: Isolation = "thread"
+    model_timeout_s: float = 0.0
+    """Longest that one call may take in a process of its own; 0 is for ever."""
+    processes: int = 1
+    """How many processes of this server share the cores."""
+
+
+_NONE = Wishes()
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A model version found and verified, and how to serve it; nothing is loaded yet."""
+
+    name: str
+    artifact: Artifact
+    engine: str
+    options: dict[str, Any]
+    max_batch: int
+    instances: int
+    cores: tuple[tuple[int, ...], ...] = ()
+    """For each instance the ids of the cores that are its own; empty if any are."""
+    isolation: Isolation = "thread"
+    model_timeout_s: float = 0.0
+    """As in ``Wishes``."""
+    version: str = BY_HAND
+    given: Message = ModelConfig()
+    """As in ``Definition``."""
+    folder: Path = Path()
+    """As in ``Definition``."""
+
+    @property
+    def has_own_threads(self) -> bool:
+        """Whether the loaded model keeps threads of its own."""
+        return self.isolation == "process" or self.engine != "onnxruntime" or self.options.get("threads") != 1
+
+
+def define(
+    targets: Iterable[str | Path], settings: Mapping[str, Mapping[str, Any]] = {}, folder: Path = Path()
+) -> list[Definition]:
+    """The models that ``targets``, bundles and model files given by hand, are; ``settings`` hold fields of their configurations by
+    name, and name files relative to ``folder``.
+
+    Raises NotFound, AlreadyExists if two targets have one name, and InvalidConfig also for settings of a model that is none of them.
+    """
+    given = {name: parse(name, fields) for name, fields in settings.items()}
+    found: dict[str, Definition] = {}
+    for target in map(Path, targets):
+        if not target.exists():
+            raise NotFound(f"no model or bundle '{target}'", "check the path")
+        name = peek_name(target) if is_bundle(target) else target.stem
+        if name in found:
+            raise AlreadyExists(f"two targets are called '{name}'", "rename one of the files")
+        found[name] = Definition(name, folder, {BY_HAND: target}, given.get(name, ModelConfig()))
+    for name in given:
+        if name not in found:
+            raise InvalidConfig(f"settings for model '{name}', which is not served", did_you_mean(name, found))
+    return list(found.values())
+
+
+def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source:
+    """What is to be loaded for ``version``. Raises NotFound, InvalidModel, Unsupported, IntegrityError."""
+    path, given = definition.versions[version], definition.given
+    instances = sum(group.count for group in given.instance_group)
+    own = msgspec.structs.replace(
+        wishes, max_batch=given.max_batch_size or wishes.max_batch, instances=instances or wishes.instances
+    )
+    if path.suffix.lower() == ".onnx" and path.is_file():
+        # Threads that spin would keep the event loop from getting a core.
+        options: dict[str, Any] = {"threads": 0, "spinning": False}
+        return _planned(
+            definition, version, own, Artifact.from_file(path), "onnxruntime", options, DEFAULT_MAX_BATCH, 1
+        )
+    bundle, machine = open_bundle(path), machine_facts()
+    variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
+    if variant.name != serving.variant:
+        _log.warning(
+            "bundle '%s' is served as '%s': '%s' does not run here", bundle.name, variant.name, serving.variant
+        )
+    if differences := bundle.differences(machine):
+        _log.warning(
+            "bundle '%s' was tuned on another machine, so its profile may not hold: %s",
+            bundle.name,
+            "; ".join(differences),
+        )
+    artifact, options = bundle.artifact(variant), dict(variant.options)
+    instances = min(serving.instances, machine.cores)
+    return _planned(definition, version, own, artifact, variant.engine, options, serving.max_batch, instances)
+
+
+def _planned(  # noqa: PLR0913, PLR0917 - what was found, and what holds where nothing else is wished
+    definition: Definition,
+    version: str,
+    wishes: Wishes,
+    artifact: Artifact,
+    engine: str,
+    options: dict[str, Any],
+    max_batch: int,
+    instances: int,
+) -> Source:
+    """``max_batch`` and ``instances`` hold where nothing else is wished; threads are cut down to the cores that there are."""
+    count = wishes.instances or instances
+    plan = plan_cores(count * wishes.processes, options.get("threads", 0), core_ids(), cpu_quota())
+    if "threads" in options:
+        options["threads"] = plan.threads
+    return Source(
+        name=definition.name,
+        artifact=artifact,
+        engine=engine,
+        options=options,
+        max_batch=wishes.max_batch or max_batch,
+        instances=count,
+        # All processes of a server load alike, so none knows which of the shares are its own.
+        cores=plan.cores if wishes.processes == 1 else (),
+        isolation=wishes.isolation,
+        model_timeout_s=wishes.model_timeout_s,
+        version=version,
+        given=definition.given,
+        folder=definition.folder,
+    )

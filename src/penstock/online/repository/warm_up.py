@@ -1,0 +1,89 @@
+"""Warming a loaded model up, and finding out whether requests to it may be merged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.engines.base import LoadedModel
+from penstock.errors import PenstockError
+from penstock.tensor import Array, DataType, Signature
+
+_log = logging.getLogger(__name__)
+
+_PROBE_ROWS = 4
+_TOLERANCE = 1e-2
+"""Of an output's largest magnitude."""
+
+
+def warm_up(model: LoadedModel, max_batch: int, name: str = "") -> bool:
+    """Run batches of 1 and ``max_batch`` of zeros and a few different rows, and say whether requests may be merged.
+
+    They may if the model answers row for row: as many rows as it was given, and the same for a row whatever rows stand beside
+    it. If its rows depend on each other, that is logged under ``name``.
+    A model may refuse rows in a shape that is only guessed (a free dimension counts as 1); then it stays cold and, as
+    nothing is known about its rows, unmerged.
+    Raises PenstockError if it refuses the one shape that it declares.
+    """
+    signature = model.signature
+    for batch in (1, max_batch) if signature.batchable else (1,):
+        try:
+            outputs = model.forward(_zeros(signature, batch))
+        except PenstockError:
+            if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
+                return False
+            raise
+        if signature.batchable and any(array.shape[:1] != (batch,) for array in outputs.values()):
+            return False
+    if not signature.batchable or max_batch == 1 or _has_independent_rows(model, min(max_batch, _PROBE_ROWS)):
+        return signature.batchable
+    _log.warning(
+        "requests to model '%s' are not merged: its answer to one row changes with the rows beside it in the batch",
+        name,
+    )
+    return False
+
+
+def _has_independent_rows(model: LoadedModel, rows: int) -> bool:
+    """Whether each of ``rows`` rows is answered alike alone and together; True if the model takes none that can be guessed."""
+    if any(spec.datatype is DataType.BYTES for spec in model.signature.inputs):
+        return True
+    random = np.random.default_rng(0)
+    inputs = {name: _probe(zeros, random) for name, zeros in _zeros(model.signature, rows).items()}
+    try:
+        together = model.forward(inputs)
+        alone = [model.forward({name: array[row : row + 1] for name, array in inputs.items()}) for row in range(rows)]
+    except PenstockError:
+        return True  # values out of the model's range
+    return all(_is_alike(array, [answer[name] for answer in alone]) for name, array in together.items())
+
+
+def _probe(zeros: Array, random: np.random.Generator) -> Array:
+    if DataType.from_numpy(zeros.dtype).is_float:
+        return np.asarray(random.normal(size=zeros.shape), zeros.dtype)
+    # Whatever integers stand for, 0 and 1 are most likely among them.
+    return np.asarray(random.integers(0, 2, zeros.shape), zeros.dtype)
+
+
+def _is_alike(together: Array, alone: Sequence[Array]) -> bool:
+    if any(array.shape != (1, *together.shape[1:]) for array in alone):
+        return False
+    separate = np.concatenate(alone)
+    if DataType.from_numpy(separate.dtype) is DataType.BYTES:
+        return bool((together == separate).all())
+    first, second = together.astype(np.float64), separate.astype(np.float64)
+    finite = np.abs(second[np.isfinite(second)])
+    # Kernels for other batch sizes round differently, those of INT8 most of all.
+    return np.allclose(first, second, rtol=0, atol=_TOLERANCE * finite.max(initial=0.0), equal_nan=True)
+
+
+def _zeros(signature: Signature, batch: int) -> dict[str, Array]:
+    inputs: dict[str, Array] = {}
+    for spec in signature.inputs:
+        shape = [1 if dim == -1 else dim for dim in spec.shape]
+        if signature.batchable:
+            shape[0] = batch
+        inputs[spec.name] = np.full(shape, b"" if spec.datatype is DataType.BYTES else 0, spec.datatype.dtype)
+    return inputs
