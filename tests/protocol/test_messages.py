@@ -30,7 +30,8 @@ def shape_of(descriptor) -> object:
             field.type,
             field.is_repeated,
             field.is_packed,
-            field.containing_oneof.name if field.containing_oneof else "",
+            # One of a single field is how presence is written down; it does not travel.
+            oneof.name if (oneof := field.containing_oneof) and len(oneof.fields) > 1 else "",
             field.message_type.full_name if field.message_type else "",
             {value.name: value.number for value in field.enum_type.values} if field.enum_type else {},
         )
