@@ -1,0 +1,245 @@
+"""How requests become what the model is given, and its outputs their answers. Pure.
+
+Mostly requests are merged along the first axis. A model's configuration may ask for more: other shapes than clients see
+(``reshape``), requests of different shapes joined element by element (``allow_ragged_batch``), and inputs that describe the
+batch (``batch_input``). The meaning is Triton's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from penstock.errors import InvalidConfig, PenstockError
+from penstock.online.scheduler.batch import merge, split
+from penstock.online.scheduler.queue import Pending
+from penstock.protocol.messages import BatchInput, Message, ModelConfig
+from penstock.tensor import Array
+
+Shape = tuple[int, ...]
+
+_DATA_TYPES = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_name
+_MADE = {
+    _DATA_TYPES["TYPE_INT32"].number: np.dtype(np.int32),
+    _DATA_TYPES["TYPE_FP32"].number: np.dtype(np.float32),
+}
+
+
+class Layout(Protocol):
+    """Made once for a model; any thread may use it."""
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether requests with equal keys may be of different shapes."""
+        ...
+
+    def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
+        """What the model is given for ``requests``, all with the same key. Arrays may be those of the requests."""
+        ...
+
+    def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
+        """The outputs of each of ``requests``, as views. Raises PenstockError if nobody can tell whose is what."""
+        ...
+
+
+class Rows:
+    """Requests are merged along the first axis."""
+
+    is_ragged = False
+
+    def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
+        return merge([pending.request.inputs for pending in requests])
+
+    def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
+        return split(outputs, [pending.rows for pending in requests])
+
+
+class Alone:
+    """Every request runs alone, as it is."""
+
+    is_ragged = False
+
+    def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
+        return requests[0].request.inputs
+
+    def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
+        return [outputs]
+
+
+def layout_of(config: Message) -> Layout:
+    """The layout that ``config``, an effective ``ModelConfig``, asks for. Raises InvalidConfig."""
+    tensors = [*config.input, *config.output]
+    ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+    merges = config.max_batch_size > 0
+    plain: Layout = Rows() if merges and not config.model_transaction_policy.decoupled else Alone()
+    if not (ragged or config.batch_input or config.batch_output or any(one.HasField("reshape") for one in tensors)):
+        return plain
+    first = (-1,) if merges else ()
+    made = [
+        MadeInput(BatchInput.Kind.Name(one.kind), tuple(one.target_name), one.source_input[0], _MADE[one.data_type])
+        for one in config.batch_input
+    ]
+    reshapes = _reshapes(config.input, first), _reshapes(config.output, first)
+    return Shaped(plain, ragged, *reshapes, made, _scattered(config, first))
+
+
+def _scattered(config: Message, first: Shape) -> dict[str, tuple[str, Shape]]:
+    outputs = {tensor.name: first + tuple(tensor.dims) for tensor in config.output}
+    ranks = {
+        tensor.name: len(first) + len(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+        for tensor in config.input
+    }
+    scattered = {}
+    for one in config.batch_output:
+        source = one.source_input[0]
+        for target in one.target_name:
+            if any(want == -1 for want in outputs[target][ranks[source] :]):
+                raise InvalidConfig(
+                    f"model '{config.name}': output '{target}' has more dimensions than input '{source}', whose shape it is to have",
+                    "correct 'dims', or 'batch_output'",
+                )
+            scattered[target] = source, outputs[target]
+    return scattered
+
+
+class Reshape(msgspec.Struct, frozen=True):
+    """From the shape that clients see to the one that the model sees, and back. The free dimensions are the same, in order; both
+    have the batch dimension in front if requests are merged."""
+
+    client: Shape
+    model: Shape
+
+    def to_model(self, shape: Shape) -> Shape:
+        return _fill(self.model, self.client, shape)
+
+    def to_client(self, name: str, shape: Shape) -> Shape:
+        """Raises PenstockError if the shape of the model's output ``name`` is another than the configuration says."""
+        if len(shape) != len(self.model) or any(
+            want not in (-1, got) for want, got in zip(self.model, shape, strict=True)
+        ):
+            raise PenstockError(
+                f"the model's output '{name}' has shape {list(shape)}, and its configuration reshapes {list(self.model)}",
+                "correct 'reshape' in the model's configuration",
+            )
+        return _fill(self.client, self.model, shape)
+
+
+class MadeInput(msgspec.Struct, frozen=True):
+    """An input that describes the batch."""
+
+    kind: str
+    targets: tuple[str, ...]
+    source: str
+    dtype: np.dtype[Any]
+
+    def of(self, shapes: Sequence[Shape]) -> Array:
+        """Its value for requests whose source input has ``shapes``."""
+        return _MAKERS[self.kind](shapes).astype(self.dtype)
+
+
+class Shaped:
+    """As ``plain``, and whatever else a configuration may ask for."""
+
+    def __init__(
+        self,
+        plain: Layout,
+        ragged: frozenset[str],
+        inputs: Mapping[str, Reshape],
+        outputs: Mapping[str, Reshape],
+        made: Sequence[MadeInput],
+        scattered: Mapping[str, tuple[str, Shape]],
+    ) -> None:
+        self.is_ragged = bool(ragged)
+        self._plain = plain
+        self._ragged = ragged
+        self._inputs, self._outputs = inputs, outputs
+        self._made = made
+        self._scattered = scattered
+        """By output, the input whose free dimensions are its own, and its shape."""
+
+    def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
+        every = [pending.request.inputs for pending in requests]
+        gathered: dict[str, Array] = {}
+        for name in every[0]:
+            arrays = [inputs[name] for inputs in every]
+            if name in self._ragged:
+                arrays = [array.reshape(-1) for array in arrays]
+            whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            if name in self._inputs and name not in self._ragged:
+                whole = whole.reshape(self._inputs[name].to_model(whole.shape))
+            gathered[name] = whole
+        for made in self._made:
+            if made.source in every[0]:
+                value = made.of(self._shapes(requests, made.source))
+                gathered.update(dict.fromkeys(made.targets, value))
+        return gathered
+
+    def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
+        by_rows: dict[str, Array] = {}
+        for name, array in outputs.items():
+            if name in self._outputs and name not in self._scattered:
+                by_rows[name] = array.reshape(self._outputs[name].to_client(name, array.shape))
+            elif name not in self._scattered:
+                by_rows[name] = array
+        parts = self._plain.scatter(requests, by_rows)
+        for name, (source, shape) in self._scattered.items():
+            if name in outputs:
+                pieces = _pieces(name, outputs[name], shape, self._shapes(requests, source))
+                for part, piece in zip(parts, pieces, strict=True):
+                    part[name] = piece
+        return parts
+
+    def _shapes(self, requests: Sequence[Pending], name: str) -> list[Shape]:
+        """Of the input ``name`` in each request, as the model would see it."""
+        reshape = self._inputs.get(name)
+        shapes = [pending.request.inputs[name].shape for pending in requests]
+        return [reshape.to_model(shape) for shape in shapes] if reshape is not None else shapes
+
+
+def _reshapes(tensors: Iterable[Message], first: Shape) -> dict[str, Reshape]:
+    return {
+        tensor.name: Reshape(first + tuple(tensor.dims), first + tuple(tensor.reshape.shape))
+        for tensor in tensors
+        if tensor.HasField("reshape")
+    }
+
+
+def _fill(into: Shape, pattern: Shape, shape: Shape) -> Shape:
+    """``into`` with the sizes that ``shape`` has in the free dimensions of ``pattern``."""
+    sizes = iter([size for size, want in zip(shape, pattern, strict=True) if want == -1])
+    return tuple([next(sizes) if want == -1 else want for want in into])
+
+
+def _pieces(name: str, array: Array, shape: Shape, sources: Sequence[Shape]) -> list[Array]:
+    """For each of ``sources`` so many elements of ``array`` as ``shape`` has with its free dimensions as there."""
+    shapes = [tuple([source[axis] if want == -1 else want for axis, want in enumerate(shape)]) for source in sources]
+    ends = np.cumsum([math.prod(one) for one in shapes])
+    if ends[-1] != array.size:
+        raise PenstockError(
+            f"the model's output '{name}' has {array.size} elements, and {ends[-1]} by the shapes of the inputs",
+            "correct 'batch_output' in the model's configuration",
+        )
+    return [piece.reshape(one) for piece, one in zip(np.split(array.reshape(-1), ends[:-1]), shapes, strict=True)]
+
+
+def _counts(shapes: Sequence[Shape]) -> Array:
+    return np.array([math.prod(shape) for shape in shapes], np.int64)
+
+
+def _item_shapes(shapes: Sequence[Shape]) -> Array:
+    """For each row the shape of its item."""
+    return np.concatenate([np.tile(np.array(shape[1:], np.int64), (shape[0], 1)) for shape in shapes])
+
+
+_MAKERS: Mapping[str, Callable[[Sequence[Shape]], Array]] = {
+    "BATCH_ELEMENT_COUNT": _counts,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_counts(shapes)),
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.cumsum([0, *_counts(shapes)]),
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(_counts(shapes).max(), np.int64),
+    "BATCH_ITEM_SHAPE": _item_shapes,
+    "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
+}
