@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 
+from penstock import artifact as artifact_module
 from penstock.artifact import Artifact, Format, sha256
 from penstock.errors import InvalidModel, NotFound, Unsupported
 
@@ -29,13 +31,90 @@ def test_empty_file(tmp_path: Path) -> None:
         Artifact.from_file(tmp_path / "m.onnx")
 
 
-def test_folder_in_place_of_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("m.pt", Format.TORCHSCRIPT),
+        ("m.pt2", Format.EXPORTED_PROGRAM),
+        ("m.tflite", Format.TFLITE),
+        ("m.py", Format.PYTHON),
+        ("m.xml", Format.OPENVINO_IR),
+    ],
+)
+def test_one_file_of_each_format(name: str, format: Format, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"model")
+    (tmp_path / "other.bin").write_bytes(b"not the model's")
+    artifact = Artifact.from_file(tmp_path / name)
+    assert (artifact.data, artifact.format, artifact.path) == (b"model", format, tmp_path / name)
+    assert (artifact.digest, artifact.size_bytes) == (sha256(b"model"), 5)
+
+
+def test_weights_beside_an_openvino_model_are_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "m.xml").write_bytes(b"<net/>")
+    (tmp_path / "m.bin").write_bytes(b"weights")
+    first = Artifact.from_file(tmp_path / "m.xml")
+    assert (first.data, first.size_bytes) == (b"<net/>", 13)
+    (tmp_path / "m.bin").write_bytes(b"WEIGHTS")
+    assert Artifact.from_file(tmp_path / "m.xml").digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("folder", "main", "format"),
+    [("m.onnx", "model.onnx", Format.ONNX), ("model.savedmodel", "saved_model.pb", Format.SAVED_MODEL)],
+)
+def test_a_folder_is_one_model(folder: str, main: str, format: Format, tmp_path: Path) -> None:
+    def write(root: Path, **files: bytes) -> Path:
+        for name, data in files.items():
+            file = root / folder / name.replace("__", "/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        (root / folder / main).write_bytes(b"graph")
+        return root / folder
+
+    path = write(tmp_path / "1", a=b"1", b=b"22", sub__c=b"333")
+    artifact = Artifact.from_file(path)
+    assert (artifact.data, artifact.format, artifact.path) == (b"graph", format, path / main)
+    assert artifact.size_bytes == 11
+    # Whatever the order in which the files were made; not where one differs in name, place or bytes.
+    assert Artifact.from_file(write(tmp_path / "2", sub__c=b"333", b=b"22", a=b"1")).digest == artifact.digest
+    others = [{"a": b"1", "b": b"22", "sub__d": b"333"}, {"a": b"1", "b": b"22", "c": b"333"}, {"a": b"12", "b": b"2"}]
+    digests = {
+        Artifact.from_file(write(tmp_path / f"x{number}", **files)).digest for number, files in enumerate(others)
+    }
+    assert len(digests | {artifact.digest}) == 4
+
+
+def test_folder_without_its_main_file(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").mkdir()
-    with pytest.raises(InvalidModel, match="cannot read model file"):
+    with pytest.raises(NotFound, match=r"no model file .*m\.onnx/model\.onnx"):
         Artifact.from_file(tmp_path / "m.onnx")
+    (tmp_path / "m.pt").mkdir()
+    with pytest.raises(InvalidModel, match="cannot read model file .*it is no file"):
+        Artifact.from_file(tmp_path / "m.pt")
 
 
-@pytest.mark.parametrize("name", ["m.pt", "m", "onnx"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+    with pytest.raises(InvalidModel, match="it is no file"):
+        Artifact.from_file(tmp_path / "m.onnx")
+    (tmp_path / "f.onnx").mkdir()
+    (tmp_path / "f.onnx" / "model.onnx").write_bytes(b"graph")
+    os.mkfifo(tmp_path / "f.onnx" / "weights")
+    with pytest.raises(InvalidModel, match="'weights' in model folder .* is no file"):
+        Artifact.from_file(tmp_path / "f.onnx")
+
+
+def test_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact_module, "_MAX_FILES", 3)
+    for name in ("saved_model.pb", "a", "b"):
+        (tmp_path / name).write_bytes(b"1")
+    assert Artifact.from_file(tmp_path).size_bytes == 3
+    (tmp_path / "c").write_bytes(b"1")
+    with pytest.raises(InvalidModel, match="holds more than 3 files"):
+        Artifact.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["m.pkl", "m", "onnx"])
 def test_unknown_suffix_lists_the_known(name: str, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"not a model file that Penstock reads \(known suffixes: \.onnx"):
         Artifact.from_file(tmp_path / name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,27 @@ class Format(enum.Enum):
     """How a model is written down."""
 
     ONNX = "onnx"
+    TORCHSCRIPT = "torchscript"
+    EXPORTED_PROGRAM = "exported_program"
+    """Of ``torch.export``."""
+    OPENVINO_IR = "openvino_ir"
+    """An ``.xml`` file, with a ``.bin`` file of the same stem beside it."""
+    TFLITE = "tflite"
+    PYTHON = "python"
+    SAVED_MODEL = "saved_model"
+    """TensorFlow's: a folder."""
 
 
-_BY_SUFFIX = {".onnx": Format.ONNX}
+SUFFIXES = {
+    ".onnx": Format.ONNX,
+    ".pt": Format.TORCHSCRIPT,
+    ".pt2": Format.EXPORTED_PROGRAM,
+    ".xml": Format.OPENVINO_IR,
+    ".tflite": Format.TFLITE,
+    ".py": Format.PYTHON,
+}
+"""The formats of model files."""
+_MAX_FILES = 10_000
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -33,15 +53,19 @@ class Step(msgspec.Struct, frozen=True):
 class Artifact(msgspec.Struct, frozen=True):
     """A model's bytes with their digest and provenance.
 
-    ``path`` is where the bytes came from, if they came from a file; ``data`` are the bytes, always in memory, so that a
-    sealed or one-file bundle is served without a temporary file.
+    ``data`` are the bytes, always in memory, so that a sealed or one-file bundle is served without a temporary file; ``path`` is
+    where they came from, if they came from a file. Of a model of several files they are those of the main one, and
+    the engine reads the others from its folder.
     """
 
     data: bytes
     format: Format
     digest: str
+    """Of ``data``, or of all files of a model that has several."""
     path: Path | None = None
     provenance: tuple[Step, ...] = ()
+    beside_bytes: int = 0
+    """Size of the files beside the main one."""
 
     @classmethod
     def from_bytes(cls, data: bytes, format: Format = Format.ONNX, provenance: tuple[Step, ...] = ()) -> Artifact:
@@ -49,22 +73,25 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Artifact:
-        """Read a model file; the format follows from its suffix. Raises NotFound, Unsupported, InvalidModel."""
+        """Read a model file or folder once; a file's format follows from its suffix.
+
+        A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files in which that keeps its weights.
+        Raises NotFound, Unsupported, InvalidModel.
+        """
         path = Path(path)
-        format = _BY_SUFFIX.get(path.suffix.lower())
-        if format is None:
-            raise Unsupported(
-                f"'{path.name}' is not a model file that Penstock reads", f"known suffixes: {', '.join(_BY_SUFFIX)}"
-            )
+        main, format = _main_file(path)
         try:
-            data = path.read_bytes()
+            data = _read(main)
+            beside = _files_beside(main, format, path)
+            if not beside:
+                return cls(data=data, format=format, digest=sha256(data), path=main)
+            digests = [(main, len(data), sha256(data)), *(_digest_of(file) for file in beside)]
         except FileNotFoundError:
-            raise NotFound(f"no model file '{path}'", "check the path") from None
+            raise NotFound(f"no model file '{main}'", "check the path") from None
         except OSError as error:
-            raise InvalidModel(f"cannot read model file '{path}': {error.strerror}") from error
-        if not data:
-            raise InvalidModel(f"model file '{path}' is empty", "export the model again")
-        return cls(data=data, format=format, digest=sha256(data), path=path)
+            raise InvalidModel(f"cannot read model file '{main}': {error.strerror}") from error
+        size = sum(size for _, size, _ in digests[1:])
+        return cls(data, format, _digest_of_all(main.parent, digests), main, beside_bytes=size)
 
     def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
         """The artifact that ``step`` made of this one."""
@@ -73,9 +100,64 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return len(self.data)
+        """Of all files."""
+        return len(self.data) + self.beside_bytes
 
 
 def sha256(data: bytes) -> str:
     """Hexadecimal SHA-256: the digest used for every file, artifact and data set."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _main_file(path: Path) -> tuple[Path, Format]:
+    """The file to begin with, and what it is."""
+    if (path / "saved_model.pb").is_file():
+        return path / "saved_model.pb", Format.SAVED_MODEL
+    format = SUFFIXES.get(path.suffix.lower())
+    if path.is_dir() and format is Format.ONNX:
+        return path / "model.onnx", format
+    if format is None:
+        raise Unsupported(
+            f"'{path.name}' is not a model file that Penstock reads",
+            f"known suffixes: {', '.join(SUFFIXES)}; and folders that hold a saved_model.pb",
+        )
+    return path, format
+
+
+def _read(main: Path) -> bytes:
+    if main.exists() and not main.is_file():
+        raise InvalidModel(f"cannot read model file '{main}': it is no file", "check the path")
+    data = main.read_bytes()
+    if not data:
+        raise InvalidModel(f"model file '{main}' is empty", "export the model again")
+    return data
+
+
+def _files_beside(main: Path, format: Format, path: Path) -> list[Path]:
+    """The other files of the model that is opened as ``path``, in a stable order."""
+    if format is Format.OPENVINO_IR:
+        weights = main.with_suffix(".bin")
+        return [weights] if weights.is_file() else []
+    if path == main:
+        return []
+    found: list[Path] = []
+    for folder, folders, names in os.walk(main.parent):
+        folders.sort()
+        found += (Path(folder, name) for name in sorted(names))
+        if len(found) > _MAX_FILES:
+            raise InvalidModel(f"model folder '{path}' holds more than {_MAX_FILES} files", "check the path")
+    for file in found:
+        if not file.is_file():
+            raise InvalidModel(f"'{file.name}' in model folder '{path}' is no file", "leave files and folders only")
+    return [file for file in found if file != main]
+
+
+def _digest_of(file: Path) -> tuple[Path, int, str]:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return file, stream.tell(), digest
+
+
+def _digest_of_all(folder: Path, files: Sequence[tuple[Path, int, str]]) -> str:
+    lines = (f"{digest}  {file.relative_to(folder).as_posix()}\n" for file, _, digest in files)
+    return sha256("".join(lines).encode("utf-8", "surrogateescape"))

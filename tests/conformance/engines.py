@@ -1,4 +1,7 @@
-"""What every engine must do, as tests: a test file of an engine subclasses ``EngineConformance``.
+"""What every engine must do, as tests: a test file of an engine subclasses ``EngineConformance``, once for each format.
+
+The models come from ``zoo``, which has the functions of ``tests/models.py`` for the engine's own format. Its models must do what
+their docstrings there say.
 
 A case that an engine cannot pass stands in its ``excluded``, by the test's name (or ``name[parameter]``), with the reason.
 An excluded case must fail: one that has come to pass has to leave the list.
@@ -6,20 +9,23 @@ An excluded case must fail: one that has come to pass has to leave the list.
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import models
-from penstock.artifact import Artifact, Format
+from penstock.artifact import SUFFIXES, Artifact, Format, sha256
 from penstock.engines.base import Engine, Severity
 from penstock.errors import Code, InvalidConfig, InvalidModel, PenstockError, Unavailable
+from penstock.online.scheduler.process_instance import ProcessModel, store_model
 from penstock.tensor import DataType
 from penstock.testing import assert_tensors_close
 
@@ -41,10 +47,13 @@ _FP32_PAIRS = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
 class EngineConformance:
-    """Subclass it as ``TestConformance`` with ``engine`` and ``excluded``."""
+    """Subclass it as ``TestConformance`` with ``engine`` and ``excluded``, and ``zoo`` for a format other than ONNX."""
 
     engine: ClassVar[Engine]
     excluded: ClassVar[dict[str, str]] = {}
+    zoo: ClassVar[Any] = models
+    failure: ClassVar[str] = "[Rr]eshape"
+    """What the engine tells of a reshape that does not fit."""
 
     @pytest.fixture(autouse=True)
     def _exclude(self, request: pytest.FixtureRequest) -> None:
@@ -52,34 +61,38 @@ class EngineConformance:
         if reason:
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
+    def options(self, artifact: Artifact) -> dict[str, Any]:
+        """What the engine must be told of ``artifact``."""
+        return {}
+
     def load(self, artifact: Artifact, **options: object):
-        return self.engine.load(artifact, options)
+        return self.engine.load(artifact, {**self.options(artifact), **options})
 
     # Tensors in and out
 
     @pytest.mark.parametrize("datatype", list(DataType), ids=lambda datatype: datatype.value)
     def test_carries_every_datatype(self, datatype: DataType) -> None:
-        model = self.load(models.identity(datatype))
+        model = self.load(self.zoo.identity(datatype))
         x = values(datatype)
         assert [spec.datatype for spec in model.signature.inputs + model.signature.outputs] == [datatype, datatype]
         assert_tensors_close(model.forward({"x": x}), {"y": x}, rtol=0, atol=0)
 
     @pytest.mark.parametrize("batch", [0, 1, 2, 17])
     def test_any_batch_size(self, batch: int) -> None:
-        model = self.load(models.linear())
+        model = self.load(self.zoo.linear())
         x = np.random.default_rng(1).standard_normal((batch, 3)).astype(np.float32)
         assert model.signature.batchable
         assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
 
     def test_fixed_batch(self) -> None:
-        model = self.load(models.fixed_batch())
+        model = self.load(self.zoo.fixed_batch())
         assert model.signature.inputs[0].shape == (1, 3)
         assert not model.signature.batchable
         x = np.ones((1, 3), np.float32)
         assert_tensors_close(model.forward({"x": x}), {"y": -x})
 
     def test_free_dimensions_may_change_from_call_to_call(self) -> None:
-        model = self.load(models.dynamic_image())
+        model = self.load(self.zoo.dynamic_image())
         assert model.signature.inputs[0].shape == (-1, 2, -1, -1)
         for shape in ((1, 2, 4, 4), (3, 2, 5, 7), (1, 2, 1, 1), (2, 2, 4, 4)):
             x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
@@ -87,7 +100,7 @@ class EngineConformance:
             assert_tensors_close(model.forward({"x": x}), {"y": expected}, rtol=1e-4)
 
     def test_several_inputs_and_outputs_in_signature_order(self) -> None:
-        model = self.load(models.sum_and_difference())
+        model = self.load(self.zoo.sum_and_difference())
         assert (model.signature.input_names, model.signature.output_names) == (["a", "b"], ["sum", "difference"])
         a, b = _FP32_PAIRS, _FP32_PAIRS[::-1].copy()
         outputs = model.forward({"b": b, "a": a})
@@ -95,30 +108,30 @@ class EngineConformance:
         assert_tensors_close(outputs, {"sum": a + b, "difference": a - b})
 
     def test_input_that_is_also_an_output(self) -> None:
-        model = self.load(models.input_as_output())
+        model = self.load(self.zoo.input_as_output())
         outputs = model.forward({"x": -_FP32_PAIRS})
         assert_tensors_close(outputs, {"y": np.zeros_like(_FP32_PAIRS), "x": -_FP32_PAIRS})
         assert not np.shares_memory(outputs["x"], _FP32_PAIRS)
 
     def test_input_that_no_node_reads(self) -> None:
-        model = self.load(models.unread_input())
+        model = self.load(self.zoo.unread_input())
         assert model.signature.input_names == ["x", "unread"]
         assert_tensors_close(model.forward({"x": _FP32_PAIRS, "unread": _FP32_PAIRS}), {"y": _FP32_PAIRS})
 
     @pytest.mark.parametrize("datatype", [DataType.INT64, DataType.UINT64], ids=lambda datatype: datatype.value)
     def test_integers_beyond_32_bits(self, datatype: DataType) -> None:
         x = np.array([2**40, 2**31, 2**32 - 1], datatype.dtype)
-        assert_tensors_close(self.load(models.increment(datatype)).forward({"x": x}), {"y": x + 1})
+        assert_tensors_close(self.load(self.zoo.increment(datatype)).forward({"x": x}), {"y": x + 1})
 
     def test_64_bit_floats_keep_their_precision(self) -> None:
         x = np.array([1e-12, 2e-12])
-        outputs = self.load(models.increment(DataType.FP64)).forward({"x": x})
+        outputs = self.load(self.zoo.increment(DataType.FP64)).forward({"x": x})
         assert_tensors_close(outputs, {"y": x + 1}, rtol=1e-15, atol=0)
 
     # Who owns which memory
 
     def test_outputs_are_the_callers(self) -> None:
-        model = self.load(models.linear(2, 2))
+        model = self.load(self.zoo.linear(2, 2))
         first = model.forward({"x": _FP32_PAIRS})["y"]
         kept = first.copy()
         model.forward({"x": _FP32_PAIRS + 1})
@@ -127,7 +140,7 @@ class EngineConformance:
         first[:] = 0  # writable
 
     def test_inputs_are_not_written_to_and_not_kept(self) -> None:
-        model = self.load(models.identity(DataType.FP32))
+        model = self.load(self.zoo.identity(DataType.FP32))
         x = _FP32_PAIRS.copy()
         y = model.forward({"x": x})["y"]
         np.testing.assert_array_equal(x, _FP32_PAIRS)
@@ -144,37 +157,125 @@ class EngineConformance:
             "strided": np.repeat(expected, 2, axis=0)[::2],
             "column-major": np.asfortranarray(expected),
         }[layout]
-        assert_tensors_close(self.load(models.identity(datatype)).forward({"x": x}), {"y": expected})
+        assert_tensors_close(self.load(self.zoo.identity(datatype)).forward({"x": x}), {"y": expected})
 
     # Options
 
     def test_unknown_option(self) -> None:
         for call in (self.engine.validate, self.engine.estimate, self.engine.load):
             with pytest.raises(InvalidConfig, match="unknown option.*threadz.*known: .*threads"):
-                call(models.linear(), {"threadz": 1})
+                call(self.zoo.linear(), {"threadz": 1})
 
     @pytest.mark.parametrize("threads", ["two", 1.5, -1, None])
     def test_bad_option_value(self, threads: object) -> None:
         with pytest.raises(InvalidConfig, match="threads"):
-            self.load(models.linear(), threads=threads)
+            self.load(self.zoo.linear(), threads=threads)
 
     @pytest.mark.parametrize("threads", [0, 1, 2])
     def test_threads(self, threads: int) -> None:
-        model = self.load(models.linear(), threads=threads)
+        model = self.load(self.zoo.linear(), threads=threads)
         x = np.ones((1, 3), np.float32)
         assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
-        assert self.engine.estimate(models.linear(), {"threads": threads}).cores == max(1, threads)
+        assert self.engine.estimate(self.zoo.linear(), {"threads": threads}).cores == max(1, threads)
 
     # Bad models
 
-    @pytest.mark.parametrize(
-        "data",
-        [b"", b"\0", b"this is not a model", models.linear().data[:-20], models.linear().data[: 1 << 6]],
-        ids=["empty", "nul", "text", "cut", "start"],
-    )
-    def test_corrupt_model(self, data: bytes) -> None:
+    @pytest.mark.parametrize("how", ["empty", "nul", "text", "cut", "start"])
+    def test_corrupt_model(self, how: str, tmp_path: Path) -> None:
+        good = self.zoo.linear()
+        texts = {"empty": b"", "nul": b"\0", "text": b"this is not a model"}
+        data = texts.get(how, good.data[:-20] if how == "cut" else good.data[:64])
+        path = None
+        if good.path:
+            path = tmp_path / good.path.name
+            path.write_bytes(data)
+            for file in good.path.parent.glob(good.path.stem + ".*"):
+                if file != good.path:
+                    (tmp_path / file.name).write_bytes(file.read_bytes())
         with pytest.raises(InvalidModel):
-            self.load(Artifact.from_bytes(data, Format.ONNX))
+            self.engine.load(Artifact(data, good.format, sha256(data), path), self.options(good))
+
+    def test_unknown_operator(self) -> None:
+        with pytest.raises(InvalidModel, match="Frobnicate"):
+            self.load(self.zoo.unknown_operator())
+
+    def test_failure_at_run_time_leaves_the_model_usable(self, capfd: pytest.CaptureFixture[str]) -> None:
+        model = self.load(self.zoo.fails_on_odd_batch())
+        with pytest.raises(PenstockError, match=f"the model failed: .*{self.failure}") as caught:
+            model.forward({"x": np.ones((3, 2), np.float32)})
+        assert caught.value.code is Code.INTERNAL
+        outputs = model.forward({"x": _FP32_PAIRS})
+        assert_tensors_close(outputs, {"y": _FP32_PAIRS.reshape(2, 4)})
+        assert capfd.readouterr() == ("", "")
+
+    # Life
+
+    def test_validate_finds_nothing_against_a_good_model(self) -> None:
+        model = self.zoo.linear()
+        assert self.engine.validate(model, self.options(model)) == []
+
+    def test_validate_and_estimate_do_not_load(self) -> None:
+        # A model that cannot be loaded shows it: neither call notices.
+        broken = self.zoo.unknown_operator()
+        assert self.engine.validate(broken, self.options(broken)) == []
+        assert self.engine.estimate(broken, {}).memory_bytes > 0
+
+    def test_unload_is_idempotent_and_final(self) -> None:
+        model = self.load(self.zoo.linear())
+        model.unload()
+        model.unload()
+        with pytest.raises(Unavailable, match="unloaded"):
+            model.forward({"x": np.ones((1, 3), np.float32)})
+
+    def test_models_do_not_disturb_each_other(self) -> None:
+        one, other = self.load(self.zoo.linear(seed=1)), self.load(self.zoo.linear(seed=2))
+        x = np.ones((1, 3), np.float32)
+        one.unload()
+        assert_tensors_close(other.forward({"x": x}), {"y": x @ models.linear_weight(seed=2)}, rtol=1e-5)
+
+    def test_threads_run_at_once_and_answers_stay_apart(self) -> None:
+        # One model for all threads if it is reentrant, else one each, loaded at once.
+        shared, weight = self.load(self.zoo.linear(64, 64), threads=1), models.linear_weight(64, 64)
+        start = threading.Barrier(4, timeout=30)
+
+        def wrong_answers(number: int) -> list[int]:
+            start.wait()
+            model = shared if shared.reentrant else self.load(self.zoo.linear(64, 64), threads=1)
+            wrong = []
+            for batch in range(1, 30):
+                x = np.full((batch, 64), number * 100 + batch, np.float32)
+                if not np.allclose(model.forward({"x": x})["y"], x @ weight, rtol=1e-3, atol=1e-1):
+                    wrong.append(batch)
+            return wrong
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(wrong_answers, range(4))) == [[], [], [], []]
+
+    def test_estimate_bounds_what_a_model_of_20_mb_takes(self, tmp_path: Path) -> None:
+        artifact = self.zoo.linear(2240, 2240)
+        told = [(str(_file(one, tmp_path)), self.options(one)) for one in (self.zoo.linear(1, 1), artifact)]
+        command = [sys.executable, "-c", _MEMORY_GROWTH, self.engine.name, json.dumps(told)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        grown = int(done.stdout)
+        assert artifact.size_bytes > 20e6
+        assert artifact.size_bytes / 2 < grown <= self.engine.estimate(artifact, {}).memory_bytes
+
+    def test_loads_in_a_process_of_its_own(self) -> None:
+        artifact = self.zoo.linear()
+        file = store_model(artifact)
+        try:
+            model = ProcessModel.load(self.engine.name, artifact, self.options(artifact), file)
+        finally:
+            os.close(file)
+        try:
+            x = np.ones((2, 3), np.float32)
+            assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
+        finally:
+            model.unload()
+
+
+class OnnxConformance(EngineConformance):
+    """Of engines that read ONNX models: their files with weights beside them."""
 
     def test_bytes_never_load_files_of_the_folder_that_the_process_is_in(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,75 +299,20 @@ class EngineConformance:
         with pytest.raises(InvalidModel, match=r"'w\.bin' is missing \(put 'w\.bin' beside the model\)"):
             self.load(Artifact.from_file(path))
 
-    def test_unknown_operator(self) -> None:
-        with pytest.raises(InvalidModel, match="Frobnicate"):
-            self.load(models.unknown_operator())
 
-    def test_failure_at_run_time_leaves_the_model_usable(self, capfd: pytest.CaptureFixture[str]) -> None:
-        model = self.load(models.fails_on_odd_batch())
-        with pytest.raises(PenstockError, match=r"the model failed: .*[Rr]eshape") as caught:
-            model.forward({"x": np.ones((3, 2), np.float32)})
-        assert caught.value.code is Code.INTERNAL
-        outputs = model.forward({"x": _FP32_PAIRS})
-        assert_tensors_close(outputs, {"y": _FP32_PAIRS.reshape(2, 4)})
-        assert capfd.readouterr() == ("", "")
-
-    # Life
-
-    def test_validate_finds_nothing_against_a_good_model(self) -> None:
-        assert self.engine.validate(models.linear(), {}) == []
-
-    def test_validate_and_estimate_do_not_load(self) -> None:
-        # A model that cannot be loaded shows it: neither call notices.
-        broken = models.unknown_operator()
-        assert self.engine.validate(broken, {}) == []
-        assert self.engine.estimate(broken, {}).memory_bytes > 0
-
-    def test_unload_is_idempotent_and_final(self) -> None:
-        model = self.load(models.linear())
-        model.unload()
-        model.unload()
-        with pytest.raises(Unavailable, match="unloaded"):
-            model.forward({"x": np.ones((1, 3), np.float32)})
-
-    def test_models_do_not_disturb_each_other(self) -> None:
-        one, other = self.load(models.linear(seed=1)), self.load(models.linear(seed=2))
-        x = np.ones((1, 3), np.float32)
-        one.unload()
-        assert_tensors_close(other.forward({"x": x}), {"y": x @ models.linear_weight(seed=2)}, rtol=1e-5)
-
-    def test_threads_run_at_once_and_answers_stay_apart(self) -> None:
-        # One model for all threads if it is reentrant, else one each, loaded at once.
-        shared, weight = self.load(models.linear(64, 64), threads=1), models.linear_weight(64, 64)
-        start = threading.Barrier(4, timeout=30)
-
-        def wrong_answers(number: int) -> list[int]:
-            start.wait()
-            model = shared if shared.reentrant else self.load(models.linear(64, 64), threads=1)
-            wrong = []
-            for batch in range(1, 30):
-                x = np.full((batch, 64), number * 100 + batch, np.float32)
-                if not np.allclose(model.forward({"x": x})["y"], x @ weight, rtol=1e-3, atol=1e-1):
-                    wrong.append(batch)
-            return wrong
-
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(wrong_answers, range(4))) == [[], [], [], []]
-
-    def test_estimate_bounds_what_a_model_of_20_mb_takes(self, tmp_path: Path) -> None:
-        artifact = models.linear(2240, 2240)
-        (tmp_path / "small.onnx").write_bytes(models.linear(1, 1).data)
-        (tmp_path / "large.onnx").write_bytes(artifact.data)
-        command = [sys.executable, "-c", _MEMORY_GROWTH, self.engine.name, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        grown = int(done.stdout)
-        assert artifact.size_bytes > 20e6
-        assert artifact.size_bytes / 2 < grown <= self.engine.estimate(artifact, {}).memory_bytes
+def _file(artifact: Artifact, folder: Path) -> Path:
+    """What ``Artifact.from_file`` opens as ``artifact``."""
+    if artifact.path:
+        return artifact.path.parent if artifact.format is Format.SAVED_MODEL else artifact.path
+    suffix = next(suffix for suffix, format in SUFFIXES.items() if format is artifact.format)
+    path = folder / f"{artifact.digest[:8]}{suffix}"
+    path.write_bytes(artifact.data)
+    return path
 
 
 # In a fresh process, past what the engine takes once for all models: the peak of loading and running one more.
 _MEMORY_GROWTH = """
-import sys
+import json, sys
 from pathlib import Path
 import numpy as np
 from penstock.artifact import Artifact
@@ -275,15 +321,15 @@ from penstock.engines.registry import get_engine
 def kib(field):
     return int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
 
-def load_and_run(name):
-    model = engine.load(artifacts[name], {"threads": 1})
+def load_and_run(artifact, options):
+    model = engine.load(artifact, {**options, "threads": 1})
     model.forward({"x": np.ones((1, model.signature.inputs[0].shape[1]), np.float32)})
     return model
 
 engine = get_engine(sys.argv[1])
-artifacts = {name: Artifact.from_file(Path(sys.argv[2]) / (name + ".onnx")) for name in ("small", "large")}
-small = load_and_run("small")
+small, large = [(Artifact.from_file(path), options) for path, options in json.loads(sys.argv[2])]
+keep = load_and_run(*small)
 before = kib("VmRSS")
-large = load_and_run("large")
+large = load_and_run(*large)
 print((kib("VmHWM") - before) * 1024)
 """

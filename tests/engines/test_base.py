@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from penstock.engines.base import typed_options
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import Severity, check_artifact, declared_signature, typed_options
 from penstock.errors import InvalidConfig
+from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -31,3 +33,40 @@ def test_wrong_value_names_the_engine_and_the_option(options: dict[str, object])
     (name,) = options
     with pytest.raises(InvalidConfig, match=rf"bad option for engine 'e': .*{name}"):
         typed_options("e", options, Options)
+
+
+X = {"name": "x", "datatype": "FP32", "shape": [-1, 3]}
+
+
+def test_declared_signature() -> None:
+    assert declared_signature({"threads": 2, "inputs": []}) is None
+    expected = TensorSpec("x", DataType.FP32, (-1, 3))
+    assert declared_signature({"inputs": [X], "outputs": (X,)}) == Signature((expected,), (expected,))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"inputs": [X]}, r"declared outputs must have names, each another, but are \[\]"),
+        ({"inputs": [X, X], "outputs": [X]}, r"declared inputs must have names, each another, but are \['x', 'x'\]"),
+        ({"inputs": [{**X, "name": ""}], "outputs": [X]}, "declared inputs must have names"),
+        ({"inputs": [{**X, "shape": [-2]}], "outputs": [X]}, "a dimension of the declared inputs is below -1"),
+        (
+            {"inputs": [{**X, "datatype": "FLOAT"}], "outputs": [X]},
+            r"Invalid enum value 'FLOAT' .*inputs\[0\].*write e\.g",
+        ),
+        ({"inputs": [{"name": "x"}], "outputs": [X]}, "missing required field `datatype`"),
+        ({"inputs": {"x": "FP32"}, "outputs": [X]}, r"Expected `array`, got `object` - at `\$\.inputs`"),
+    ],
+    ids=["one side", "twice", "no name", "dimension", "datatype", "field", "no list"],
+)
+def test_bad_declared_signature(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        declared_signature(options)
+
+
+@pytest.mark.parametrize("format", [Format.OPENVINO_IR, Format.SAVED_MODEL])
+def test_a_model_of_several_files_must_have_a_place(format: Format) -> None:
+    (finding,) = check_artifact(Artifact.from_bytes(b"main", format), frozenset({format}))
+    assert finding.severity is Severity.ERROR
+    assert "it is not known where they lie" in finding.message

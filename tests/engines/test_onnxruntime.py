@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import models
-from conformance.engines import EngineConformance
+from conformance.engines import OnnxConformance
 from penstock.artifact import Artifact
 from penstock.engines.base import Severity
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel
 from penstock.tensor import DataType
 
 
-class TestConformance(EngineConformance):
+class TestConformance(OnnxConformance):
     engine = OnnxRuntimeEngine()
 
 

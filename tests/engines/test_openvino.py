@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("openvino", reason="the extra penstock[openvino] is not installed")
 
 import models
-from conformance.engines import EngineConformance
+from conformance.engines import OnnxConformance
 from penstock.engines.base import Severity
 from penstock.engines.openvino import OpenVinoEngine, capabilities
 from penstock.errors import InvalidArgument, InvalidConfig, Unsupported
@@ -15,7 +15,7 @@ from penstock.tensor import DataType
 _32_BITS = "the CPU plug-in computes in 32 bits; the engine refuses such inputs"
 
 
-class TestConformance(EngineConformance):
+class TestConformance(OnnxConformance):
     engine = OpenVinoEngine()
     excluded = {
         "test_carries_every_datatype[BYTES]": "string tensors are left to ONNX Runtime",

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from penstock.engines.registry import available_engines, get_engine, is_available
+from penstock.artifact import Format
+from penstock.engines.registry import available_engines, engines_for, get_engine, is_available
 from penstock.errors import EngineUnavailable, InvalidArgument
 
 
@@ -18,11 +19,19 @@ def test_available_engines_are_those_whose_package_is_installed() -> None:
     assert ("openvino" in available_engines()) == (importlib.util.find_spec("openvino") is not None)
 
 
-@pytest.mark.parametrize("name", available_engines())
-def test_engine_has_the_name_it_is_found_by(name: str) -> None:
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "torch", "tflite", "tensorflow", "python"])
+def test_engine_is_what_it_is_found_by(name: str) -> None:
+    if not is_available(name):
+        pytest.skip("not installed")
     engine = get_engine(name)
     assert engine.name == name
     assert engine.version
+    assert engine.formats == {format for format in Format if name in engines_for(format)}
+
+
+def test_every_format_has_an_engine() -> None:
+    assert all(engines_for(format) for format in Format)
+    assert engines_for(Format.ONNX) == ["onnxruntime", "openvino"]
 
 
 def test_unknown_engine_lists_the_known() -> None:
@@ -42,6 +51,7 @@ def test_missing_package_is_one_error_with_the_install_line(monkeypatch: pytest.
 
 
 def test_an_engine_is_imported_only_when_asked_for() -> None:
-    script = "import sys; import penstock.engines.registry; print({'onnxruntime', 'openvino'} & set(sys.modules))"
+    names = "{'onnxruntime', 'openvino', 'torch', 'ai_edge_litert', 'tensorflow'}"
+    script = f"import sys; import penstock.engines.registry; print({names} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

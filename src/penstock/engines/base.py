@@ -26,6 +26,9 @@ Options = Mapping[str, Any]
 _Typed = TypeVar("_Typed", bound=msgspec.Struct)
 
 
+_OF_SEVERAL_FILES = (Format.OPENVINO_IR, Format.SAVED_MODEL)
+
+
 class Severity(enum.Enum):
     """WARNING: will load, but read this. ERROR: will not load."""
 
@@ -129,7 +132,11 @@ class RequestModel(Protocol):
 
 
 class Engine(Protocol):
-    """Runs artifacts of some formats. Stateless: all methods may be called from any thread."""
+    """Runs artifacts of some formats. Stateless: all methods may be called from any thread.
+
+    It may have an attribute ``takes_signature``: true says that it has the options ``inputs`` and ``outputs`` (see
+    ``declared_signature``), because some of its models do not know theirs.
+    """
 
     @property
     def name(self) -> str: ...
@@ -163,6 +170,13 @@ def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Findi
         return [Finding(Severity.ERROR, f"format '{artifact.format.value}' is not one of this engine's")]
     if artifact.path is not None:
         return []
+    if artifact.format in _OF_SEVERAL_FILES:
+        message = f"a model of format '{artifact.format.value}' has several files, but it is not known where they lie"
+        return [Finding(Severity.ERROR, message, "load it from its file")]
+    return _external_data(artifact) if artifact.format is Format.ONNX else []
+
+
+def _external_data(artifact: Artifact) -> list[Finding]:
     try:
         external = has_external_data(artifact.data)
     except ValueError:
@@ -186,6 +200,28 @@ def refuse_errors(findings: list[Finding]) -> None:
     for finding in findings:
         if finding.severity is Severity.ERROR:
             raise InvalidModel(finding.message, finding.hint)
+
+
+def declared_signature(options: Options) -> Signature | None:
+    """What the options ``inputs`` and ``outputs`` declare: lists of ``{"name", "datatype", "shape"}``, the shape with the batch
+    dimension and -1 for any size. None if both are absent or empty. Raises InvalidConfig.
+    """
+    declared = {part: options.get(part) or () for part in ("inputs", "outputs")}
+    if not any(declared.values()):
+        return None
+    try:
+        signature = msgspec.convert(declared, Signature)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(
+            f"bad signature: {error}", 'write e.g. {"name": "x", "datatype": "FP32", "shape": [-1, 3]}'
+        ) from None
+    for part, specs in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+        names = [spec.name for spec in specs]
+        if not names or "" in names or len(set(names)) < len(names):
+            raise InvalidConfig(f"the declared {part} must have names, each another, but are {names}")
+        if any(dim < -1 for spec in specs for dim in spec.shape):
+            raise InvalidConfig(f"a dimension of the declared {part} is below -1", "-1 stands for any size")
+    return signature
 
 
 def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:

@@ -1,4 +1,4 @@
-"""OpenVINO: Intel's engine, fast on x86 CPUs; runs ONNX and quantised (QDQ) ONNX models. Extra ``penstock[openvino]``."""
+"""OpenVINO: Intel's engine, fast on x86 CPUs; runs its own IR and ONNX, also quantised (QDQ). Extra ``penstock[openvino]``."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class OpenVinoOptions(msgspec.Struct, frozen=True):
 
 
 class OpenVinoEngine:
-    """Compiles ONNX models for the CPU plug-in."""
+    """Compiles ONNX and IR models for the CPU plug-in."""
 
     name = "openvino"
     version: str = ov.__version__.partition("-")[0]
-    formats = frozenset({Format.ONNX})
+    formats = frozenset({Format.ONNX, Format.OPENVINO_IR})
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, OpenVinoOptions)
@@ -84,7 +84,7 @@ class OpenVinoEngine:
         return findings
 
     def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        # The ONNX bytes, OpenVINO's own copy of the weights and the packed one.
+        # The model's bytes, OpenVINO's own copy of the weights and the packed one.
         typed = typed_options(self.name, options, OpenVinoOptions)
         return Resources(memory_bytes=4 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
 
@@ -105,14 +105,15 @@ class OpenVinoEngine:
             model = _read(artifact)
             signature = _signature(model)
             return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
-        except Unsupported:
+        except (InvalidModel, Unsupported):
             raise
         except Exception as error:
             file = re.search(r"(?:data_full_path: |stored data in file \()(.+?), offset", str(error))
             if file and artifact.path and not (artifact.path.parent / file[1]).exists():
                 raise missing_data(artifact, file[1]) from error
+            reason = _reason(error).replace(str(artifact.path), artifact.path.name if artifact.path else "")
             raise InvalidModel(
-                f"OpenVINO refuses the model: {_reason(error)}", "use another engine, or export the model again"
+                f"OpenVINO refuses the model: {reason}", "use another engine, or export the model again"
             ) from error
 
 
@@ -168,6 +169,16 @@ def _core() -> ov.Core:
 
 
 def _read(artifact: Artifact) -> ov.Model:
+    if artifact.path is not None and artifact.format is Format.OPENVINO_IR:
+        weights = artifact.path.with_suffix(".bin")
+        if not weights.is_file():
+            raise InvalidModel(
+                f"'{weights.name}' is missing, which holds the model's weights", "put it beside the model"
+            )
+        # OpenVINO would try it in every format that it knows.
+        if not artifact.data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"<?xml", b"<net")):
+            raise InvalidModel(f"'{artifact.path.name}' is no OpenVINO model", "save it with openvino.save_model")
+        return _core().read_model(artifact.path)
     if artifact.path is not None and has_external_data(artifact.data):
         return _core().read_model(artifact.path)  # only then does OpenVINO know the folder of the other files
     return _core().read_model(artifact.data)

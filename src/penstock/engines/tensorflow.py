@@ -1,0 +1,103 @@
+"""TensorFlow: runs SavedModels, where TensorFlow is installed. Extra ``penstock[tensorflow]``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import Finding, LoadedModel, Options, check_artifact, refuse_errors, typed_options
+from penstock.errors import InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.resources import Resources
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+_FIXED_COST_BYTES = 256 << 20
+
+
+class TensorFlowOptions(msgspec.Struct, frozen=True):
+    """What one may change about a SavedModel."""
+
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Threads within an operator; 0: one per core. TensorFlow has one pool for all models of a process: the first load decides."""
+    signature: str = "serving_default"
+    """Which of the model's signatures to run."""
+
+
+class TensorFlowEngine:
+    """Loads SavedModels from their folders."""
+
+    name = "tensorflow"
+    version: str = tf.__version__
+    formats = frozenset({Format.SAVED_MODEL})
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        typed_options(self.name, options, TensorFlowOptions)
+        return check_artifact(artifact, self.formats)
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        # Variables as restored, while they are read, and as oneDNN packs them.
+        typed = typed_options(self.name, options, TensorFlowOptions)
+        return Resources(memory_bytes=4 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel:
+        typed = typed_options(self.name, options, TensorFlowOptions)
+        refuse_errors(check_artifact(artifact, self.formats))
+        assert artifact.path is not None
+        if typed.threads:
+            with contextlib.suppress(RuntimeError):  # a model was loaded before
+                tf.config.threading.set_intra_op_parallelism_threads(typed.threads)
+        try:
+            model = tf.saved_model.load(str(artifact.path.parent))
+        except Exception as error:
+            raise InvalidModel(f"TensorFlow refuses the model: {_reason(error)}", "save the model again") from error
+        if typed.signature not in model.signatures:
+            raise InvalidConfig(
+                f"the model has no signature '{typed.signature}'", f"it has: {', '.join(model.signatures) or 'none'}"
+            )
+        return TensorFlowModel(model, model.signatures[typed.signature])
+
+
+class TensorFlowModel:
+    """One signature of a SavedModel. TensorFlow allows concurrent calls of it."""
+
+    reentrant = True
+
+    def __init__(self, model: Any, function: Any) -> None:
+        inputs, outputs = function.structured_input_signature[1], function.structured_outputs
+        self.signature = Signature(
+            tuple(_spec(name, spec) for name, spec in inputs.items()),
+            tuple(_spec(name, spec) for name, spec in outputs.items()),
+        )
+        # The function does not keep the variables of its model.
+        self._loaded: tuple[Any, Any] | None = (model, function)
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        loaded = self._loaded
+        if loaded is None:
+            raise Unavailable("the model has been unloaded")
+        try:
+            feeds = {name: tf.constant(array) for name, array in inputs.items()}
+            found = loaded[1](**feeds)
+            # Copies: TensorFlow may give the memory of an input or of a variable.
+            return {name: np.array(found[name].numpy()) for name in self.signature.output_names}
+        except Exception as error:
+            raise PenstockError(f"the model failed: {_reason(error)}") from error
+
+    def unload(self) -> None:
+        self._loaded = None
+
+
+def _spec(name: str, spec: Any) -> TensorSpec:
+    if spec.shape.rank is None:
+        raise Unsupported(f"'{name}' is of any rank", "save the model with shapes, None for a free dimension")
+    datatype = DataType.BYTES if spec.dtype == tf.string else DataType.from_numpy(np.dtype(spec.dtype.as_numpy_dtype))
+    return TensorSpec(name, datatype, tuple(-1 if dim is None else dim for dim in spec.shape))
+
+
+def _reason(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:400]

@@ -1,0 +1,158 @@
+"""LiteRT: runs TensorFlow Lite models (``.tflite``), best at small and quantised ones. Extra ``penstock[tflite]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import ai_edge_litert
+import msgspec
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import Finding, LoadedModel, Options, check_artifact, refuse_errors, typed_options
+from penstock.errors import InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.resources import Resources, usable_cores
+from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
+
+_FIXED_COST_BYTES = 64 << 20
+
+
+class TfLiteOptions(msgspec.Struct, frozen=True):
+    """What one may change about an interpreter."""
+
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Threads within an operator; 0: one per core."""
+    free_batch: bool = False
+    """Let the first dimension of every input be resized, although the file fixes it, as converters do that fix it at 1."""
+    signature: str = ""
+    """Which of the model's signatures to run; empty: its first, or without any the whole graph under its tensors' names."""
+
+
+class TfLiteEngine:
+    """Loads TensorFlow Lite models into interpreters with XNNPACK's kernels."""
+
+    name = "tflite"
+    version: str = ai_edge_litert.__version__
+    formats = frozenset({Format.TFLITE})
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        typed_options(self.name, options, TfLiteOptions)
+        return check_artifact(artifact, self.formats)
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        # The model's bytes, of which the interpreter uses the weights, and those that XNNPACK packs.
+        typed = typed_options(self.name, options, TfLiteOptions)
+        return Resources(memory_bytes=3 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel:
+        typed = typed_options(self.name, options, TfLiteOptions)
+        refuse_errors(check_artifact(artifact, self.formats))
+        try:
+            interpreter = Interpreter(model_content=artifact.data, num_threads=typed.threads or usable_cores())
+            inputs, outputs = _tensors(interpreter, typed.signature)
+            interpreter.allocate_tensors()
+        except (InvalidConfig, Unsupported):
+            raise
+        except Exception as error:
+            raise InvalidModel(f"LiteRT refuses the model: {_reason(error)}", "convert the model again") from error
+        return TfLiteModel(interpreter, inputs, outputs, typed.free_batch)
+
+
+class TfLiteModel:
+    """One interpreter: one thread at a time. Quantised tensors go in and out as they are stored."""
+
+    reentrant = False
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        inputs: dict[str, dict[str, Any]],
+        outputs: dict[str, dict[str, Any]],
+        free_batch: bool = False,
+    ) -> None:
+        """``inputs`` and ``outputs`` are the interpreter's details of the tensors by name."""
+        self.signature = Signature(
+            tuple(_spec(name, details, free_batch) for name, details in inputs.items()),
+            tuple(_spec(name, details, free_batch) for name, details in outputs.items()),
+        )
+        self._inputs = {name: details["index"] for name, details in inputs.items()}
+        self._outputs = {name: details["index"] for name, details in outputs.items()}
+        self._texts = {spec.name for spec in self.signature.inputs if spec.datatype is DataType.BYTES}
+        self._shapes = {name: tuple(details["shape"].tolist()) for name, details in inputs.items()}
+        """Of the inputs as the interpreter has allocated them."""
+        self._interpreter: Interpreter | None = interpreter
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        interpreter = self._interpreter
+        if interpreter is None:
+            raise Unavailable("the model has been unloaded")
+        try:
+            self._resize(interpreter, inputs)
+            for name, index in self._inputs.items():
+                array = inputs[name]
+                interpreter.set_tensor(
+                    index, _text(array) if name in self._texts else np.require(array, None, ["C", "A"])
+                )
+            interpreter.invoke()
+            return {name: interpreter.get_tensor(index) for name, index in self._outputs.items()}
+        except Exception as error:
+            raise PenstockError(f"the model failed: {_reason(error)}") from error
+
+    def unload(self) -> None:
+        self._interpreter = None
+
+    def _resize(self, interpreter: Interpreter, inputs: Mapping[str, Array]) -> None:
+        """Plan the memory anew if an input's shape is another than last time."""
+        shapes = {name: inputs[name].shape for name in self._inputs}
+        if shapes == self._shapes:
+            return
+        self._shapes = {}  # whatever happens, the next call plans anew
+        for name, index in self._inputs.items():
+            interpreter.resize_tensor_input(index, shapes[name])
+        interpreter.allocate_tensors()
+        self._shapes = shapes
+
+
+def _tensors(interpreter: Interpreter, signature: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Details of the inputs and of the outputs by name, in the model's order."""
+    known = list(interpreter.get_signature_list())
+    if signature and signature not in known:
+        raise InvalidConfig(f"the model has no signature '{signature}'", f"it has: {', '.join(known) or 'none'}")
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    if not known:
+        return {details["name"]: details for details in inputs}, {details["name"]: details for details in outputs}
+    runner = interpreter.get_signature_runner(signature or known[0])
+    return _in_order(runner.get_input_details(), inputs), _in_order(runner.get_output_details(), outputs)
+
+
+def _in_order(named: dict[str, dict[str, Any]], graph: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """``named`` of the signature as the graph lists them: the signature's own order is that of the names."""
+    places = {details["index"]: place for place, details in enumerate(graph)}
+    if any(details["index"] not in places for details in named.values()):
+        raise Unsupported(
+            "the signature runs another than the model's first graph", "choose another, or convert it alone"
+        )
+    return dict(sorted(named.items(), key=lambda item: places[item[1]["index"]]))
+
+
+def _spec(name: str, details: Mapping[str, Any], free_batch: bool) -> TensorSpec:
+    datatype = DataType.from_numpy(np.dtype(details["dtype"]))
+    signature = details["shape_signature"]
+    shape = (signature if len(signature) else details["shape"]).tolist()
+    if free_batch and shape:
+        shape[0] = -1
+    return TensorSpec(name, datatype, tuple(shape))
+
+
+def _text(array: Array) -> Array:
+    encoded = np.empty(array.shape, np.object_)
+    encoded.reshape(-1)[:] = [as_bytes(element) for element in array.reshape(-1).tolist()]
+    return encoded
+
+
+def _reason(error: Exception) -> str:
+    # What happened, with LiteRT's source file before it and the node after it.
+    line = (str(error).strip() or type(error).__name__).replace("\n", " ")
+    return line[:400]

@@ -1,0 +1,286 @@
+"""PyTorch: runs TorchScript (``.pt``) and programs of ``torch.export`` (``.pt2``). Extra ``penstock[torch]``."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.passes import move_to_device_pass
+from torch.export.pt2_archive import PT2ArchiveReader
+from torch.export.pt2_archive._package import load_pt2
+from torch.utils import _pytree as pytree
+
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import (
+    Finding,
+    LoadedModel,
+    Options,
+    check_artifact,
+    declared_signature,
+    refuse_errors,
+    typed_options,
+)
+from penstock.engines.torch_archive import check_kind, check_program, check_script, record_names
+from penstock.errors import InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.resources import Resources, usable_cores
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+_BY_TORCH_TYPE = {
+    torch.bool: DataType.BOOL,
+    torch.uint8: DataType.UINT8,
+    torch.uint16: DataType.UINT16,
+    torch.uint32: DataType.UINT32,
+    torch.uint64: DataType.UINT64,
+    torch.int8: DataType.INT8,
+    torch.int16: DataType.INT16,
+    torch.int32: DataType.INT32,
+    torch.int64: DataType.INT64,
+    torch.float16: DataType.FP16,
+    torch.bfloat16: DataType.BF16,
+    torch.float32: DataType.FP32,
+    torch.float64: DataType.FP64,
+}
+
+_FIXED_COST_BYTES = 128 << 20
+
+Program = Callable[[list[torch.Tensor]], Any]
+"""Gives the outputs, nested as its author wrote them, for the inputs in signature order."""
+
+
+class TorchOptions(msgspec.Struct, frozen=True):
+    """What one may change about a loaded program."""
+
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Threads within an operator; 0: one per core. Each call sets it, since it is a property of the thread that calls."""
+    device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    """Where it computes: ``cpu``, ``cuda`` or ``cuda:N``."""
+    inputs: tuple[TensorSpec, ...] = ()
+    """Declared inputs: TorchScript does not know its own."""
+    outputs: tuple[TensorSpec, ...] = ()
+    """Declared outputs."""
+
+
+class TorchEngine:
+    """Loads TorchScript and exported programs."""
+
+    name = "torch"
+    version: str = torch.__version__.partition("+")[0]
+    formats = frozenset({Format.TORCHSCRIPT, Format.EXPORTED_PROGRAM})
+    takes_signature = True
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        typed_options(self.name, options, TorchOptions)
+        declared_signature(options)
+        return check_artifact(artifact, self.formats)
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        # The weights as read from the file, as tensors, and as oneDNN packs them.
+        typed = typed_options(self.name, options, TorchOptions)
+        return Resources(memory_bytes=3 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel:
+        typed = typed_options(self.name, options, TorchOptions)
+        device = _device(typed.device)
+        declared = declared_signature(options)
+        refuse_errors(check_artifact(artifact, self.formats))
+        load = _load_script if artifact.format is Format.TORCHSCRIPT else _load_program
+        try:
+            program, signature, output_names = load(artifact.data, device, declared)
+        except (InvalidModel, Unsupported):
+            raise
+        except Exception as error:
+            raise InvalidModel(f"PyTorch refuses the model: {_reason(error)}", "export the model again") from error
+        return TorchModel(program, signature, output_names, device, typed.threads or usable_cores())
+
+
+class TorchModel:
+    """One program with its own weights: one thread at a time, since a program may write to its buffers.
+
+    ``output_names`` are what the outputs of ``signature`` are called among the program's own (see ``_match``).
+    """
+
+    reentrant = False
+
+    def __init__(
+        self, program: Program, signature: Signature, output_names: Sequence[str], device: torch.device, threads: int
+    ) -> None:
+        self.signature = signature
+        self._program: Program | None = program
+        self._output_names = output_names
+        self._device = device
+        self._threads = threads
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._program is None:
+            raise Unavailable("the model has been unloaded")
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        feeds = [_to_tensor(inputs[spec.name]).to(self._device) for spec in self.signature.inputs]
+        try:
+            with torch.inference_mode():
+                found = dict(_leaves(self._program(feeds)))
+        except Exception as error:
+            raise PenstockError(f"the model failed: {_reason(error)}") from error
+        tensors, places = list(found.values()), _match(self._output_names, list(found))
+        return {
+            spec.name: _to_array(tensors[place], spec)
+            for spec, place in zip(self.signature.outputs, places, strict=True)
+        }
+
+    def unload(self) -> None:
+        self._program = None
+
+
+_Loaded = tuple[Program, Signature, list[str]]
+
+
+def _load_script(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
+    check_script(record_names(data))
+    if declared is None:
+        raise InvalidModel(
+            "a TorchScript model does not know its inputs and outputs, and none are declared",
+            "declare name, data type and dims of each in the model's configuration, or save it with torch.export.save",
+        )
+    script = torch.jit.load(io.BytesIO(data), map_location=device).eval()
+    names, arguments = declared.input_names, script.forward.schema.arguments[1:]
+    if len(arguments) == 1 and isinstance(arguments[0].type, torch.DictType):
+        return lambda feeds: script(dict(zip(names, feeds, strict=True))), declared, declared.output_names
+    own = [argument.name for argument in arguments]
+    order = [own[place] for place in _match(names, own)]
+    needed = [argument.name for argument in arguments if not argument.has_default_value()]
+    if missing := [name for name in needed if name not in order]:
+        raise InvalidModel(
+            f"the model takes {missing}, which are not among its declared inputs {names}", "declare them"
+        )
+    return lambda feeds: script(**dict(zip(order, feeds, strict=True))), declared, declared.output_names
+
+
+def _load_program(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
+    check_kind(record_names(data))
+    # By torch's own reader, which need not see in an archive what another does.
+    archive = PT2ArchiveReader(io.BytesIO(data))
+    check_program(archive.get_file_names(), archive.read_bytes, _check_pickle)
+    program = load_pt2(io.BytesIO(data)).exported_programs["model"]
+    if device.type != "cpu":
+        program = move_to_device_pass(program, str(device))
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    arguments = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    if strange := [arg.name for arg in arguments if not isinstance(arg, (TensorArgument, ConstantArgument))]:
+        raise Unsupported(f"the exported program takes {strange}, which are no tensors", "export it for tensors only")
+    inputs = [_spec(arg.name, values[arg.name]) for arg in arguments if isinstance(arg, TensorArgument)]
+    results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    nested = pytree.tree_unflatten([_node_of(result) for result in results], program.call_spec.out_spec)
+    outputs = [_spec(name, values[node]) for name, node in _leaves(nested)]
+    own = [spec.name for spec in outputs]
+    if declared:
+        inputs = _renamed(inputs, _match(declared.input_names, [spec.name for spec in inputs]), declared.inputs)
+        places = _match(declared.output_names, own)
+        outputs, own = _renamed(outputs, places, declared.outputs), [own[place] for place in sorted(places)]
+    module, in_spec = program.module(), program.call_spec.in_spec
+
+    def run(feeds: list[torch.Tensor]) -> Any:
+        left = iter(feeds)
+        flat = [next(left) if isinstance(arg, TensorArgument) else arg.value for arg in arguments]
+        positional, named = pytree.tree_unflatten(flat, in_spec)
+        return module(*positional, **named)
+
+    return run, Signature(tuple(inputs), tuple(outputs)), own
+
+
+def _node_of(result: Any) -> str | None:
+    if isinstance(result, TensorArgument):
+        return str(result.name)
+    if isinstance(result, ConstantArgument) and result.value is None:
+        return None
+    raise Unsupported("the exported program gives values that are no tensors", "export it to give tensors only")
+
+
+def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Those of ``specs`` that are declared, in their own order, by their declared names."""
+    names = {place: spec.name for place, spec in zip(places, declared, strict=True)}
+    return [msgspec.structs.replace(specs[place], name=names[place]) for place in sorted(names)]
+
+
+def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
+    """Where each of ``names`` is among the program's ``own``: by name; or if all end in ``__`` and a number, by that; or in order.
+
+    Raises InvalidModel if they do not fit.
+    """
+    if set(names) <= set(own):
+        return [own.index(name) for name in names]
+    numbers = [int(found[1]) for name in names if (found := re.fullmatch(r".*__(\d{1,9})", name))]
+    places = numbers if len(numbers) == len(names) else list(range(len(names)))
+    if len(set(places)) < len(places) or max(places) >= len(own):
+        raise InvalidModel(
+            f"{list(names)} are not the model's, which has {list(own)}",
+            "name them so, or NAME__0, NAME__1 … by their place",
+        )
+    return places
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything but None in nested tuples, lists and dictionaries: with its key, or ``OUTPUT__`` and its place."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}__{key}" if name else str(key))
+    elif isinstance(value, (tuple, list)):
+        for place, inner in enumerate(value):
+            yield from _leaves(inner, f"{name or 'OUTPUT'}__{place}")
+    elif value is not None:
+        yield name or "OUTPUT__0", value
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidConfig(
+            f"device '{name}' is not there: PyTorch {torch.__version__} sees {torch.cuda.device_count()} GPUs",
+            "use device 'cpu', or install PyTorch for this GPU",
+        )
+    return device
+
+
+def _spec(name: str, value: torch.Tensor) -> TensorSpec:
+    datatype = _BY_TORCH_TYPE.get(value.dtype)
+    if datatype is None:
+        raise Unsupported(f"'{name}' is a {value.dtype} tensor, which has no tensor datatype in the protocol")
+    return TensorSpec(name, datatype, tuple(dim if isinstance(dim, int) else -1 for dim in value.shape))
+
+
+def _to_tensor(array: Array) -> torch.Tensor:
+    """A copy: the program may write to it, and the array is borrowed."""
+    if array.dtype == DataType.BF16.dtype:
+        return torch.from_numpy(np.array(array.view(np.uint16), order="C")).view(torch.bfloat16)
+    if array.dtype == np.object_:
+        raise Unsupported("PyTorch has no string tensors", "give the program numbers")
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def _to_array(tensor: Any, spec: TensorSpec) -> Array:
+    """A copy: the tensor may be an input, or part of the program."""
+    if not isinstance(tensor, torch.Tensor):
+        raise PenstockError(f"the model gave a {type(tensor).__name__} as output '{spec.name}'", "give tensors only")
+    if (datatype := _BY_TORCH_TYPE.get(tensor.dtype)) is not spec.datatype:
+        raise PenstockError(
+            f"the model gave output '{spec.name}' as {tensor.dtype}, but it is declared as {spec.datatype.value}",
+            f"declare it as {datatype.value}" if datatype else "",
+        )
+    if spec.datatype is DataType.BF16:
+        return np.array(tensor.cpu().view(torch.uint16).numpy()).view(DataType.BF16.dtype)
+    return np.array(tensor.cpu().numpy())
+
+
+def _check_pickle(data: bytes) -> None:
+    torch.load(io.BytesIO(data), weights_only=True)
+
+
+def _reason(error: Exception) -> str:
+    """What happened: the last line of what TorchScript tells with its own stack, the first of anything else."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return (lines[-1] if "TorchScript" in lines[0] else lines[0])[:400]
