@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -85,3 +87,17 @@ def test_how_long_it_takes_depends_on_shapes_but_for_texts(datatype: DataType, e
 
 def test_a_model_with_a_loop_takes_as_long_as_its_data_say() -> None:
     assert getattr(OnnxRuntimeEngine().load(models.count_to(), {}), "predictable", True) is False
+
+
+def test_a_large_model_is_loaded_from_a_file_in_memory_that_does_not_stay_open(tmp_path: Path) -> None:
+    large, before = models.linear(600, 600), len(os.listdir("/proc/self/fd"))
+    assert large.size_bytes > 1 << 20
+    model = OnnxRuntimeEngine().load(large, {"threads": 1})
+    x = np.ones((2, 600), np.float32)
+    np.testing.assert_allclose(model.forward({"x": x})["y"], x @ models.linear_weight(600, 600), rtol=1e-3, atol=1e-3)
+    for broken in (large.data[:-1000], b"\xff" * (2 << 20)):
+        (tmp_path / "broken.onnx").write_bytes(broken)
+        with pytest.raises(InvalidModel, match="refuses the model") as caught:
+            OnnxRuntimeEngine().load(Artifact.from_file(tmp_path / "broken.onnx"), {})
+        assert "/proc/" not in str(caught.value)
+    assert len(os.listdir("/proc/self/fd")) == before
