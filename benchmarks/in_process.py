@@ -13,9 +13,11 @@ import numpy as np
 from penstock.clock import SystemClock
 from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
+from penstock.online.repository.auto_complete import complete
+from penstock.online.repository.config_check import parse
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.model_config import batching, complete, parse
+from penstock.online.repository.model_config import batching
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance

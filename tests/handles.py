@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.online.repository.auto_complete import complete
+from penstock.online.repository.config_check import parse
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.model_config import batching, complete, parse
+from penstock.online.repository.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.telemetry.statistics import ModelStatistics

@@ -9,10 +9,12 @@ import numpy as np
 
 from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import Cancelled, PenstockError, Unavailable
+from penstock.online.repository.auto_complete import complete
+from penstock.online.repository.config_check import parse
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.model_config import batching
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.model_config import batching, complete, parse
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.server.admission import ByteBudget
 from penstock.online.server.auth import Access

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidConfig
-from penstock.online.repository.model_config import batching, complete, parse, to_json
+from penstock.online.repository.auto_complete import complete
+from penstock.online.repository.config_check import parse
+from penstock.online.repository.model_config import batching, to_json
 from penstock.online.scheduler.batching_config import QueuePolicy, TimeoutAction
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER
@@ -102,21 +104,23 @@ def test_a_model_that_cannot_be_batched_runs_each_request_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dynamic_batchin": {}}, "'dynamic_batchin' cannot be set.*did you mean 'dynamic_batching'"),
-        ({"dynamic_batching": {"max_delay": 1}}, 'no field named "max_delay"'),
-        ({"dynamic_batching": {"preferred_batch_size": "many"}}, "is wrong"),
+        ({"dynamic_batchin": {}}, "model 'm': there is no field 'dynamic_batchin' .did you mean 'dynamic_batching'"),
+        ({"dynamic_batching": {"max_delay": 1}}, "no field 'dynamic_batching.max_delay'.*max_queue_delay_microseconds"),
+        ({"dynamic_batching": {"preferred_batch_size": "many"}}, "model 'm': 'dynamic_batching': .*many"),
         ({"dynamic_batching": {"preferred_batch_size": [9]}}, "model 'm': .*preferred size must be <= max batch size"),
-        ({"dynamic_batching": {"priority_levels": 2}}, "model 'm': default priority level"),
+        (
+            {"dynamic_batching": {"priority_levels": 2}},
+            "model 'm': 'dynamic_batching' cannot be: default priority level",
+        ),
         (3, r"settings of model 'm' are not a table.*below \[models.m\]"),
-        ({"max_batch_size": -1}, "model 'm': 'max_batch_size' must be at least 1"),
-        ({"max_batch_size": 0}, "must be at least 1.*with 1 every request runs alone"),
-        ({"instance_group": [{"count": -1}]}, "model 'm': the 'count' of an 'instance_group' must be at least 1"),
-        ({"instance_group": [{"kind": "KIND_GPU"}]}, "model 'm': instances run on the CPU only"),
-        ({"dynamic_batching": {"default_queue_policy": {"timeout_action": 7}}}, "no 'timeout_action' 7.*REJECT or"),
+        ({"max_batch_size": -1}, "model 'm': 'max_batch_size' is -1, and must not be negative"),
+        ({"instance_group": [{"count": -1}]}, r"model 'm': 'instance_group\[0\].count' is -1, and must be at least 1"),
+        ({"instance_group": [{"kind": "KIND_GPU"}]}, r"'instance_group\[0\].kind' is KIND_GPU.*on the CPU only"),
+        ({"dynamic_batching": {"default_queue_policy": {"timeout_action": 7}}}, "timeout_action' is 7.*REJECT, DELAY"),
         ({"dynamic_batching": {"priority_levels": 2**63, "default_priority_level": 1}}, "levels must be at most 1000"),
-        ({"output": [{"name": "y", "dims": [3]}]}, "'dims' of 'output' cannot be set"),
-        ({"instance_group": [{"count": 1, "gpus": [0]}]}, "'gpus' of 'instance_group' cannot be set"),
-        ({"output": [{"name": "z", "label_filename": "l"}]}, "no output 'z'.*did you mean|no output 'z'"),
+        ({"output": [{"name": "y", "dims": [3]}]}, r"model 'm': 'output\[0\].data_type' is missing"),
+        ({"instance_group": [{"count": 1, "gpus": [0]}]}, r"'instance_group\[0\].gpus' names devices"),
+        ({"output": [{"name": "z", "label_filename": "l"}]}, r"'output\[0\].name' the model has no output 'z'"),
     ],
 )
 def test_what_is_wrong_is_named(settings: Any, message: str) -> None:

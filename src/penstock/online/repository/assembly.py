@@ -9,11 +9,12 @@ import msgspec
 
 from penstock.engines.base import StreamingModel
 from penstock.errors import InvalidConfig
+from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.repository.labels import read_labels
 from penstock.online.repository.loader import Loaded
-from penstock.online.repository.model_config import batching, complete
+from penstock.online.repository.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.protocol.messages import Message
@@ -58,7 +59,7 @@ class Assembler:
         statistics = self._statistics(config, source.version, loaded.load_s)
         scheduling = batching(config, self._limits.max_queue)
         batcher = DynamicBatcher(scheduling, asyncio.get_running_loop(), statistics, tracer=self._tracer)
-        max_rows = None if loaded.max_batch is None else max(loaded.max_batch, self._limits.max_request_rows)
+        max_rows = max(config.max_batch_size, self._limits.max_request_rows) if config.max_batch_size else None
         check = InputCheck(source.name, model.signature, max_rows)
         runs = [Instance(f"{source.name}-{number}", one, batcher) for number, one in enumerate(loaded.models)]
         handle = Handle(source.version, config, check, model.signature, batcher, loaded.models, runs)

@@ -18,8 +18,8 @@ from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
 from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidConfig, NotFound
+from penstock.online.repository.config_check import parse
 from penstock.online.repository.definition import BY_HAND, Definition
-from penstock.online.repository.model_config import parse
 from penstock.protocol.messages import Message, ModelConfig
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 

@@ -1,0 +1,218 @@
+"""Model configurations as text: ``config.pbtxt`` (protobuf's text format) and JSON, read with errors that say where and what."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import stat
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+from penstock.config import did_you_mean
+from penstock.errors import InvalidConfig
+from penstock.protocol.messages import POOL, Message, ModelConfig
+
+FILE = "config.pbtxt"
+_MAX_BYTES = 1 << 20
+_MAX_SHOWN = 200
+_TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\w.+-]+|[{}<>\[\]]|\n""")
+_PACKAGE = "inference."
+
+
+def config_path(folder: Path, config_name: str = "") -> Path:
+    """The file that holds the configuration of the model in ``folder``: ``configs/<config_name>.pbtxt`` if that is asked for and
+    there, else ``config.pbtxt``, which may be missing. Raises InvalidConfig.
+    """
+    if not config_name:
+        return folder / FILE
+    if not re.fullmatch(r"\w[\w.-]*", config_name):
+        raise InvalidConfig(f"'{config_name}' cannot be the name of a configuration", "letters, digits, '_', '-', '.'")
+    named = folder / "configs" / f"{config_name}.pbtxt"
+    return named if named.exists() or named.is_symlink() else folder / FILE
+
+
+def read_config(folder: Path, config_name: str = "") -> Message:
+    """What ``config_path`` holds as a ``ModelConfig``, empty if there is no such file.
+
+    Raises InvalidConfig with model, file, line and column for what cannot be read.
+    """
+    path = config_path(folder, config_name)
+    where = shown_path(folder, path)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidConfig(f"{where}: is not a file")
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise InvalidConfig(f"{where}: is a link to nothing") from None
+        return ModelConfig()
+    except OSError as error:
+        raise InvalidConfig(f"{where}: cannot be read: {error.strerror}") from None
+    return parse_text(data, where)
+
+
+def shown_path(folder: Path, path: Path) -> str:
+    """``path`` as errors name it: from the repository on."""
+    return f"{folder.name}/{path.relative_to(folder).as_posix()}"
+
+
+def parse_text(data: bytes, where: str) -> Message:
+    """The configuration that ``data``, the text of file ``where``, holds. Raises InvalidConfig."""
+    if len(data) > _MAX_BYTES:
+        raise InvalidConfig(f"{where}: has more than {_MAX_BYTES} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidConfig(f"{where}:{line}: is not UTF-8", "save it as UTF-8 text") from None
+    found = _as_entries()()
+    try:
+        text_format.Parse(text, found)
+    except text_format.ParseError as error:
+        raise _explain_text(error, text, where) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"{where}: {_short(str(error))}") from None
+    _refuse_repeated_keys(found, where, "")
+    return ModelConfig.FromString(found.SerializeToString())
+
+
+def parse_json(name: str, text: str | bytes) -> Message:
+    """The configuration of model ``name`` that a client gave as JSON. Raises InvalidConfig."""
+    where = f"configuration given for model '{name}'"
+    if len(text) > _MAX_BYTES:
+        raise InvalidConfig(f"{where}: has more than {_MAX_BYTES} bytes")
+    try:
+        if not isinstance(json.loads(text), dict):
+            raise InvalidConfig(f"{where}: must be a JSON object")
+        return json_format.Parse(text, ModelConfig())
+    except json_format.ParseError as error:
+        raise explain_json(error, where) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"{where}: is not JSON: {_short(str(error))}") from None
+
+
+def parse_settings(settings: Mapping[str, Any], where: str) -> Message:
+    """The configuration that holds just ``settings``, the fields by their names. Raises InvalidConfig."""
+    try:
+        return json_format.ParseDict(dict(settings), ModelConfig())
+    except json_format.ParseError as error:
+        raise explain_json(error, where) from None
+
+
+def to_text(config: Message) -> str:
+    """``config`` as the text of a ``config.pbtxt``, fields in the schema's order, lists of numbers on one line."""
+    text: str = text_format.MessageToString(
+        config, as_utf8=True, use_index_order=True, use_short_repeated_primitives=True
+    )
+    return text
+
+
+@functools.cache
+def _as_entries() -> Any:
+    """``ModelConfig`` with maps as lists of entries, which are the same in text and on the wire: of a map one would not see that
+    a key was given twice."""
+    file = FileDescriptorProto()
+    POOL.FindFileByName("model_config.proto").CopyToProto(file)
+    waiting = list(file.message_type)
+    while waiting:
+        kind = waiting.pop()
+        kind.options.ClearField("map_entry")
+        waiting += kind.nested_type
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName(ModelConfig.DESCRIPTOR.full_name))
+
+
+def _refuse_repeated_keys(message: Message, where: str, path: str) -> None:
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        parts, own = (value if field.is_repeated else [value]), f"{path}{field.name}"
+        if field.message_type.name.endswith("Entry"):
+            for key, count in Counter(part.key for part in parts).items():
+                if count > 1:
+                    raise InvalidConfig(f"{where}: '{own}' has the key '{_short(str(key))}' {count} times")
+        for part in parts:
+            _refuse_repeated_keys(part, where, f"{own}.")
+
+
+def _explain_text(error: text_format.ParseError, text: str, where: str) -> InvalidConfig:
+    line, column = error.GetLine() or 1, error.GetColumn() or 1
+    lines = text.split("\n")
+    current = lines[line - 1] if line <= len(lines) else ""
+    reason = str(error).partition(" : ")[2].removeprefix(f"'{current}': ").removeprefix("'': ").rstrip(".")
+    open_parts, last = _open_at("\n".join([*lines[: line - 1], current[: column - 1]]))
+    names = [name for name, _ in open_parts if name]
+    place, path = f"{where}:{line}:{column}", ".".join([*names, last] if last else names)
+    if unknown := re.match(r'Message type "(.+?)" has no field named "(.*)"', reason, re.DOTALL):
+        return _unknown_field(place, POOL.FindMessageTypeByName(_real(unknown[1])), unknown[2], names)
+    if unknown := re.match(r'Enum type "(.+?)" has no value named (.*)', reason):
+        values = POOL.FindEnumTypeByName(unknown[1]).values_by_name
+        hint = did_you_mean(unknown[2][:_MAX_SHOWN].upper(), values)
+        return InvalidConfig(f"{place}: '{path}' cannot be '{_short(unknown[2])}'", hint)
+    if twice := re.search(r'should not have multiple "(\w+)" fields', reason):
+        return InvalidConfig(f"{place}: '{'.'.join([*names, twice[1]])}' is given twice")
+    if other := re.match(r'Field "(\w+)" is specified along with field "(\w+)"', reason):
+        return InvalidConfig(f"{place}: '{other[1]}' and '{other[2]}' exclude each other", "leave one of them out")
+    if reason.startswith(('Expected "}"', 'Expected ">"')) and open_parts:
+        name, opened = open_parts[-1]
+        return InvalidConfig(f"{place}: '{name}', begun in line {opened}, is not closed", "add a '}'")
+    return InvalidConfig(f"{place}: '{path}': {_short(reason)}" if path else f"{place}: {_short(reason)}")
+
+
+def _real(full_name: str) -> str:
+    return full_name if full_name.startswith(_PACKAGE) else _PACKAGE + full_name
+
+
+def _open_at(text: str) -> tuple[list[tuple[str, int]], str]:
+    """The fields that are begun and not ended where ``text`` breaks off, with the lines in which they begin; and the last name."""
+    parts: list[tuple[str, int]] = []
+    last, line = "", 1
+    for mark in _TOKEN.findall(text):
+        if mark == "\n":
+            line += 1
+        elif mark in "{<[":
+            parts.append((last, line))
+            last = ""
+        elif mark in "}>]":
+            last = parts.pop()[0] if parts else ""
+        elif mark[0].isalpha():
+            last = mark
+    return parts, last
+
+
+def _unknown_field(place: str, kind: Descriptor, name: str, path: list[str]) -> InvalidConfig:
+    shown = ".".join([*path, _short(name)])
+    return InvalidConfig(f"{place}: there is no field '{shown}'", did_you_mean(name[:_MAX_SHOWN], kind.fields_by_name))
+
+
+def explain_json(error: json_format.ParseError, where: str) -> InvalidConfig:
+    """``error`` in our words: the path of the field, what is wrong with it, and what was probably meant."""
+    reason, path = str(error).partition("\n")[0].rstrip("."), ""
+    while nested := re.match(r"Failed to parse (\w+) field: (.*)", reason, re.DOTALL):
+        path, reason = f"{path}.{nested[1]}".removeprefix("."), nested[2]
+    if full := re.search(r""" at "?ModelConfig\.?(.*?)"?$""", reason):
+        path, reason = full[1] or path, reason[: full.start()]
+    if unknown := re.match(r'Message type "(.+?)" has no field named "(.*?)"', reason, re.DOTALL):
+        return _unknown_field(where, POOL.FindMessageTypeByName(unknown[1]), unknown[2], [path] if path else [])
+    if unknown := re.match(r"Invalid enum value (.*) for enum type (.+)", reason, re.DOTALL):
+        values = POOL.FindEnumTypeByName(unknown[2]).values_by_name
+        return InvalidConfig(
+            f"{where}: '{path}' cannot be '{_short(unknown[1])}'", did_you_mean(unknown[1][:_MAX_SHOWN].upper(), values)
+        )
+    reason = reason.removeprefix("Failed to load JSON: ").removeprefix("Failed to load JSON: ")
+    return InvalidConfig(f"{where}: '{path}': {_short(reason)}" if path else f"{where}: {_short(reason)}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
