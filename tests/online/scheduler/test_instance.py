@@ -207,8 +207,10 @@ def test_only_what_takes_equally_long_for_equal_shapes_may_run_on_the_loop(
         batcher = DynamicBatcher(BatchingConfig(batchable), asyncio.get_running_loop())
         instance = Instance("i", model, batcher)
         instance.start()
+        runners = len(batcher._runners)
         batcher.stop()
         instance.join(10)
-        return batcher._runners
+        assert not batcher._runners
+        return runners
 
     assert asyncio.run(main()) == expected

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.forming import Batch
+from penstock.online.scheduler.layout import Layout
+from penstock.online.scheduler.queue import Pending
+from penstock.online.scheduler.rate_limiter import Gate
 from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import BatchTimes, ModelStatistics
 from penstock.tensor import Array
@@ -49,15 +52,47 @@ class Scheduler(Protocol):
 
 
 class BatchSource(Protocol):
-    """What an instance works for; these are called on the instance's thread."""
+    """What instances work for. All but ``may_run_here`` and ``dismiss`` are called on an instance's thread."""
 
     @property
     def config(self) -> BatchingConfig: ...
 
-    def take(self) -> Batch | None:
-        """The next batch; blocks while there is none; None if the instance shall end."""
+    @property
+    def layout(self) -> Layout:
+        """How a batch's requests become what the model is given, and its outputs theirs."""
+        ...
+
+    def may_run_here(self, run: Callable[[Batch], None]) -> None:
+        """``run`` computes a batch and gives it back, as the thread of the instance that is about to start does, but may be called
+        on the event loop while that thread rests: it waits for nothing. At most once for each instance."""
+        ...
+
+    def take(self, gate: Gate | None = None) -> Batch | None:
+        """The next batch; blocks while there is none; None if the instance shall end.
+
+        With ``gate``, a batch is given only while that is held, and what it held for the batch before is given back.
+        """
         ...
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
         """Give back a batch taken, or a part of it, with the outputs of each request or the error that befell all."""
+        ...
+
+    def answer(
+        self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
+    ) -> bool:
+        """One answer, not the last, of a decoupled model: its ``number``-th from 0, for which the model worked from ``merged_ns``
+        to ``ran_ns``. ``taken`` is called once it has been passed on. False if nobody will, for the event loop is closed."""
+        ...
+
+    def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
+        """The end of a decoupled model's ``number`` answers to the one request of ``batch``."""
+        ...
+
+    def leave(self, run: Callable[[Batch], None] | None) -> None:
+        """The instance has ended; ``run`` is what it gave to ``may_run_here``, if anything."""
+        ...
+
+    def dismiss(self) -> None:
+        """Have one instance, the next that is free, end: its ``take`` returns None."""
         ...

@@ -3,14 +3,13 @@
 Natural batching: nothing is waited for unless a delay is configured. What arrives while all instances are busy leaves together, as
 far as it fits, when the next one is free; an idle instance starts at once with what one turn of the event loop brought.
 
-Threads: ``submit``, ``Pending.cancel``, ``drain`` and ``stop`` belong to the event loop, ``take``, ``finish``, ``answer`` and
-``finish_stream`` to the instances.
+Threads: ``submit``, ``Pending.cancel``, ``drain``, ``dismiss`` and ``stop`` belong to the event loop, ``take``, ``finish``,
+``answer``, ``finish_stream`` and ``leave`` to the instances.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue as queues
 import threading
 import time
@@ -21,19 +20,19 @@ from typing import Any
 import msgspec
 
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable
+from penstock.online.scheduler.answers import Answers
 from penstock.online.scheduler.arrival_order import ArrivalOrder
 from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy
 from penstock.online.scheduler.brief_runs import BriefRuns
 from penstock.online.scheduler.forming import Batch, Rules, Wait, form
 from penstock.online.scheduler.latency_model import LatencyModel
+from penstock.online.scheduler.layout import Alone, Layout, Rows
 from penstock.online.scheduler.queue import NEVER, Pending, Queue
-from penstock.request import Done, InferRequest, InferResponse, Outcome
-from penstock.telemetry.batch_log import BatchLog
-from penstock.telemetry.statistics import Answer, BatchTimes, Failure, ModelStatistics
+from penstock.online.scheduler.rate_limiter import Gate
+from penstock.request import Done, InferRequest
+from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
-
-_log = logging.getLogger(__name__)
 
 
 class DynamicBatcher:
@@ -49,13 +48,16 @@ class DynamicBatcher:
         statistics: ModelStatistics | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
         tracer: Tracer | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.config = config
+        self.layout: Layout = layout or (Rows() if config.batchable and not config.decoupled else Alone())
+        self.instances = config.instances
+        """How many there are now; for predicting how long a queue takes."""
         self._statistics = ModelStatistics() if statistics is None else statistics
-        self._log = BatchLog(self._statistics)
+        self._answers = Answers(self._statistics, now_ns, tracer)
         self.latency = LatencyModel()
         self._now_ns = now_ns
-        self._tracer = tracer
         self._loop = loop
         self._rules = Rules.of(config)
         self._batchable = config.batchable
@@ -70,11 +72,7 @@ class DynamicBatcher:
         self._predicts = False
         """Whether there are deadlines; without, nothing is measured for them."""
         self._brief = BriefRuns()
-        self._run_here: Callable[[Batch], None] | None = None
         self._is_running_here = False
-        self._runners = 0
-        """Instances whose model may run here."""
-        self._drained = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = NEVER
         self._lock = threading.Lock()
@@ -83,6 +81,12 @@ class DynamicBatcher:
         self._levels = self._queue.levels
         self._idle = 0
         self._stopped = False
+        self._dismissed = 0
+        """Instances that are to leave and have not yet."""
+        self._runners: list[Callable[[Batch], None]] = []
+        """Of the instances whose model may run here."""
+        self._hands_over = self._is_plain
+        """Whether what arrives may go to an idle instance past the queue."""
         self._watch_ns = NEVER
         """Until when an idle instance waits at most; one of them has a look then."""
         # One token per idle instance that shall look again. Its get() is one futex wait; a Condition would take three locks.
@@ -92,14 +96,26 @@ class DynamicBatcher:
     @property
     def statistics(self) -> ModelStatistics:
         """Of all that has happened so far."""
-        self._log.digest()
-        return self._statistics
+        return self._answers.statistics
 
     def may_run_here(self, run: Callable[[Batch], None]) -> None:
-        """``run`` computes a batch and gives it back, as one instance's thread does, but may be called on the event loop while that
-        thread rests: it waits for nothing. For each instance once, before the first request."""
-        self._run_here = run
-        self._runners += 1
+        """See ``BatchSource.may_run_here``."""
+        with self._lock:
+            self._runners.append(run)
+
+    def leave(self, run: Callable[[Batch], None] | None) -> None:
+        """See ``BatchSource.leave``."""
+        with self._lock:
+            if run is not None:
+                self._runners.remove(run)
+
+    def dismiss(self) -> None:
+        """See ``BatchSource.dismiss``."""
+        with self._lock:
+            self.instances -= 1
+            self._dismissed += 1
+            if self._idle:
+                self._wake()
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Pending:
         """Take over ``request``, already checked; ``done`` is called on the event loop, never before this returns.
@@ -124,34 +140,27 @@ class DynamicBatcher:
         """See ``Pending.cancel``."""
         with self._lock:
             self._queue.remove(pending)
-        self._fail(pending, Cancelled("the request was cancelled"), Failure.CANCELED)
+        self._answers.fail(pending, Cancelled("the request was cancelled"), Failure.CANCELED)
 
-    def take(self) -> Batch | None:
-        """The next batch; blocks while there is none; None once stopped and empty."""
-        watches = False
+    def take(self, gate: Gate | None = None) -> Batch | None:
+        """See ``BatchSource.take``. Requests go on joining while the gate is waited for: the batch is formed when it has opened."""
+        watches, is_open = False, gate is None
+        if gate is not None:
+            self._hands_over = False
         while True:
-            with self._lock:
-                if watches:
-                    self._watch_ns = NEVER
-                now_ns = self._now_ns()
-                expired, formed = self._decide(now_ns)
-                if isinstance(formed, Batch):
-                    self._queue.take(formed.requests, formed.rows)
-                    if self._idle and self._queue:
-                        self._wake()
-                elif not self._stopped:
-                    self._idle += 1
-                    watches = formed.until_ns < self._watch_ns
-                    if watches:
-                        self._watch_ns = formed.until_ns
-                stopped = self._stopped
-            if expired or formed.late:
-                self._call(self._drop, expired, formed.late)
+            formed, watches = self._look(watches, is_open)
             if isinstance(formed, Batch):
-                return formed
-            if stopped:
+                if gate is None or is_open:
+                    return formed
+                gate.enter()
+                is_open = True
+                continue
+            if gate is not None:
+                gate.leave(unused=is_open)
+                is_open = False
+            if formed is None:
                 return None
-            batch = self._rest((formed.until_ns - now_ns) / 1e9 if watches else None)
+            batch = self._rest((formed.until_ns - self._now_ns()) / 1e9 if watches else None)
             if batch is not None:
                 batch.taken_ns = self._now_ns()
                 return batch
@@ -168,17 +177,15 @@ class DynamicBatcher:
     ) -> bool:
         """One answer, not the last, of a decoupled model: its ``number``-th from 0, for which the model worked from ``merged_ns``
         to ``ran_ns``. ``taken`` is called once it has been passed on. False if nobody will, for the event loop is closed."""
-        return self._call(self._answer, pending, outputs, number, times, taken)
+        return self._call(self._answers.give_one, pending, outputs, number, times, taken)
 
     def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
         """The end of a decoupled model's ``number`` answers to the one request of ``batch``."""
-        self._call(self._complete_stream, batch, error, number, times)
+        self._call(self._answers.end_stream, batch, error, number, times)
 
     async def drain(self) -> None:
         """Return when every request submitted has been answered."""
-        while self._statistics.pending:
-            self._drained.clear()
-            await self._drained.wait()
+        await self._answers.drain()
 
     def stop(self) -> None:
         """Take no more requests; instances leave when the queue is empty."""
@@ -191,8 +198,10 @@ class DynamicBatcher:
 
     def _turned_away(self, request: InferRequest) -> PenstockError:
         if self._stopped:
-            return self._refused(Unavailable(f"model '{request.model_name}' is being unloaded"))
-        return self._refused(Unavailable(f"the queue of model '{request.model_name}' is full", "try again later"))
+            return self._answers.refused(Unavailable(f"model '{request.model_name}' is being unloaded"))
+        return self._answers.refused(
+            Unavailable(f"the queue of model '{request.model_name}' is full", "try again later")
+        )
 
     def _admit(self, pending: Pending, done: Done) -> None:
         """Find the request's level, time-out and deadline, and its place in the order. Raises Unavailable and DeadlineExceeded."""
@@ -204,7 +213,7 @@ class DynamicBatcher:
         pending.lane = 2 * (number - 1)
         policy = level.policy
         if policy.max_queue_size and level.waiting >= policy.max_queue_size:
-            raise self._refused(Unavailable("Exceeds maximum queue size", "try again later"))
+            raise self._answers.refused(Unavailable("Exceeds maximum queue size", "try again later"))
         if request.deadline is not None:
             pending.deadline_ns = int(min(request.deadline.at * 1e9, NEVER))
             self._check_deadline(pending)
@@ -221,7 +230,7 @@ class DynamicBatcher:
         now_ns, rows, latency = pending.arrived_ns, pending.rows, self.latency
         left_ns = pending.deadline_ns - now_ns
         if left_ns <= 0:
-            raise self._refused(DeadlineExceeded("the request's deadline has passed"))
+            raise self._answers.refused(DeadlineExceeded("the request's deadline has passed"))
         if self.config.decoupled:
             return  # the first answers come long before the last, and nobody knows how many are of use
         self._predicts = True
@@ -229,10 +238,10 @@ class DynamicBatcher:
         ahead = sum(level.rows for level in self._levels[: (pending.lane >> 1) + 1]) + self._arriving_rows()
         full, over = divmod(ahead, max_rows)
         took_ns = latency.mean(max(rows, min(over + rows, max_rows)), now_ns)
-        took_ns += full * latency.mean(max_rows, now_ns) // max(1, self.config.instances)
+        took_ns += full * latency.mean(max_rows, now_ns) // max(1, self.instances)
         if took_ns > left_ns:
             message = f"the answer is expected in {took_ns / 1e6:.1f} ms, and the deadline is in {left_ns / 1e6:.1f} ms"
-            raise self._refused(DeadlineExceeded(message, "give it longer, or try again later"))
+            raise self._answers.refused(DeadlineExceeded(message, "give it longer, or try again later"))
 
     def _arriving_rows(self) -> int:
         """Rows that this turn of the loop has brought; each request is looked at once."""
@@ -241,11 +250,6 @@ class DynamicBatcher:
             rows += sum(pending.rows for pending in islice(self._arrived, seen, None))
             self._seen = len(self._arrived), rows
         return rows
-
-    def _refused(self, error: PenstockError) -> PenstockError:
-        now_ns = self._now_ns()
-        self._statistics.failed(Failure.REJECTED, now_ns, now_ns)
-        return error
 
     def _flush(self) -> None:
         """Hand over what one turn of the loop brought: one lock and at most one wake-up for all of it."""
@@ -256,13 +260,13 @@ class DynamicBatcher:
         self._seen = (0, 0)
         here = False
         with self._lock:
-            batch = self._at_once(arrived) if self._idle and self._is_plain else None
+            batch = self._at_once(arrived) if self._idle and self._hands_over else None
             if batch is None:
                 self._queue.extend(arrived)
                 if self._idle and self._is_due():
                     self._wake()
             else:
-                here = self._idle == self._runners and self._brief.allow(arrived[0].key, batch.rows)
+                here = self._idle == len(self._runners) and self._brief.allow(arrived[0].key, batch.rows)
                 if not here:
                     self._wake(batch)
             next_ns = self._queue.next_ns
@@ -286,12 +290,41 @@ class DynamicBatcher:
 
     def _compute_here(self, batch: Batch) -> None:
         """All instances rest, and nothing but this loop wakes one."""
-        assert self._run_here is not None
         self._is_running_here = True
         try:
-            self._run_here(batch)
+            self._runners[0](batch)
         finally:
             self._is_running_here = False
+
+    def _look(self, watched: bool, takes: bool) -> tuple[Batch | Wait | None, bool]:
+        """What there is for an instance that is free: a batch, which it ``takes`` or only wants to know of; nothing yet, and whether
+        it is to look again at the moment told, as one that ``watched`` did; None if it is to end."""
+        watches = False
+        with self._lock:
+            if watched:
+                self._watch_ns = NEVER
+            expired, formed = self._decide(self._now_ns())
+            ends = self._ends(formed)
+            if not ends and not isinstance(formed, Batch):
+                self._idle += 1
+                watches = formed.until_ns < self._watch_ns
+                if watches:
+                    self._watch_ns = formed.until_ns
+            else:
+                if takes and not ends and isinstance(formed, Batch):
+                    self._queue.take(formed.requests, formed.rows)
+                if self._idle and self._queue:
+                    self._wake()
+        if expired or formed.late:
+            self._call(self._drop, expired, formed.late)
+        return None if ends else formed, watches
+
+    def _ends(self, formed: Batch | Wait) -> bool:
+        """Whether the instance that asks is to leave."""
+        if self._dismissed:
+            self._dismissed -= 1
+            return True
+        return self._stopped and not isinstance(formed, Batch)
 
     def _is_due(self) -> bool:
         """Whether an idle instance has to look: not while all are held back, and one looks soon enough by itself."""
@@ -364,108 +397,18 @@ class DynamicBatcher:
             )
             if pending.expires_ns == pending.deadline_ns:
                 error = DeadlineExceeded("the request's deadline passed while it waited")
-            self._fail(pending, error, Failure.REJECTED)
+            self._answers.fail(pending, error, Failure.REJECTED)
         for pending in late:
             error = DeadlineExceeded("the answer would have come after the request's deadline", "give it longer")
-            self._fail(pending, error, Failure.REJECTED)
-
-    def _fail(self, pending: Pending, error: PenstockError, failure: Failure) -> None:
-        if pending.done is not None:
-            self._statistics.failed(failure, pending.arrived_ns, self._now_ns())
-            self._end(pending, error)
-
-    def _end(self, pending: Pending, outcome: Outcome) -> None:
-        """Give the last answer."""
-        done, pending.done = pending.done, None
-        self._statistics.pending -= 1
-        if not self._statistics.pending:
-            self._drained.set()
-        if done is not None:
-            _tell(done, outcome)
+            self._answers.fail(pending, error, Failure.REJECTED)
 
     def _complete(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        if self._tracer is not None and self._tracer.enabled:
-            self._record(self._tracer, batch, times)
+        now_ns = self._now_ns()
         if isinstance(outcome, PenstockError):
-            for pending in batch.requests:
-                self._fail(pending, outcome, Failure.BACKEND)
             self._brief.failed()
-            return
-        now_ns, statistics, requests = self._now_ns(), self._statistics, batch.requests
-        if self._predicts:
-            self.latency.observe(batch.rows, now_ns - batch.taken_ns, now_ns)
-        if self._runners:
-            self._brief.observe(requests[0].key, batch.rows, times.split_ns - times.taken_ns)
-        arrived = [pending.arrived_ns for pending in requests if pending.done is not None]
-        if arrived:
-            self._log.executed(arrived, batch.rows, batch.reason, times, now_ns)
-        for pending, outputs in zip(requests, outcome, strict=True):
-            done = pending.done
-            if done is not None:  # as _end, without its calls: this is the hot path
-                pending.done = None
-                statistics.pending -= 1
-                try:
-                    request = pending.request
-                    if request.outputs:
-                        done(_chosen(request, outputs))
-                    else:
-                        done(InferResponse(request.model_name, request.model_version, outputs, request.id))
-                except Exception:  # noqa: BLE001 - as in _tell
-                    _log.exception("a receiver failed")
-        if not statistics.pending:
-            self._drained.set()
-
-    def _record(self, tracer: Tracer, batch: Batch, times: BatchTimes) -> None:
-        tracer.computed((pending.request.trace for pending in batch.requests), batch.rows, batch.reason, times)
-
-    def _answer(
-        self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
-    ) -> None:
-        taken()
-        if pending.done is None:
-            return
-        now_ns = self._now_ns()
-        self._statistics.responded(number, Answer.SUCCESS, times.merged_ns, now_ns, times.ran_ns)
-        if not number:
-            self._statistics.responded_first(pending.arrived_ns, now_ns)
-        answer = _response(pending.request, outputs)
-        if isinstance(answer, InferResponse):
-            answer.final = False
-            _tell(pending.done, answer)
         else:
-            self._fail(pending, answer, Failure.BACKEND)
-
-    def _complete_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        (pending,) = batch.requests
-        if self._tracer is not None and self._tracer.enabled:
-            self._record(self._tracer, batch, times)
-        now_ns = self._now_ns()
-        kind = Answer.CANCEL if pending.done is None else Answer.FAIL if error is not None else Answer.EMPTY
-        self._statistics.responded(number, kind, times.ran_ns, now_ns)
-        if error is not None:
-            self._fail(pending, error, Failure.BACKEND)
-        elif pending.done is not None:
-            self._log.executed([pending.arrived_ns], batch.rows, batch.reason, times, now_ns)
-            request = pending.request
-            self._end(pending, InferResponse(request.model_name, request.model_version, {}, request.id))
-
-
-def _tell(done: Done, outcome: Outcome) -> None:
-    try:
-        done(outcome)
-    except Exception:  # noqa: BLE001 - a receiver's bug must not keep the others' answers from them
-        _log.exception("a receiver failed")
-
-
-def _response(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
-    if request.outputs:
-        return _chosen(request, outputs)
-    return InferResponse(request.model_name, request.model_version, outputs, request.id)
-
-
-def _chosen(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
-    try:
-        chosen = {name: outputs[name] for name in request.outputs}
-    except KeyError as error:
-        return PenstockError(f"the model gave no output '{error.args[0]}'")
-    return InferResponse(request.model_name, request.model_version, chosen, request.id)
+            if self._predicts:
+                self.latency.observe(batch.rows, now_ns - batch.taken_ns, now_ns)
+            if self._runners:
+                self._brief.observe(batch.requests[0].key, batch.rows, times.split_ns - times.taken_ns)
+        self._answers.give(batch, outcome, times, now_ns)

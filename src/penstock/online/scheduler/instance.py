@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import PenstockError
-from penstock.online.scheduler.batch import merge, split
-from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.base import BatchSource
 from penstock.online.scheduler.forming import Batch
+from penstock.online.scheduler.rate_limiter import Gate
 from penstock.telemetry.statistics import BatchTimes, Reason
 from penstock.tensor import Array
 
@@ -30,30 +30,50 @@ class Instance:
     """Takes the next batch whenever it is free. Of a batch that fails, each request runs again alone, so that what is wrong
     with one client's values is told to that client only."""
 
-    def __init__(self, name: str, model: LoadedModel | StreamingModel, batcher: DynamicBatcher) -> None:
-        self._model = model
-        self._batcher = batcher
+    def __init__(
+        self, name: str, model: LoadedModel | StreamingModel, source: BatchSource, gate: Gate | None = None
+    ) -> None:
+        self.model = model
+        self.ended: Callable[[Instance], None] | None = None
+        """Called on its thread when it has left and will not use its model again."""
+        self._source = source
+        self._layout = source.layout
+        self._gate = gate
+        self._run_here: Callable[[Batch], None] | None = None
         # A daemon, so that a model that hangs cannot keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        model = self._model
-        if not isinstance(model, StreamingModel) and _is_predictable(model, self._batcher.config.batchable):
-            self._batcher.may_run_here(partial(self._compute, model))
+        model = self.model
+        if self._gate is not None:
+            self._gate.open()
+        elif not isinstance(model, StreamingModel) and self._is_predictable(model):
+            self._run_here = partial(self._compute, model)
+            self._source.may_run_here(self._run_here)
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread to end after ``DynamicBatcher.stop``."""
+        """Wait for the thread to end after the source was stopped, or after this one was dismissed."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._source.leave(self._run_here)
+            if self._gate is not None:
+                self._gate.close()
+            if self.ended is not None:
+                self.ended(self)
+
+    def _work(self) -> None:
         # Asked once: looking through a protocol's members takes longer than all else that is done here for a batch.
-        model = self._model
+        model = self.model
         if isinstance(model, StreamingModel):
-            while (batch := self._batcher.take()) is not None:
+            while (batch := self._source.take(self._gate)) is not None:
                 self._stream(model, batch)
         else:
-            while (batch := self._batcher.take()) is not None:
+            while (batch := self._source.take(self._gate)) is not None:
                 self._compute(model, batch)
 
     def _compute(self, model: LoadedModel, batch: Batch) -> None:
@@ -68,7 +88,7 @@ class Instance:
         outcome, times = self._outcome(model, batch)
         if retries and isinstance(outcome, PenstockError) and not isinstance(outcome, InstanceDied):
             return False
-        self._batcher.finish(batch, outcome, times)
+        self._source.finish(batch, outcome, times)
         return True
 
     def _outcome(self, model: LoadedModel, batch: Batch) -> tuple[list[dict[str, Array]] | PenstockError, BatchTimes]:
@@ -76,13 +96,11 @@ class Instance:
         times = BatchTimes(batch.taken_ns, batch.taken_ns, batch.taken_ns, batch.taken_ns)
         requests = batch.requests
         try:
-            inputs = merge([pending.request.inputs for pending in requests])
+            inputs = self._layout.gather(requests)
             times.merged_ns = time.monotonic_ns()
             outputs = model.forward(inputs)
             times.ran_ns = time.monotonic_ns()
-            parts = [outputs]
-            if self._batcher.config.batchable:
-                parts = split(outputs, [pending.rows for pending in requests])
+            parts = self._layout.scatter(requests, outputs)
             times.split_ns = time.monotonic_ns()
             return parts, times
         except Exception as error:  # noqa: BLE001 - an engine's bug must not end the thread that others wait for
@@ -97,12 +115,13 @@ class Instance:
         number, start_ns = 0, time.monotonic_ns()
         last_ns = start_ns
         try:
-            answers = model.stream(pending.request.inputs)
-            for outputs in answers:
+            answers = model.stream(self._layout.gather(batch.requests))
+            for answer in answers:
+                (outputs,) = self._layout.scatter(batch.requests, answer)
                 ran_ns = time.monotonic_ns()
                 room.acquire()
                 times = BatchTimes(batch.taken_ns, last_ns, ran_ns, ran_ns)
-                if pending.done is None or not self._batcher.answer(pending, outputs, number, times, room.release):
+                if pending.done is None or not self._source.answer(pending, outputs, number, times, room.release):
                     break
                 number, last_ns = number + 1, time.monotonic_ns()
         except Exception as reason:  # noqa: BLE001 - as above
@@ -110,7 +129,7 @@ class Instance:
         finally:
             self._close(answers)
         end_ns = time.monotonic_ns()
-        self._batcher.finish_stream(batch, error, number, BatchTimes(batch.taken_ns, start_ns, end_ns, end_ns))
+        self._source.finish_stream(batch, error, number, BatchTimes(batch.taken_ns, start_ns, end_ns, end_ns))
 
     def _close(self, answers: Iterator[dict[str, Array]]) -> None:
         """Let a generator that was not run to its end clean up."""
@@ -125,10 +144,11 @@ class Instance:
         _log.error("instance %s failed", self._thread.name, exc_info=error)
         return PenstockError(f"the model failed: {type(error).__name__}")
 
-
-def _is_predictable(model: LoadedModel, batchable: bool) -> bool:
-    """Whether requests that may be merged take equally long, row by row."""
-    if not getattr(model, "predictable", False):
-        return False
-    # Requests that are never merged are not told apart by their shapes.
-    return batchable or all(size != -1 for spec in model.signature.inputs for size in spec.shape)
+    def _is_predictable(self, model: LoadedModel) -> bool:
+        """Whether requests that may be merged take equally long, row by row."""
+        if not getattr(model, "predictable", False) or self._layout.is_ragged:
+            return False
+        # Requests that are never merged are not told apart by their shapes.
+        return self._source.config.batchable or all(
+            size != -1 for spec in model.signature.inputs for size in spec.shape
+        )

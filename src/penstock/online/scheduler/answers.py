@@ -1,0 +1,149 @@
+"""What requests are answered, and the count of it: each ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from penstock.errors import PenstockError
+from penstock.online.scheduler.forming import Batch
+from penstock.online.scheduler.queue import Pending
+from penstock.request import Done, InferRequest, InferResponse, Outcome
+from penstock.telemetry.batch_log import BatchLog
+from penstock.telemetry.statistics import Answer, BatchTimes, Failure, ModelStatistics
+from penstock.telemetry.tracing import Tracer
+from penstock.tensor import Array
+
+_log = logging.getLogger(__name__)
+
+
+class Answers:
+    """Belongs to the event loop. ``now_ns`` is the clock."""
+
+    def __init__(self, statistics: ModelStatistics, now_ns: Callable[[], int], tracer: Tracer | None = None) -> None:
+        self._statistics = statistics
+        self._log = BatchLog(statistics)
+        self._now_ns = now_ns
+        self._tracer = tracer
+        self._drained = asyncio.Event()
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """Of all that has happened so far."""
+        self._log.digest()
+        return self._statistics
+
+    async def drain(self) -> None:
+        """Return when nothing is pending."""
+        while self._statistics.pending:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def refused(self, error: PenstockError) -> PenstockError:
+        """Count a request that is turned away, and give ``error`` back."""
+        now_ns = self._now_ns()
+        self._statistics.failed(Failure.REJECTED, now_ns, now_ns)
+        return error
+
+    def fail(self, pending: Pending, error: PenstockError, failure: Failure) -> None:
+        """End ``pending`` with ``error``, unless it has ended."""
+        if pending.done is not None:
+            self._statistics.failed(failure, pending.arrived_ns, self._now_ns())
+            self._end(pending, error)
+
+    def give(
+        self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes, now_ns: int
+    ) -> None:
+        """End the requests of ``batch`` with the outputs of each, or with the error that befell all."""
+        self._record(batch, times)
+        if isinstance(outcome, PenstockError):
+            for pending in batch.requests:
+                self.fail(pending, outcome, Failure.BACKEND)
+            return
+        statistics, requests = self._statistics, batch.requests
+        arrived = [pending.arrived_ns for pending in requests if pending.done is not None]
+        if arrived:
+            self._log.executed(arrived, batch.rows, batch.reason, times, now_ns)
+        for pending, outputs in zip(requests, outcome, strict=True):
+            done = pending.done
+            if done is not None:  # as _end, without its calls: this is the hot path
+                pending.done = None
+                statistics.pending -= 1
+                try:
+                    request = pending.request
+                    if request.outputs:
+                        done(_chosen(request, outputs))
+                    else:
+                        done(InferResponse(request.model_name, request.model_version, outputs, request.id))
+                except Exception:  # noqa: BLE001 - as in _tell
+                    _log.exception("a receiver failed")
+        if not statistics.pending:
+            self._drained.set()
+
+    def give_one(
+        self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
+    ) -> None:
+        """Pass on the ``number``-th answer, not the last, of a decoupled model; see ``BatchSource.answer``."""
+        taken()
+        if pending.done is None:
+            return
+        now_ns = self._now_ns()
+        self._statistics.responded(number, Answer.SUCCESS, times.merged_ns, now_ns, times.ran_ns)
+        if not number:
+            self._statistics.responded_first(pending.arrived_ns, now_ns)
+        answer = _response(pending.request, outputs)
+        if isinstance(answer, InferResponse):
+            answer.final = False
+            _tell(pending.done, answer)
+        else:
+            self.fail(pending, answer, Failure.BACKEND)
+
+    def end_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
+        """End the one request of ``batch`` after a decoupled model's ``number`` answers."""
+        (pending,) = batch.requests
+        self._record(batch, times)
+        now_ns = self._now_ns()
+        kind = Answer.CANCEL if pending.done is None else Answer.FAIL if error is not None else Answer.EMPTY
+        self._statistics.responded(number, kind, times.ran_ns, now_ns)
+        if error is not None:
+            self.fail(pending, error, Failure.BACKEND)
+        elif pending.done is not None:
+            self._log.executed([pending.arrived_ns], batch.rows, batch.reason, times, now_ns)
+            request = pending.request
+            self._end(pending, InferResponse(request.model_name, request.model_version, {}, request.id))
+
+    def _record(self, batch: Batch, times: BatchTimes) -> None:
+        tracer = self._tracer
+        if tracer is not None and tracer.enabled:
+            tracer.computed((pending.request.trace for pending in batch.requests), batch.rows, batch.reason, times)
+
+    def _end(self, pending: Pending, outcome: Outcome) -> None:
+        """Give the last answer."""
+        done, pending.done = pending.done, None
+        self._statistics.pending -= 1
+        if not self._statistics.pending:
+            self._drained.set()
+        if done is not None:
+            _tell(done, outcome)
+
+
+def _tell(done: Done, outcome: Outcome) -> None:
+    try:
+        done(outcome)
+    except Exception:  # noqa: BLE001 - a receiver's bug must not keep the others' answers from them
+        _log.exception("a receiver failed")
+
+
+def _response(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
+    if request.outputs:
+        return _chosen(request, outputs)
+    return InferResponse(request.model_name, request.model_version, outputs, request.id)
+
+
+def _chosen(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
+    try:
+        chosen = {name: outputs[name] for name in request.outputs}
+    except KeyError as error:
+        return PenstockError(f"the model gave no output '{error.args[0]}'")
+    return InferResponse(request.model_name, request.model_version, chosen, request.id)

@@ -1,0 +1,146 @@
+"""Which instances may run at once: each holds the resources that its configuration names while it runs, across all models.
+
+Resources are only names and counts. Of the instances that wait, one of priority n runs 1/n as often as one of priority 1 (stride
+scheduling, Waldspurger and Weihl, 1995), and none is passed over for ever: what one that waits needs, nobody behind it is given.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from penstock.errors import InvalidConfig
+from penstock.protocol.messages import Message
+
+
+class RateLimiter:
+    """``available`` is how much there is of each resource; empty: of each as much as the instance needs that needs the most of it.
+
+    Any thread may use it.
+    """
+
+    def __init__(self, available: Mapping[str, int] = {}) -> None:
+        self._available = dict(available)
+        self._lock = threading.Lock()
+        # The rest, and all of the gates but their needs, is guarded by the lock.
+        self._gates: set[Gate] = set()
+        self._waiting: list[Gate] = []
+        self._held: Counter[str] = Counter()
+        self._turn = 0
+        """The latest turn that has come."""
+
+    def gates(self, config: Message) -> list[Gate | None]:
+        """One for each instance of the model with the effective configuration ``config``, in the order of its groups; None for one
+        that needs nothing. Raises InvalidConfig if an instance needs more than there is.
+        """
+        gates: list[Gate | None] = []
+        for group in config.instance_group:
+            needs = {resource.name: resource.count for resource in group.rate_limiter.resources}
+            for name, count in needs.items():
+                if self._available and count > (most := self._available.get(name, 0)):
+                    raise InvalidConfig(
+                        f"model '{config.name}': Resource count for \"{name}\" is limited to {most} which will prevent "
+                        f"scheduling of one or more model instances, the minimum required count is {count}",
+                        "raise '--rate-limit-resource', or lower the count in 'rate_limiter'",
+                    )
+            priority = max(1, group.rate_limiter.priority)
+            gates += [Gate(self, needs, priority) if needs else None for _ in range(group.count)]
+        return gates
+
+    def open(self, gate: Gate) -> None:
+        """See ``Gate.open``."""
+        with self._lock:
+            self._gates.add(gate)
+
+    def enter(self, gate: Gate) -> None:
+        """Release its ``granted`` when it may go in; see ``Gate.enter``."""
+        with self._lock:
+            self._give_back(gate)
+            gate.turn = max(gate.turn, self._turn)
+            self._waiting.append(gate)
+            self._grant()
+
+    def leave(self, gate: Gate, unused: bool = False, closes: bool = False) -> None:
+        """See ``Gate.leave`` and ``Gate.close``."""
+        with self._lock:
+            if unused and gate.held:
+                gate.turn -= gate.priority
+            self._give_back(gate)
+            if closes:
+                self._gates.discard(gate)
+            self._grant()
+
+    def _give_back(self, gate: Gate) -> None:
+        if gate.held:
+            gate.held = False
+            self._held.subtract(gate.needs)
+
+    def _grant(self) -> None:
+        """Let in everybody whose turn it is and for whom there is enough."""
+        taken: set[str] = set()
+        for gate in sorted(self._waiting, key=_turn):
+            if taken.isdisjoint(gate.needs) and self._suffices(gate.needs):
+                self._waiting.remove(gate)
+                self._held.update(gate.needs)
+                self._turn = max(self._turn, gate.turn)
+                gate.turn += gate.priority
+                gate.held = True
+                gate.granted.release()
+            else:
+                taken.update(gate.needs)
+
+    def _suffices(self, needs: Mapping[str, int]) -> bool:
+        return all(self._held[name] + count <= self._most(name) for name, count in needs.items())
+
+    def _most(self, name: str) -> int:
+        if self._available:
+            return self._available.get(name, 0)
+        return max(gate.needs.get(name, 0) for gate in self._gates)
+
+
+class Gate:
+    """Where one instance waits for its resources; it belongs to that instance's thread."""
+
+    def __init__(self, limiter: RateLimiter, needs: Mapping[str, int], priority: int) -> None:
+        self.needs = needs
+        self.priority = priority
+        self.turn = 0
+        """Those that wait go by it; whoever runs moves on by its priority."""
+        self.held = False
+        self.granted = threading.Semaphore(0)
+        self._limiter = limiter
+
+    def open(self) -> None:
+        """Make its needs known, before the first ``enter``."""
+        self._limiter.open(self)
+
+    def enter(self) -> None:
+        """Give back what is held, and wait until it is this one's turn and all that it needs is there."""
+        self._limiter.enter(self)
+        self.granted.acquire()
+
+    def leave(self, unused: bool = False) -> None:
+        """Give back what is held, if anything; ``unused`` says that nothing ran, so that the turn is kept."""
+        if self.held:
+            self._limiter.leave(self, unused)
+
+    def close(self) -> None:
+        """Give back what is held and be gone."""
+        self._limiter.leave(self, closes=True)
+
+
+def _turn(gate: Gate) -> int:
+    return gate.turn
+
+
+def read_resources(texts: Iterable[str]) -> dict[str, int]:
+    """``name:count`` or ``name:count:device``, as options give them, by name; there is one device. Raises InvalidConfig."""
+    resources: dict[str, int] = {}
+    for text in texts:
+        name, _, rest = text.partition(":")
+        count, *device = rest.split(":")
+        if not name or not all(part.isdecimal() for part in (count, *device)) or len(device) > 1 or len(rest) > 20:
+            raise InvalidConfig(f"'{text}' is no resource", "write name:count, e.g. R1:4")
+        resources[name] = max(resources.get(name, 0), int(count))
+    return resources
