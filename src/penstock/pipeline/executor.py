@@ -1,0 +1,181 @@
+"""One pass over a graph: a step starts as soon as its inputs are there, and a tensor is let go of when nobody needs it any more.
+
+Calls and callbacks, no tasks: whoever is handed a step calls back with what came of it, perhaps at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from penstock.errors import Cancelled, InvalidArgument, PenstockError, revive
+from penstock.pipeline.graph import Plan, Step
+from penstock.tensor import Array
+
+_log = logging.getLogger(__name__)
+
+
+class Work(Protocol):
+    """A step that has been started."""
+
+    def cancel(self) -> object:
+        """Give it up. What it says afterwards, or meanwhile, is not listened to. Idempotent."""
+        ...
+
+
+Told = Mapping[str, Array] | PenstockError
+"""Arrays by name, or what went wrong."""
+Start = Callable[[Step, dict[str, Array], Callable[[Told], None]], Work | None]
+"""``start(step, inputs, done)`` begins a step on ``inputs``, by its own names, which are views that nobody writes to. ``done`` is
+called once, with the outputs by its own names, perhaps before this returns None. Raises PenstockError."""
+
+
+class Run:
+    """Ends once: ``done`` gets the wanted outputs that there are, in order, or the first error; whatever else is under way is
+    cancelled then. Belongs to one thread."""
+
+    def __init__(self, plan: Plan, start: Start, done: Callable[[Told], None]) -> None:
+        self._plan = plan
+        self._start = start
+        self._done: Callable[[Told], None] | None = done
+        self._arrays: dict[str, Array | None] = {}
+        """Of the tensors that are settled and needed; None if absent."""
+        self._uses = dict(plan.uses)
+        self._givers = dict(plan.givers)
+        self._waits = [len(step.reads) for step in plan.steps]
+        """By step, how many of its tensors are not settled yet."""
+        self._ready: deque[int] = deque()
+        self._running: dict[int, Work | None] = {}
+        self._is_advancing = False
+
+    def begin(self, inputs: Mapping[str, Array]) -> None:
+        """Start what can start on ``inputs``, of which some may be absent; once. ``done`` may be called before this returns."""
+        self._ready.extend(position for position, waits in enumerate(self._waits) if not waits)
+        for name in self._plan.inputs:
+            self._settle(name, inputs.get(name))
+        self._advance()
+
+    def cancel(self) -> None:
+        """End with Cancelled, unless it has ended. Idempotent."""
+        self._end(Cancelled("the request was cancelled"))
+
+    def _settle(self, tensor: str, array: Array | None) -> None:
+        """``tensor`` is ``array``, or, if None, one of those who could have given it will not."""
+        if array is None:
+            self._givers[tensor] -= 1
+            if self._givers[tensor]:
+                return
+        if self._uses.get(tensor):
+            self._arrays[tensor] = array
+        for position in self._plan.readers.get(tensor, ()):
+            self._waits[position] -= 1
+            if not self._waits[position]:
+                self._ready.append(position)
+
+    def _advance(self) -> None:
+        """Start all that is ready. A loop and no recursion, however many steps are done before their start returns."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        while self._ready and self._done is not None:
+            self._begin(self._ready.popleft())
+        self._is_advancing = False
+        if not self._running and self._done is not None:
+            self._finish()
+
+    def _begin(self, position: int) -> None:
+        step = self._plan.steps[position]
+        try:
+            inputs = self._take(step)
+            if inputs is None:
+                for tensor in step.outputs.values():
+                    self._settle(tensor, None)
+                return
+            self._running[position] = None
+            work = self._start(step, inputs, partial(self._answered, position))
+        except PenstockError as error:
+            self._end(_named(step, error))
+        except Exception:  # noqa: BLE001 - a bug of ours must not leave the run without an end
+            _log.exception("step '%s' could not be started", step.name)
+            self._end(PenstockError("internal error"))
+        else:
+            if position in self._running:
+                self._running[position] = work
+            elif self._done is None and work is not None:
+                work.cancel()  # the run was ended while the step was being started
+
+    def _take(self, step: Step) -> dict[str, Array] | None:
+        """What ``step`` is given; None if it is skipped. Lets go of what nobody else reads. Raises InvalidArgument."""
+        inputs, runs, arrays = {}, True, self._arrays
+        if step.condition is not None:
+            decides = arrays[step.condition.tensor]
+            runs = decides is not None and step.condition.holds(decides)
+        for own, tensor in step.inputs.items():
+            array = arrays[tensor]
+            if array is not None:
+                inputs[own] = array
+            elif own not in step.optional:
+                runs = False
+        for tensor in step.reads:
+            self._uses[tensor] -= 1
+            if not self._uses[tensor]:
+                del arrays[tensor]
+        return inputs if runs else None
+
+    def _answered(self, position: int, told: Told) -> None:
+        if position not in self._running:
+            return
+        del self._running[position]
+        step = self._plan.steps[position]
+        if isinstance(told, PenstockError):
+            self._end(_named(step, told))
+            return
+        for own, tensor in step.outputs.items():
+            array = told.get(own)
+            if array is None:
+                self._end(PenstockError(f"step '{step.name}' gave no output '{own}'"))
+                return
+            self._settle(tensor, array)
+        del told
+        self._advance()
+
+    def _finish(self) -> None:
+        outputs = {}
+        for name in self._plan.wanted:
+            array = self._arrays[name]
+            if array is not None:
+                outputs[name] = array
+            elif name not in self._plan.optional:
+                self._end(_absent(self._plan, name))
+                return
+        self._end(outputs)
+
+    def _end(self, told: Told) -> None:
+        done, self._done = self._done, None
+        if done is None:
+            return
+        running, self._running = self._running, {}
+        self._arrays.clear()
+        self._ready.clear()
+        for work in running.values():
+            if work is not None:
+                work.cancel()
+        done(told)
+
+
+def _named(step: Step, error: PenstockError) -> PenstockError:
+    """``error``, and whose it is."""
+    named = revive(type(error).__name__, f"step '{step.name}': {error.message}", error.hint)
+    named.retry_after_s = error.retry_after_s
+    return named
+
+
+def _absent(plan: Plan, name: str) -> InvalidArgument:
+    givers = [f"'{step.name}'" for step in plan.steps if name in step.outputs.values()]
+    why = f"step {', '.join(givers)} was skipped" if givers else "it is an input that was not given"
+    return InvalidArgument(
+        f"there is no output '{name}': {why}", "declare the output as optional, or ask for others only"
+    )

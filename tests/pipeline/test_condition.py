@@ -1,0 +1,93 @@
+"""Conditions of steps."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidArgument, InvalidConfig
+from penstock.pipeline.condition import Condition
+
+BOUNDS = st.sampled_from([-1e308, -1.0, -0.0, 0.0, 5e-324, 0.5, 1.0, 1e308])
+CONDITIONS = st.builds(Condition, st.just("t"), st.sampled_from(["<", "<=", "==", "!=", ">=", ">"]), BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("t", [1, 2, -1]),
+        ("not t", [0]),
+        (" t > 0.5 ", [1, 2]),
+        ("t<1", [0, -1]),
+        ("t >=1", [1, 2]),
+        ("t<= 1e0", [0, 1, -1]),
+        ("t == 2", [2]),
+        ("t != 2", [0, 1, -1]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, np.float16, ml_dtypes.bfloat16], ids=str)
+def test_a_condition_holds_for_one_number(text: str, holds: list[int], dtype: type) -> None:
+    condition = Condition.parse(text)
+    assert condition.tensor == "t"
+    assert [n for n in (0, 1, 2, -1) if condition.holds(np.full((1, 1), n, dtype))] == [
+        n for n in (0, 1, 2, -1) if n in holds
+    ]
+
+
+def test_a_flag_is_a_condition() -> None:
+    assert Condition.parse("in/put:0").holds(np.array([True]))
+    assert Condition.parse("not in/put:0").holds(np.array(False))
+
+
+@pytest.mark.parametrize("text", ["", "not", "a b", "t >", "t > x", "t > nan", "t > inf", "not t > 1", "t = 1", "> 1"])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    if text == "not":
+        assert Condition.parse(text).tensor == "not", "a tensor may be called so"
+        return
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        Condition.parse(text)
+
+
+def test_rows_must_agree() -> None:
+    condition = Condition.parse("t > 1")
+    assert condition.holds(np.array([[2], [3]]))
+    assert not condition.holds(np.array([[1], [0]]))
+    with pytest.raises(InvalidArgument, match="'t > 1' holds for some rows and not for others"):
+        condition.holds(np.array([[2], [1]]))
+
+
+def test_text_and_nothing_are_no_numbers() -> None:
+    with pytest.raises(InvalidArgument, match="has text"):
+        Condition.parse("t").holds(np.array([b"1"], object))
+    with pytest.raises(InvalidArgument, match="has no element"):
+        Condition.parse("t").holds(np.zeros(0))
+
+
+@given(CONDITIONS, CONDITIONS, st.floats())
+def test_of_conditions_that_exclude_one_another_one_holds_at_most(
+    one: Condition, other: Condition, value: float
+) -> None:
+    array = np.array([value])
+    if one.excludes(other):
+        assert other.excludes(one)
+        assert not (one.holds(array) and other.holds(array))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "excludes"),
+    [
+        ("t", "not t", True),
+        ("t > 0.5", "t <= 0.5", True),
+        ("t >= 0.5", "t <= 0.5", False),
+        ("t == 1", "t == 2", True),
+        ("t != 1", "t != 2", False),
+        ("t < 1", "t > 2", True),
+        ("t > 1", "t < 2", False),
+        ("t", "not u", False),
+    ],
+)
+def test_conditions_that_exclude_one_another(one: str, other: str, excludes: bool) -> None:
+    assert Condition.parse(one).excludes(Condition.parse(other)) is excludes
