@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from penstock.errors import InvalidArgument
+from penstock.protocol.messages import Message, ModelConfig
 from penstock.request import InferRequest
-from penstock.tensor import DataType, Signature
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+_BY_NAME = {f"TYPE_{datatype.value}": datatype for datatype in DataType} | {"TYPE_STRING": DataType.BYTES}
+_DATA_TYPES = {
+    value.number: _BY_NAME[value.name]
+    for value in ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values
+    if value.name in _BY_NAME
+}
+
+
+def client_signature(config: Message) -> Signature:
+    """What clients send and get, by ``config``, an effective ``ModelConfig``: with the batch dimension where requests are merged,
+    before any ``reshape``, and without inputs that are made from the batch."""
+    first = (-1,) if config.max_batch_size > 0 else ()
+    inputs, outputs = (
+        tuple(TensorSpec(tensor.name, _DATA_TYPES[tensor.data_type], first + tuple(tensor.dims)) for tensor in tensors)
+        for tensors in (config.input, config.output)
+    )
+    return Signature(inputs, outputs)
 
 
 class InputCheck:
-    """Checks names, datatypes, shapes and batch size; ``max_rows``, of one request, None means that the model is not batchable."""
+    """Checks names, datatypes, shapes and batch size against ``signature``, as clients see it; ``max_rows``, of one request, None
+    means that the model is not batchable. ``optional`` inputs may be left out, ``ragged`` ones may differ in shape and be merged."""
 
-    def __init__(self, model_name: str, signature: Signature, max_rows: int | None) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        signature: Signature,
+        max_rows: int | None,
+        optional: Iterable[str] = (),
+        ragged: Iterable[str] = (),
+    ) -> None:
         self._model_name = model_name
         self._signature = signature
         self._max_rows = max_rows
+        self._optional = frozenset(optional)
         self._outputs = frozenset(signature.output_names)
         first = 0 if max_rows is None else 1
         self._inputs = [
@@ -28,8 +56,23 @@ class InputCheck:
             )
             for spec in signature.inputs
         ]
+        self._ragged = frozenset(ragged)
+        self._compared = [spec.name for spec in signature.inputs if spec.name not in self._ragged]
         # With all but the batch axis fixed, any two requests can be merged and need no comparing.
-        self._mergeable = all(size != -1 for spec in signature.inputs for size in spec.shape[first:])
+        self._mergeable = not self._optional and all(
+            size != -1 for spec in signature.inputs if spec.name not in self._ragged for size in spec.shape[first:]
+        )
+
+    @classmethod
+    def of(cls, config: Message, max_rows: int) -> InputCheck:
+        """By ``config``, an effective ``ModelConfig``; ``max_rows`` holds if that has requests merged."""
+        return cls(
+            config.name,
+            client_signature(config),
+            max_rows if config.max_batch_size > 0 else None,
+            [tensor.name for tensor in config.input if tensor.optional],
+            [tensor.name for tensor in config.input if tensor.allow_ragged_batch],
+        )
 
     def __call__(self, request: InferRequest) -> tuple[int, Hashable]:
         """``(rows, key)``: the batch size (1 if not batchable), and what must be equal for two requests to be merged.
@@ -37,12 +80,13 @@ class InputCheck:
         Raises InvalidArgument.
         """
         inputs = request.inputs
-        if len(inputs) != len(self._inputs):
-            self._explain(request)
-        rows = -1
+        rows, absent = -1, 0
         for name, dtype, rank, fixed in self._inputs:
             array = inputs.get(name)
             if array is None or (array.dtype is not dtype and array.dtype != dtype):
+                if array is None and name in self._optional:
+                    absent += 1
+                    continue
                 self._explain(request)
             shape = array.shape
             if len(shape) != rank:
@@ -55,11 +99,18 @@ class InputCheck:
                     rows = shape[0]
                 if shape[0] != rows or not 0 < rows <= self._max_rows:
                     self._explain(request)
-        if request.outputs and not self._outputs.issuperset(request.outputs):
+        is_whole = len(inputs) + absent == len(self._inputs) and (rows != -1 or self._max_rows is None)
+        if not is_whole or (request.outputs and not self._outputs.issuperset(request.outputs)):
             self._explain(request)
         if self._max_rows is None:
             return 1, None
-        return rows, None if self._mergeable else tuple(inputs[name].shape[1:] for name, *_ in self._inputs)
+        return rows, None if self._mergeable else self._key(inputs)
+
+    def _key(self, inputs: Mapping[str, Array]) -> Hashable:
+        shapes = tuple([inputs[name].shape[1:] if name in inputs else None for name in self._compared])
+        if not self._optional:
+            return shapes
+        return shapes, tuple([name in inputs for name in self._signature.input_names])
 
     def _explain(self, request: InferRequest) -> NoReturn:
         """Find what is wrong and say it in the words that clients of the protocol know."""
@@ -71,12 +122,14 @@ class InputCheck:
         for name in inputs:
             if name not in names:
                 return f"unexpected inference input '{name}' for {model}; its inputs are {names}"
-        if missing := [name for name in names if name not in inputs]:
+        missing = [name for name in names if name not in inputs and name not in self._optional]
+        if missing or (not inputs and self._max_rows is not None):
             return (
-                f"expected {len(names)} inputs but got {len(inputs)} inputs for {model}. Got input(s) {list(inputs)}, "
+                f"expected {self._expected()} but got {len(inputs)} inputs for {model}. Got input(s) {list(inputs)}, "
                 f"but missing required input(s) {missing}. Please provide all required input(s)."
             )
-        for spec in self._signature.inputs:
+        specs = [spec for spec in self._signature.inputs if spec.name in inputs]
+        for spec in specs:
             got = DataType.from_numpy(inputs[spec.name].dtype)
             if got is not spec.datatype:
                 return (
@@ -88,18 +141,22 @@ class InputCheck:
                     f"unexpected shape for input '{spec.name}' for {model}. "
                     f"Expected {list(spec.shape)}, got {list(shape)}; -1 stands for any size"
                 )
-        return self._batch_reason(request) or self._output_reason(request)
+        return self._batch_reason(request, [spec.name for spec in specs]) or self._output_reason(request)
 
-    def _batch_reason(self, request: InferRequest) -> str:
+    def _batch_reason(self, request: InferRequest, names: Sequence[str]) -> str:
         if self._max_rows is None:
             return ""
-        first = request.inputs[self._signature.inputs[0].name].shape[0]
-        for name in self._signature.input_names:
+        first = request.inputs[names[0]].shape[0]
+        for name in names:
             if request.inputs[name].shape[0] != first:
                 return f"input '{name}' batch size does not match other inputs for '{self._model_name}'"
         if first > self._max_rows:
             return f"inference request batch-size must be <= {self._max_rows} for '{self._model_name}'"
         return f"inference request batch-size must be >= 1 for '{self._model_name}'" if first < 1 else ""
+
+    def _expected(self) -> str:
+        most, least = len(self._inputs), len(self._inputs) - len(self._optional)
+        return f"number of inputs between {least} and {most}" if least < most else f"{most} inputs"
 
     def _output_reason(self, request: InferRequest) -> str:
         unknown = next(name for name in request.outputs if name not in self._outputs)
