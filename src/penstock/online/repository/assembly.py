@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.engines.base import StreamingModel
+from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import InvalidConfig
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.input_check import InputCheck, client_signature
 from penstock.online.repository.labels import read_labels
 from penstock.online.repository.loader import Loaded
 from penstock.online.repository.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
+from penstock.online.scheduler.layout import layout_of
+from penstock.online.scheduler.rate_limiter import RateLimiter
 from penstock.protocol.messages import Message
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.tracing import Tracer
+from penstock.tensor import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from penstock.online.server.cache.response_cache import ResponseCache
@@ -38,10 +42,13 @@ class Limits(msgspec.Struct, frozen=True):
 class Assembler:
     """Belongs to the event loop."""
 
-    def __init__(self, limits: Limits, tracer: Tracer, cache: ResponseCache | None) -> None:
+    def __init__(
+        self, limits: Limits, tracer: Tracer, cache: ResponseCache | None, limiter: RateLimiter | None = None
+    ) -> None:
         self._limits = limits
         self._tracer = tracer
         self._cache = cache
+        self._limiter = limiter
 
     def assemble(self, loaded: Loaded) -> Handle:
         """A handle on ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
@@ -51,18 +58,22 @@ class Assembler:
             source.given,
             source.name,
             loaded.platform,
-            model.signature,
+            _signature(model, source.given),
             loaded.max_batch,
             len(loaded.models),
             decoupled=decoupled,
         )
         statistics = self._statistics(config, source.version, loaded.load_s)
         scheduling = batching(config, self._limits.max_queue)
-        batcher = DynamicBatcher(scheduling, asyncio.get_running_loop(), statistics, tracer=self._tracer)
-        max_rows = max(config.max_batch_size, self._limits.max_request_rows) if config.max_batch_size else None
-        check = InputCheck(source.name, model.signature, max_rows)
-        runs = [Instance(f"{source.name}-{number}", one, batcher) for number, one in enumerate(loaded.models)]
-        handle = Handle(source.version, config, check, model.signature, batcher, loaded.models, runs)
+        loop, layout = asyncio.get_running_loop(), layout_of(config)
+        batcher = DynamicBatcher(scheduling, loop, statistics, tracer=self._tracer, layout=layout)
+        check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
+        gates = self._limiter.gates(config) if self._limiter is not None else [None] * len(loaded.models)
+        runs = [
+            Instance(f"{source.name}-{number}", one, batcher, gate)
+            for number, (one, gate) in enumerate(zip(loaded.models, gates, strict=True))
+        ]
+        handle = Handle(source.version, config, check, client_signature(config), batcher, loaded.models, runs)
         handle.labels = read_labels(config, source.folder)
         if config.response_cache.enable:
             self._keep_answers(handle, f"{source.artifact.digest} {source.engine} {source.options}")
@@ -84,3 +95,11 @@ class Assembler:
                 f"model '{handle.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
             )
         handle.cache = self._cache.of(identity, handle.version, handle.statistics, self._limits.max_queue)
+
+
+def _signature(model: LoadedModel | StreamingModel, given: Message) -> Signature:
+    """The model's own, with those of its optional inputs that ``given`` names."""
+    named = [tensor.name for tensor in given.input]
+    optional: Sequence[TensorSpec] = getattr(model, "optional_inputs", ())
+    inputs = (*model.signature.inputs, *(spec for spec in optional if spec.name in named))
+    return Signature(inputs, model.signature.outputs)
