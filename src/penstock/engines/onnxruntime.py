@@ -123,19 +123,24 @@ class OnnxRuntimeModel:
             tuple(_spec(value) for value in session.get_inputs()),
             tuple(_spec(value) for value in session.get_outputs()),
         )
+        optional = [value for value in session.get_overridable_initializers() if value.type in _BY_ORT_TYPE]
+        self.optional_inputs = tuple(_spec(value) for value in optional)
+        """Inputs with a value of the model's own, which a caller may give another; not part of the signature."""
         self._names = self.signature.output_names
         self._session: ort.InferenceSession | None = session
-        specs = self.signature.inputs + self.signature.outputs
+        inputs = self.signature.inputs + self.optional_inputs
+        specs = inputs + self.signature.outputs
         self._run: Callable[[Mapping[str, Array]], list[Array]] = self._run_arrays
         if any(spec.datatype is DataType.BF16 for spec in specs):
             self._run = self._run_values
-        self._text_inputs = [spec.name for spec in self.signature.inputs if spec.datatype is DataType.BYTES]
+        self._text_inputs = [spec.name for spec in inputs if spec.datatype is DataType.BYTES]
         self.predictable = not self._text_inputs  # texts differ in length
         self._text_outputs = [spec.name for spec in self.signature.outputs if spec.datatype is DataType.BYTES]
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._text_inputs:
-            inputs = {**inputs, **{name: _to_text(name, inputs[name]) for name in self._text_inputs}}
+            texts = {name: _to_text(name, inputs[name]) for name in self._text_inputs if name in inputs}
+            inputs = {**inputs, **texts}
         try:
             outputs = self._run(inputs)
         except Exception as error:
