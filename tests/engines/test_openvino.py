@@ -5,11 +5,15 @@ import pytest
 
 pytest.importorskip("openvino", reason="the extra penstock[openvino] is not installed")
 
+from pathlib import Path
+
 import models
-from conformance.engines import OnnxConformance
+import openvino_models
+from conformance.engines import EngineConformance, OnnxConformance
+from penstock.artifact import Artifact
 from penstock.engines.base import Severity
 from penstock.engines.openvino import OpenVinoEngine, capabilities
-from penstock.errors import InvalidArgument, InvalidConfig, Unsupported
+from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, Unsupported
 from penstock.tensor import DataType
 
 _32_BITS = "the CPU plug-in computes in 32 bits; the engine refuses such inputs"
@@ -23,6 +27,31 @@ class TestConformance(OnnxConformance):
         "test_64_bit_floats_keep_their_precision": "the CPU plug-in computes FP64 in FP32",
         "test_input_that_no_node_reads": "OpenVINO drops such an input, from the signature too",
     }
+
+
+class TestIntermediateRepresentation(EngineConformance):
+    engine = OpenVinoEngine()
+    zoo = openvino_models
+    excluded = TestConformance.excluded
+
+
+def test_an_ir_needs_its_weights_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.xml"
+    path.write_bytes(openvino_models.linear().data)
+    with pytest.raises(InvalidModel, match=r"'m\.bin' is missing.*put it beside the model"):
+        OpenVinoEngine().load(Artifact.from_file(path), {})
+
+
+def test_a_file_that_is_no_ir_is_not_tried_as_something_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.bin").touch()
+    for data in (models.linear().data, b"node { name: 'x' }"):
+        (tmp_path / "m.xml").write_bytes(data)
+        with pytest.raises(InvalidModel, match=r"'m\.xml' is no OpenVINO model"):
+            OpenVinoEngine().load(Artifact.from_file(tmp_path / "m.xml"), {})
+    (tmp_path / "m.xml").write_bytes(b"<net")
+    with pytest.raises(InvalidModel) as caught:
+        OpenVinoEngine().load(Artifact.from_file(tmp_path / "m.xml"), {})
+    assert str(tmp_path) not in str(caught.value)
 
 
 @pytest.mark.parametrize("datatype", [DataType.INT64, DataType.UINT64, DataType.UINT32], ids=lambda d: d.value)

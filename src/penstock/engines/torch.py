@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -48,6 +49,9 @@ _BY_TORCH_TYPE = {
 }
 
 _FIXED_COST_BYTES = 128 << 20
+
+# torch reads one program at a time, and fails if asked to read a second meanwhile.
+_program_lock = threading.Lock()
 
 Program = Callable[[list[torch.Tensor]], Any]
 """Gives the outputs, nested as its author wrote them, for the inputs in signature order."""
@@ -166,7 +170,8 @@ def _load_program(data: bytes, device: torch.device, declared: Signature | None)
     # By torch's own reader, which need not see in an archive what another does.
     archive = PT2ArchiveReader(io.BytesIO(data))
     check_program(archive.get_file_names(), archive.read_bytes, _check_pickle)
-    program = load_pt2(io.BytesIO(data)).exported_programs["model"]
+    with _program_lock:
+        program = load_pt2(io.BytesIO(data)).exported_programs["model"]
     if device.type != "cpu":
         program = move_to_device_pass(program, str(device))
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
