@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from google.protobuf import json_format
 
 from penstock.errors import InvalidArgument
-from penstock.online.repository.input_check import InputCheck
+from penstock.online.repository.input_check import InputCheck, client_signature
+from penstock.protocol.messages import Message, ModelConfig
 from penstock.request import InferRequest
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -59,3 +61,68 @@ def test_unknown_outputs_are_refused_with_the_requests_id() -> None:
     asked.id, asked.outputs = "7", ("y", "w")
     with pytest.raises(InvalidArgument, match=r"\[request id: 7\] unexpected inference output 'w' for model 'm'"):
         InputCheck("m", SIGNATURE, max_rows=8)(asked)
+
+
+def config(max_batch_size: int = 8) -> Message:
+    inputs = [
+        {"name": "x", "data_type": "TYPE_FP32", "dims": [3]},
+        {"name": "w", "data_type": "TYPE_STRING", "dims": [-1], "optional": True},
+        {"name": "r", "data_type": "TYPE_INT64", "dims": [-1], "optional": True, "allow_ragged_batch": True},
+    ]
+    outputs = [{"name": "y", "data_type": "TYPE_FP32", "dims": [3], "reshape": {"shape": [3, 1]}}]
+    fields = {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs}
+    return json_format.ParseDict(fields, ModelConfig())
+
+
+def test_clients_see_the_configured_shapes_with_the_batch_in_front() -> None:
+    signature = client_signature(config())
+    assert signature.inputs[1] == TensorSpec("w", DataType.BYTES, (-1, -1))
+    assert signature.outputs == (TensorSpec("y", DataType.FP32, (-1, 3)),)
+    assert client_signature(config(0)).inputs[0].shape == (3,)
+
+
+def sent(**lengths: int) -> InferRequest:
+    """``x`` with the rows given, the others with as many and the length given."""
+    rows = lengths.pop("rows", 2)
+    kinds = {"x": np.float32, "w": np.object_, "r": np.int64}
+    return InferRequest("m", {name: np.zeros((rows, length), kinds[name]) for name, length in lengths.items()})
+
+
+def test_requests_with_other_optional_inputs_are_not_merged_and_ragged_ones_of_other_shapes_are() -> None:
+    check = InputCheck.of(config(), 8)
+    alone, text, longer = check(sent(x=3)), check(sent(x=3, w=1)), check(sent(x=3, w=2))
+    ragged, other = check(sent(x=3, r=1, rows=1)), check(sent(r=7, x=3, rows=1))
+    assert ragged == other
+    assert [one[0] for one in (alone, text, longer, ragged)] == [2, 2, 2, 1]
+    assert len({one[1] for one in (alone, text, longer, ragged)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            sent(w=1),
+            r"expected number of inputs between 1 and 3 but got 1 inputs .* missing required input\(s\) \['x'\]",
+        ),
+        (sent(), "expected number of inputs between 1 and 3 but got 0 inputs"),
+        (InferRequest("m", sent(x=3, w=1, r=1).inputs | {"z": np.zeros(1)}), "unexpected inference input 'z'"),
+        (InferRequest("m", sent(x=3).inputs | {"z": np.zeros(1)}), "unexpected inference input 'z'"),
+        (InferRequest("m", sent(x=3).inputs | sent(r=3, rows=1).inputs), "input 'r' batch size does not match"),
+        (InferRequest("m", sent(x=3).inputs | {"r": np.zeros((2, 1, 1), np.int64)}), "unexpected shape for input 'r'"),
+        (sent(x=3, rows=9), "batch-size must be <= 8"),
+    ],
+    ids=["required", "none", "one too many", "unknown in place of optional", "rows", "rank", "too many rows"],
+)
+def test_optional_inputs_are_checked_where_they_are_given(asked: InferRequest, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        InputCheck.of(config(), 8)(asked)
+
+
+def test_a_model_with_nothing_but_optional_inputs_needs_one_of_them_where_it_has_rows() -> None:
+    whole = config()
+    del whole.input[0]
+    with pytest.raises(InvalidArgument, match="between 0 and 2 but got 0 inputs"):
+        InputCheck.of(whole, 8)(sent())
+    assert InputCheck.of(whole, 8)(sent(w=1))[0] == 2
+    whole.max_batch_size = 0
+    assert InputCheck.of(whole, 8)(sent()) == (1, None)
