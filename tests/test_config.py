@@ -16,6 +16,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     drain: bool = True
     log: Literal["text", "json"] = "text"
     limit_ms: float | None = None
+    ports: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.host == "0.0.0.0" and self.port == 0:
@@ -37,6 +38,7 @@ def test_each_source_beats_those_before_it_and_is_remembered() -> None:
         ("drain", True, "default"),
         ("log", "json", "file"),
         ("limit_ms", None, "default"),
+        ("ports", (), "default"),
     ]
 
 
@@ -58,6 +60,11 @@ def test_the_environment_is_text_read_as_the_field(text: str, value: bool) -> No
     assert resolve(ServerConfig, "server", environment={"PENSTOCK_SERVER_DRAIN": text}).config.drain is value
 
 
+@pytest.mark.parametrize(("text", "value"), [("", ()), ("80", (80,)), ("80, 443,", (80, 443))])
+def test_a_list_in_the_environment_stands_between_commas(text: str, value: tuple[int, ...]) -> None:
+    assert resolve(ServerConfig, "server", environment={"PENSTOCK_SERVER_PORTS": text}).config.ports == value
+
+
 def test_environment_of_other_sections_is_not_ours() -> None:
     assert (
         resolve(ServerConfig, "server", environment={"PENSTOCK_SERVE_PORT": "1", "PENSTOCK_X": ""}).config.port == 8000
@@ -72,7 +79,10 @@ def test_environment_of_other_sections_is_not_ours() -> None:
             {"environment": {"PENSTOCK_SERVER_HOSTS": "x"}},
             r"unknown setting 'PENSTOCK_SERVER_HOSTS' in the environment \(did you mean 'host'\?\)",
         ),
-        ({"flags": {"zzz": 1}}, r"unknown setting 'zzz' in the flag \(known: port, host, drain, log, limit_ms\)"),
+        (
+            {"flags": {"zzz": 1}},
+            r"unknown setting 'zzz' in the flag \(known: port, host, drain, log, limit_ms, ports\)",
+        ),
         ({"environment": {"PENSTOCK_SERVER_PORT": "http"}}, "setting 'port' from the environment is wrong: .*int"),
         ({"environment": {"PENSTOCK_SERVER_PORT": "70000"}}, "setting 'port' from the environment is wrong: .*65535"),
         ({"environment": {"PENSTOCK_SERVER_DRAIN": "maybe"}}, "setting 'drain' from the environment is wrong"),

@@ -88,6 +88,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _convert(into: type[msgspec.Struct], key: str, value: Any, origin: str) -> Any:
     field = next(field for field in msgspec.structs.fields(into) if field.name == key)
+    if origin == "environment" and get_origin(field.type) is tuple:
+        value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         # The environment holds text only; "8000" and "true" are read as what the field is.
         return msgspec.convert(value, field.type, strict=origin != "environment")

@@ -13,6 +13,8 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
+Dialect = Literal["tensorflow-serving", "kserve-v1", "torchserve"]
+DIALECTS: tuple[Dialect, ...] = ("tensorflow-serving", "kserve-v1", "torchserve")
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
 
@@ -44,6 +46,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """File with the key of ``tls_certificate``, in PEM and without a password; empty: it is in the same file."""
     tls_client_ca: str = ""
     """File with the authorities, in PEM, one of which must have signed a client's certificate; empty: clients need none."""
+    dialects: tuple[Dialect, ...] = DIALECTS
+    """Protocols of other servers that are understood over HTTP, beside the Open Inference Protocol; none, if empty."""
     max_batch: _Count | None = None
     """Most rows that are merged into one batch, for every model; not given: what its bundle says, or 64."""
     max_request_rows: _Count = 1024

@@ -15,7 +15,7 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.admission import Admission
-from penstock.online.server.classification import classify_outputs
+from penstock.online.server.classification import Labels, classify_outputs
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
 from penstock.request import Deadline, Done, InferRequest, InferResponse
@@ -155,6 +155,10 @@ class DataPlane:
     def model_config(self, name: str, version: str = "") -> Message:
         """The effective configuration, a ``ModelConfig`` message with its defaults filled in. Raises NotFound."""
         return self._served.find(name, version).config
+
+    def labels(self, name: str, version: str = "") -> Labels:
+        """What the classes of the model's outputs are called. Raises NotFound."""
+        return self._served.find(name, version).labels
 
     def classify(self, response: InferResponse, counts: Mapping[str, int]) -> None:
         """Replace the outputs named in ``counts`` by that many of their greatest values. Raises NotFound, InvalidArgument."""

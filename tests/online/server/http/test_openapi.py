@@ -16,6 +16,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from http_servers import LOOPS, GatedServer, get, infer
+from penstock.online.server.config import DIALECTS
+from penstock.online.server.dialects.registry import dialect_resources
 from penstock.online.server.http.api import RESOURCES
 from penstock.online.server.http.openapi import document
 
@@ -33,7 +35,8 @@ CHECKS = [
     response_schema_conformance,
     unsupported_method,
 ]
-SCHEMA = schemathesis.openapi.from_dict(json.loads(document()))
+DOCUMENT = document(DIALECTS)
+SCHEMA = schemathesis.openapi.from_dict(json.loads(DOCUMENT))
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +48,23 @@ def server() -> Iterator[GatedServer]:
 def test_it_describes_exactly_what_is_served() -> None:
     described = {
         path: {method.upper() for method in operations if method != "parameters"}
-        for path, operations in json.loads(document())["paths"].items()
+        for path, operations in json.loads(DOCUMENT)["paths"].items()
     }
     served = {
-        path: {method.decode() for method in resource.handlers} for resource in RESOURCES for path in resource.paths
+        path: {method.decode() for method in resource.handlers}
+        for resource in [*RESOURCES, *dialect_resources(DIALECTS)]
+        for path in resource.paths
     }
     assert described == served
 
 
 def test_every_reference_leads_somewhere() -> None:
-    schemas = json.loads(document())["components"]["schemas"]
-    assert set(re.findall(rb'"#/components/schemas/(\w+)"', document())) == {name.encode() for name in schemas}
+    schemas = json.loads(DOCUMENT)["components"]["schemas"]
+    assert set(re.findall(rb'"#/components/schemas/(\w+)"', DOCUMENT)) == {name.encode() for name in schemas}
 
 
 def test_it_is_published(server: GatedServer) -> None:
-    assert server.connect().ask(get("/openapi.json")).body == document()
+    assert server.connect().ask(get("/openapi.json")).body == DOCUMENT
 
 
 @SCHEMA.parametrize()

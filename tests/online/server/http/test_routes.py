@@ -12,6 +12,10 @@ def other(exchange: Exchange, route: Route) -> None:
     """Handles nothing."""
 
 
+def encode(status: int, message: str) -> bytes:
+    return b"%d" % status + message.encode()
+
+
 GET, POST = {b"GET": one}, {b"POST": other}
 RESOURCES = [
     Resource("/v2", GET, needs=Needs.NOTHING),
@@ -19,6 +23,8 @@ RESOURCES = [
     Resource("/v2/models/{model}", GET, versioned=True),
     Resource("/v2/models/{model}/infer", POST, versioned=True),
     Resource("/v2/region/{name}/status", GET, needs=Needs.ADMIN),
+    Resource("/v1/models/{model}:predict", POST, versioned=True, error=encode),
+    Resource("/v1/models/{model}", GET),
 ]
 
 
@@ -26,7 +32,7 @@ RESOURCES = [
     ("url", "route"),
     [
         (b"/v2", Route(GET, Needs.NOTHING)),
-        (b"/v2?verbose=1", Route(GET, Needs.NOTHING)),
+        (b"/v2?verbose=1", Route(GET, Needs.NOTHING, query=b"verbose=1")),
         (b"/v2/models/m", Route(GET, Needs.KEY, "m")),
         (b"/v2/models/m/versions/2", Route(GET, Needs.KEY, "m", "2")),
         (b"/v2/models/stats", Route(POST)),
@@ -34,7 +40,12 @@ RESOURCES = [
         (b"/v2/models/a%20b%2Fc/infer", Route(POST, Needs.KEY, "a b/c")),
         (b"/v2/models/m/versions/10/infer", Route(POST, Needs.KEY, "m", "10")),
         (b"http://host:8000/v2/models/m/infer", Route(POST, Needs.KEY, "m")),
+        (b"http://host:8000/v2/models/m?a=b", Route(GET, Needs.KEY, "m", query=b"a=b")),
         (b"/v2/region/r.1/status", Route(GET, Needs.ADMIN, name="r.1")),
+        (b"/v1/models/m:predict", Route(POST, Needs.KEY, "m", error=encode)),
+        (b"/v1/models/a:b:predict", Route(POST, Needs.KEY, "a:b", error=encode)),
+        (b"/v1/models/m/versions/3:predict", Route(POST, Needs.KEY, "m", "3", error=encode)),
+        (b"/v1/models/m:other", Route(GET, Needs.KEY, "m:other")),
     ],
 )
 def test_what_a_url_means(url: bytes, route: Route) -> None:
@@ -48,7 +59,8 @@ def test_what_a_url_means(url: bytes, route: Route) -> None:
         b"*",
         b"/",
         b"/v2/",
-        b"/v1/models/m",
+        b"/v1/models",
+        b"/v1/models/m/versions/3:other",
         b"/v2/models/m/",
         b"/v2/models//infer",
         b"/v2/models/m/infer/",

@@ -12,9 +12,8 @@ import msgspec
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.online.repository.model_config import to_json
 from penstock.online.server.http.answer import JSON
-from penstock.online.server.http.exchange import Exchange, infer
+from penstock.online.server.http.exchange import Exchange, infer, later
 from penstock.online.server.http.generate import generate, generate_stream
-from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Handler, Needs, Resource, Route
 from penstock.online.server.metrics_page import CONTENT_TYPE
 
@@ -56,22 +55,6 @@ def _read(exchange: Exchange, kind: type[_Body]) -> _Body:
         raise InvalidArgument("the body's JSON is nested too deeply") from None
 
 
-def _later(content: _Content) -> Handler:
-    """A handler that answers what ``content`` returns as JSON; None is an empty answer."""
-
-    async def answer(exchange: Exchange, route: Route) -> None:
-        result = await content(exchange, route)
-        if result is None:
-            exchange.reply_empty()
-        else:
-            exchange.reply_json(result)
-
-    def handle(exchange: Exchange, route: Route) -> None:
-        exchange.later(answer(exchange, route))
-
-    return handle
-
-
 # Health and descriptions
 
 
@@ -103,7 +86,7 @@ def _model_config(exchange: Exchange, route: Route) -> None:
 
 
 def _openapi(exchange: Exchange, route: Route) -> None:
-    exchange.reply(200, JSON, document())
+    exchange.reply(200, JSON, exchange.line.shared.description())
 
 
 # Statistics, settings and the repository
@@ -136,8 +119,7 @@ async def _index(exchange: Exchange, route: Route) -> list[dict[str, Any]]:
 
 def _of_client(exchange: Exchange, models: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of ``models`` that the client may use."""
-    access = exchange.line.shared.access
-    return models if access is None else [one for one in models if access.may(exchange.client, one["name"])]
+    return [one for one in models if exchange.may_use(one["name"])]
 
 
 async def _load(exchange: Exchange, route: Route) -> None:
@@ -173,7 +155,7 @@ async def _write_metrics(exchange: Exchange) -> None:
     exchange.reply(200, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), page)
 
 
-def _metrics(exchange: Exchange, route: Route) -> None:
+def metrics(exchange: Exchange, route: Route) -> None:
     exchange.later(_write_metrics(exchange))
 
 
@@ -210,48 +192,48 @@ async def _unregister_cuda(exchange: Exchange, route: Route) -> None:
 
 
 def _region_resources(kind: str, status: _Content, register: _Content, unregister: _Content) -> list[Resource]:
-    status_of: Mapping[bytes, Handler] = {b"GET": _later(status)}
-    forget: Mapping[bytes, Handler] = {b"POST": _later(unregister)}
+    status_of: Mapping[bytes, Handler] = {b"GET": later(status)}
+    forget: Mapping[bytes, Handler] = {b"POST": later(unregister)}
     base = f"/v2/{kind}sharedmemory"
     return [
         Resource(f"{base}/status", status_of, needs=Needs.ADMIN),
         Resource(f"{base}/region/{{name}}/status", status_of, needs=Needs.ADMIN),
-        Resource(f"{base}/region/{{name}}/register", {b"POST": _later(register)}, needs=Needs.ADMIN),
+        Resource(f"{base}/region/{{name}}/register", {b"POST": later(register)}, needs=Needs.ADMIN),
         Resource(f"{base}/unregister", forget, needs=Needs.ADMIN),
         Resource(f"{base}/region/{{name}}/unregister", forget, needs=Needs.ADMIN),
     ]
 
 
-_TRACE: Mapping[bytes, Handler] = {b"GET": _later(_trace_settings), b"POST": _later(_update_trace_settings)}
-_LOGGING: Mapping[bytes, Handler] = {b"GET": _later(_log_settings), b"POST": _later(_update_log_settings)}
+_TRACE: Mapping[bytes, Handler] = {b"GET": later(_trace_settings), b"POST": later(_update_trace_settings)}
+_LOGGING: Mapping[bytes, Handler] = {b"GET": later(_log_settings), b"POST": later(_update_log_settings)}
 
 RESOURCES = [
     Resource("/v2", {b"GET": _server_metadata}),
     Resource("/v2/health/live", {b"GET": _live}, needs=Needs.NOTHING),
     Resource("/v2/health/ready", {b"GET": _ready}, needs=Needs.NOTHING),
     # In front of all models, none of which can be asked for under this name.
-    Resource("/v2/models/stats", {b"GET": _later(_statistics)}),
+    Resource("/v2/models/stats", {b"GET": later(_statistics)}),
     Resource("/v2/models/{model}", {b"GET": _model_metadata}, versioned=True),
     Resource("/v2/models/{model}/ready", {b"GET": _model_ready}, versioned=True),
     Resource("/v2/models/{model}/config", {b"GET": _model_config}, versioned=True),
-    Resource("/v2/models/{model}/stats", {b"GET": _later(_statistics)}, versioned=True),
+    Resource("/v2/models/{model}/stats", {b"GET": later(_statistics)}, versioned=True),
     Resource("/v2/models/{model}/infer", {b"POST": infer}, versioned=True),
     Resource("/v2/models/{model}/generate", {b"POST": generate}, versioned=True),
     Resource("/v2/models/{model}/generate_stream", {b"POST": generate_stream}, versioned=True),
     Resource("/v2/models/{model}/trace/setting", _TRACE, needs=Needs.ADMIN),
     Resource("/v2/trace/setting", _TRACE, needs=Needs.ADMIN),
     Resource("/v2/logging", _LOGGING, needs=Needs.ADMIN),
-    Resource("/v2/repository/index", {b"POST": _later(_index)}),
-    Resource("/v2/repository/{name}/index", {b"POST": _later(_index)}),
-    Resource("/v2/repository/models/{model}/load", {b"POST": _later(_load)}, needs=Needs.ADMIN),
-    Resource("/v2/repository/models/{model}/unload", {b"POST": _later(_unload)}, needs=Needs.ADMIN),
-    Resource("/v2/repository/{name}/models/{model}/load", {b"POST": _later(_load)}, needs=Needs.ADMIN),
-    Resource("/v2/repository/{name}/models/{model}/unload", {b"POST": _later(_unload)}, needs=Needs.ADMIN),
+    Resource("/v2/repository/index", {b"POST": later(_index)}),
+    Resource("/v2/repository/{name}/index", {b"POST": later(_index)}),
+    Resource("/v2/repository/models/{model}/load", {b"POST": later(_load)}, needs=Needs.ADMIN),
+    Resource("/v2/repository/models/{model}/unload", {b"POST": later(_unload)}, needs=Needs.ADMIN),
+    Resource("/v2/repository/{name}/models/{model}/load", {b"POST": later(_load)}, needs=Needs.ADMIN),
+    Resource("/v2/repository/{name}/models/{model}/unload", {b"POST": later(_unload)}, needs=Needs.ADMIN),
     *_region_resources("system", _status, _register, _unregister),
     *_region_resources("cuda", _cuda_status, _register_cuda, _unregister_cuda),
     Resource("/openapi.json", {b"GET": _openapi}, needs=Needs.NOTHING),
 ]
 """The first that matches a URL has it."""
 
-METRICS = [Resource("/metrics", {b"GET": _metrics}, needs=Needs.NOTHING)]
+METRICS = [Resource("/metrics", {b"GET": metrics}, needs=Needs.NOTHING)]
 """What is on the port for metrics."""

@@ -113,10 +113,10 @@ class RequestDecoder:
                 "describe the inputs in JSON",
             )
         (spec,) = specs
-        return InferRequest(model_name, {spec.name: _whole_body(spec, body)}, model_version)
+        return InferRequest(model_name, {spec.name: whole_body(spec, body)}, model_version)
 
 
-def _whole_body(spec: TensorSpec, body: Body) -> Array:
+def whole_body(spec: TensorSpec, body: Body) -> Array:
     """All of ``body`` as one tensor, the size of whose only free dimension follows from its length.
 
     If there are two, the first is the batch, of one row.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.encoder import encode_error
 from penstock.online.server.http.head import Head
 from penstock.online.server.http.plan import Body
-from penstock.online.server.http.routes import Needs, Route
+from penstock.online.server.http.routes import Handler, Needs, Route
 from penstock.request import InferRequest, Outcome
 from penstock.tensor import Buffer
 
@@ -128,7 +129,9 @@ class Exchange(msgspec.Struct, eq=False):
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
         """Answer with ``message``; to HEAD without, since its answer has no body."""
-        self.reply(status, JSON + headers, b"" if self.head.method == b"HEAD" else encode_error(message))
+        error = self.head.route.error
+        body = encode_error(message) if error is None else error(status, message)
+        self.reply(status, JSON + headers, b"" if self.head.method == b"HEAD" else body)
 
     def as_error(self, error: Exception) -> PenstockError:
         """``error`` as the client may know it."""
@@ -143,6 +146,11 @@ class Exchange(msgspec.Struct, eq=False):
         head = self.head
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate
+
+    def may_use(self, model: str) -> bool:
+        """Whether the client has the right to ``model``."""
+        access = self.line.shared.access
+        return access is None or access.may(self.client, model)
 
     def _identify(self, head: Head, access: Access) -> None:
         route = head.route
@@ -199,6 +207,23 @@ class Exchange(msgspec.Struct, eq=False):
     async def _compress(self, status: int, headers: bytes, parts: Sequence[Buffer], encoding: bytes) -> None:
         body = await _on_thread(lambda: compression.compress(parts, encoding))
         self.line.answered(self, status, headers, body)
+
+
+def later(content: Callable[[Exchange, Route], Awaitable[Any]]) -> Handler:
+    """A handler that answers what ``content`` returns as JSON; None is an empty answer."""
+
+    async def answer(exchange: Exchange, route: Route) -> None:
+        result = await content(exchange, route)
+        if result is None:
+            exchange.reply_empty()
+        else:
+            exchange.reply_json(result)
+
+    @functools.wraps(content)
+    def handle(exchange: Exchange, route: Route) -> None:
+        exchange.later(answer(exchange, route))
+
+    return handle
 
 
 def infer(exchange: Exchange, route: Route) -> None:

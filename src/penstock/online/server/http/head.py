@@ -36,6 +36,7 @@ class Head(msgspec.Struct, gc=False):
     """``Inference-Header-Content-Length``."""
     encoding: bytes = b""
     """``Content-Encoding`` in lower case; empty for identity."""
+    content_type: bytes = b""
     accepted: bytes = b""
     """What ``Accept-Encoding`` likes best; empty for identity."""
     credential: bytes | None = None
@@ -77,6 +78,10 @@ def _read_encoding(head: Head, value: bytes) -> None:
     head.encoding = b"" if encoding == b"identity" else encoding
 
 
+def _read_content_type(head: Head, value: bytes) -> None:
+    head.content_type = value
+
+
 def _read_accepted(head: Head, value: bytes) -> None:
     head.accepted = preferred(value)
 
@@ -100,6 +105,7 @@ def _read_tracestate(head: Head, value: bytes) -> None:
 _READERS: Mapping[bytes, Callable[[Head, bytes], None]] = {
     b"inference-header-content-length": _read_json_length,
     b"content-encoding": _read_encoding,
+    b"content-type": _read_content_type,
     b"accept-encoding": _read_accepted,
     b"authorization": _read_authorization,
     b"x-api-key": _read_api_key,

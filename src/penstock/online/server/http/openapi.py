@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 
 from penstock import __version__
+from penstock.online.server.config import Dialect
+from penstock.online.server.dialects.registry import dialect_resources
 from penstock.tensor import DataType
 
 _Schema = dict[str, Any]
@@ -26,6 +30,7 @@ _STATUSES = {
     405: "another method than the resource has",
     408: "the request took too long to arrive",
     413: "the body is too large",
+    415: "a body of a kind that is not read here",
     429: "too many requests, or nothing left of what there is",
     431: "the headers are too large",
     500: "the model failed, or the server",
@@ -59,6 +64,11 @@ _TENSOR = {"name": _TEXT, "shape": _SHAPE, "datatype": _DATATYPE, "parameters": 
 
 _SCHEMAS: dict[str, _Schema] = {
     "Error": _object(["error"], error=_TEXT),
+    "TorchServeError": {
+        "description": "A URL with a name or version that cannot be one is answered as everywhere",
+        "anyOf": [_object(["code", "type", "message"], code=_COUNT, type=_TEXT, message=_TEXT), _ref("Error")],
+    },
+    "Anything": {"description": "As the dialect has it"},
     "ServerMetadata": _object(["name", "version", "extensions"], name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "ModelMetadata": _object(
         ["name", "versions", "platform", "inputs", "outputs"],
@@ -131,6 +141,7 @@ _BINARY_HEADER: _Schema = {
     "schema": _COUNT,
 }
 _RAW = "application/octet-stream"
+_NAMES = re.compile(r"\{(\w+)\}")
 
 
 def _path_parameter(name: str) -> _Schema:
@@ -139,13 +150,13 @@ def _path_parameter(name: str) -> _Schema:
 
 
 def _operation(
-    summary: str, answer: str | None = None, body: str | None = None, needs_body: bool = False, media: str = ""
+    summary: str, answer: str | None = None, body: str | None = None, needs_body: bool = False, error: str = "Error"
 ) -> _Schema:
-    """``answer`` and ``body`` are names of schemas; without ``answer`` the answer is empty."""
+    """``answer``, ``body`` and ``error`` are names of schemas; without ``answer`` the answer is empty."""
     content: _Schema = {}
     if answer is not None:
-        content = {media or "application/json": {"schema": _ref(answer)}}
-    failure = {"application/json": {"schema": _ref("Error")}}
+        content = {"application/json": {"schema": _ref(answer)}}
+    failure = {"application/json": {"schema": _ref(error)}}
     responses: _Schema = {"200": {"description": "done"} | ({"content": content} if content else {})}
     responses |= {str(status): {"description": text, "content": failure} for status, text in _STATUSES.items()}
     operation: _Schema = {"summary": summary, "responses": responses}
@@ -235,12 +246,31 @@ def _paths() -> dict[str, dict[str, _Schema]]:
     return paths | _of_regions("system", "System") | _of_regions("cuda", "Cuda")
 
 
+def _of_dialects(dialects: Iterable[Dialect]) -> dict[str, dict[str, _Schema]]:
+    """As the resources tell it themselves, with the first lines of their handlers' docstrings."""
+    paths: dict[str, dict[str, _Schema]] = {}
+    for resource in dialect_resources(dialects):
+        error = "Error" if resource.error is None else "TorchServeError"
+        query = [{"name": name, "in": "query", "schema": _TEXT} for name in resource.query]
+        for path in resource.paths:
+            operations = paths[path] = {}
+            for method, handler in resource.handlers.items():
+                summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
+                body = "Anything" if method in (b"POST", b"PUT") else None
+                operation = operations[method.decode().lower()] = _operation(summary, "Anything", body, error=error)
+                if path.endswith("/metrics"):
+                    operation["responses"]["200"]["content"] = {"text/plain": {"schema": _TEXT}}
+                if query:
+                    operation["parameters"] = query
+    return paths
+
+
 @functools.cache
-def document() -> bytes:
-    """The description as JSON."""
+def document(dialects: Sequence[Dialect] = ()) -> bytes:
+    """The description as JSON, with the dialects that are switched on."""
     paths: dict[str, Any] = {}
-    for path, operations in _paths().items():
-        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    for path, operations in (_paths() | _of_dialects(dialects)).items():
+        names = _NAMES.findall(path)
         paths[path] = operations | ({"parameters": [_path_parameter(name) for name in names]} if names else {})
     return orjson.dumps(
         {
@@ -248,7 +278,7 @@ def document() -> bytes:
             "info": {
                 "title": "Penstock",
                 "version": __version__,
-                "description": "The Open Inference Protocol (KServe v2) with its extensions",
+                "description": "The Open Inference Protocol (KServe v2) with its extensions, and dialects of other servers",
             },
             "paths": paths,
             "components": {

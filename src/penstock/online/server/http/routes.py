@@ -37,10 +37,16 @@ class Route(NamedTuple):
     model: str = ""
     version: str = ""
     name: str = ""
-    """Of a region of shared memory, or of a repository."""
+    """Of a region of shared memory, of a repository, or a version's label."""
+    query: bytes = b""
+    """What follows the question mark."""
+    error: ErrorBody | None = None
+    """How this resource writes errors; None: as the Open Inference Protocol does."""
 
 
 Handler = Callable[["Exchange", Route], None]
+ErrorBody = Callable[[int, str], bytes]
+"""The body for a status and a message."""
 
 
 class Resource(NamedTuple):
@@ -53,6 +59,9 @@ class Resource(NamedTuple):
     handlers: Mapping[bytes, Handler]
     versioned: bool = False
     needs: Needs = Needs.KEY
+    error: ErrorBody | None = None
+    query: tuple[str, ...] = ()
+    """The parameters that its handlers look for in the URL."""
 
     @property
     def paths(self) -> list[str]:
@@ -78,20 +87,21 @@ class Routes(dict[bytes, Route]):
         return route
 
     def _parse(self, url: bytes) -> Route:
-        path = url.partition(b"?")[0]
+        path, _, query = url.partition(b"?")
         if not path.startswith(b"/"):
             # The absolute form, as proxies send it.
             try:
-                path = httptools.parse_url(url).path or b""
+                parsed = httptools.parse_url(url)
             except httptools.HttpParserInvalidURLError:
                 return NOWHERE
+            path, query = parsed.path or b"", parsed.query or b""
         for pattern, resource in self._resources:
             if match := pattern.fullmatch(path):
                 try:
                     names = {name: unquote_to_bytes(value).decode() for name, value in match.groupdict().items()}
                 except UnicodeDecodeError:
                     return NOWHERE
-                return Route(resource.handlers, resource.needs, **names)
+                return Route(resource.handlers, resource.needs, query=query, error=resource.error, **names)
         return NOWHERE
 
 

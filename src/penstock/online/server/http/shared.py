@@ -12,10 +12,12 @@ from penstock.online.server.config import ServerConfig
 from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.dialects.registry import dialect_resources
 from penstock.online.server.http.api import RESOURCES
 from penstock.online.server.http.decoder import RequestDecoder
 from penstock.online.server.http.encoder import AnswerEncoder
 from penstock.online.server.http.head import Heads
+from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Resource, Routes
 from penstock.tensor import DataType, TensorSpec
 
@@ -34,8 +36,9 @@ class Shared:
         connections: Connections,
         access: Access | None = None,
         budget: ByteBudget | None = None,
-        resources: Iterable[Resource] = RESOURCES,
+        resources: Iterable[Resource] | None = None,
     ) -> None:
+        """``resources`` None: the Open Inference Protocol, and the dialects that ``config`` names."""
         self.dataplane = dataplane
         self.control = control
         self.config = config
@@ -43,7 +46,7 @@ class Shared:
         self.access = access if access is not None and access.enabled else None
         """Only where keys are asked for."""
         self.budget = budget
-        self.routes = Routes(resources)
+        self.routes = Routes([*RESOURCES, *dialect_resources(config.dialects)] if resources is None else resources)
         self.heads = Heads()
         self.decode = RequestDecoder(dataplane.shared_memory, self.inputs_of)
         self.encode = AnswerEncoder()
@@ -75,6 +78,10 @@ class Shared:
         """The inputs of a model. Raises NotFound."""
         described: Any = self.dataplane.model_metadata(model, version)["inputs"]
         return [TensorSpec(one["name"], DataType(one["datatype"]), tuple(one["shape"])) for one in described]
+
+    def description(self) -> bytes:
+        """Of everything that is answered, in OpenAPI."""
+        return document(self.config.dialects)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Have ``work``, which does not fail, done beside everything else."""

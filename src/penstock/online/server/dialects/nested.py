@@ -1,0 +1,146 @@
+"""Tensors as nested JSON lists, as TensorFlow Serving, KServe v1 and TorchServe write them. Pure.
+
+The shape is the nesting. An element of BYTES is a text, or ``{"b64": …}``; FP16 and BF16 are numbers. NaN and infinities are
+bare words, which JSON does not have, in requests as in answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.http.json_tensor import from_json
+from penstock.request import check_bytes_elements
+from penstock.tensor import Array, Buffer, DataType, TensorSpec, as_bytes
+
+_MAX_RANK = 32
+_B64 = "b64"
+_BYTES_SUFFIX = "_bytes"
+_HALVES = (DataType.FP16, DataType.BF16)
+
+
+def read_json(body: Buffer) -> Any:
+    """What ``body`` says, with ``NaN`` and ``Infinity`` as numbers. Raises InvalidArgument."""
+    try:
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            text = bytes(body).decode()
+            if "NaN" not in text and "Infinity" not in text:
+                raise
+            return json.loads(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidArgument(f"JSON Parse error: {error}") from None
+    except RecursionError:
+        raise InvalidArgument("JSON Parse error: nested too deeply") from None
+
+
+def read_object(body: Buffer) -> dict[str, Any]:
+    """The members of the object in ``body``. Raises InvalidArgument."""
+    members = read_json(body)
+    if not isinstance(members, dict):
+        raise InvalidArgument("JSON Value: Is not object", "the body must be a JSON object")
+    return members
+
+
+def is_named(value: Any) -> bool:
+    """Whether ``value`` is an object that holds values by their names, and no binary element."""
+    return isinstance(value, dict) and not (value.keys() == {_B64} and isinstance(value[_B64], str))
+
+
+def to_array(spec: TensorSpec, value: Any) -> Array:
+    """``value``, an element or evenly nested lists of them, in the datatype of ``spec``, whose shape is not looked at.
+
+    Raises InvalidArgument.
+    """
+    name, datatype = spec.name, spec.datatype
+    shape, elements = _flatten(name, value)
+    if datatype is DataType.BYTES:
+        check_bytes_elements(len(elements))
+        texts = np.empty(len(elements), np.object_)
+        texts[:] = [_to_bytes(name, element) for element in elements]
+        return texts.reshape(shape)
+    if datatype not in _HALVES:
+        return from_json(name, datatype.value, shape, elements)
+    wide = from_json(name, DataType.FP32.value, shape, elements)
+    with np.errstate(all="ignore"):
+        array: Array = wide.astype(datatype.dtype)
+    if (np.isinf(array) != np.isinf(wide)).any():
+        raise InvalidArgument(f"the data of input '{name}' do not fit {datatype.value}: a number is too large")
+    return array
+
+
+def to_value(name: str, array: Array) -> Any:
+    """Output ``name`` as ``write_json`` takes it; its first axis, if any, can be indexed.
+
+    Elements of BYTES are ``{"b64": …}`` if the name ends in ``_bytes``, or if not all of them are text.
+    """
+    datatype = DataType.from_numpy(array.dtype)
+    if datatype is not DataType.BYTES:
+        return array.astype(np.float32) if datatype in _HALVES else array
+    elements = [as_bytes(element) for element in array.ravel().tolist()]
+    values = np.empty(len(elements), np.object_)
+    try:
+        values[:] = [None if name.endswith(_BYTES_SUFFIX) else element.decode() for element in elements]
+    except UnicodeDecodeError:
+        values[:] = None
+    if None in values:
+        values[:] = [{_B64: base64.b64encode(element).decode()} for element in elements]
+    return values.reshape(array.shape).tolist()
+
+
+def write_json(content: Any) -> bytes:
+    """Plain data with arrays of numbers in it as JSON."""
+    text = orjson.dumps(content, default=_to_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" in text:
+        # orjson has no word for NaN and infinities.
+        text = json.dumps(content, default=_to_plain, separators=(",", ":")).encode()
+    return text
+
+
+def _to_plain(value: Any) -> Any:
+    """Of arrays, and elements of them, that the writer does not know."""
+    return value.tolist()
+
+
+def _to_bytes(name: str, element: Any) -> bytes:
+    try:
+        if isinstance(element, str):
+            return element.encode()
+        if isinstance(element, dict) and not is_named(element):
+            text = element[_B64]
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (UnicodeEncodeError, binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"Unable to decode an element of input '{name}': {error}") from None
+    raise InvalidArgument(
+        f"an element of input '{name}' must be a text or {{\"b64\": …}}, not {type(element).__name__}"
+    )
+
+
+def _flatten(name: str, value: Any) -> tuple[list[int], list[Any]]:
+    """The shape, and the elements in their order."""
+    shape: list[int] = []
+    level = [value]
+    while level and type(level[0]) is list:
+        size = len(level[0])
+        if any(type(part) is not list or len(part) != size for part in level):
+            raise _uneven(name)
+        shape.append(size)
+        if len(shape) > _MAX_RANK:
+            raise InvalidArgument(f"the data of input '{name}' are nested deeper than {_MAX_RANK} lists")
+        level = list(chain.from_iterable(level))
+    if list in set(map(type, level)):
+        raise _uneven(name)
+    return shape, level
+
+
+def _uneven(name: str) -> InvalidArgument:
+    return InvalidArgument(f"the data of input '{name}' are nested unevenly", "make lists of one level equally long")
