@@ -53,7 +53,7 @@ class DynamicBatcher:
         self.config = config
         self.layout: Layout = layout or (Rows() if config.batchable and not config.decoupled else Alone())
         self.instances = config.instances
-        """How many there are now; for predicting how long a queue takes."""
+        """How many there are, for predicting how long a queue takes; whoever adds or dismisses some sets it."""
         self._statistics = ModelStatistics() if statistics is None else statistics
         self._answers = Answers(self._statistics, now_ns, tracer)
         self.latency = LatencyModel()
@@ -112,7 +112,6 @@ class DynamicBatcher:
     def dismiss(self) -> None:
         """See ``BatchSource.dismiss``."""
         with self._lock:
-            self.instances -= 1
             self._dismissed += 1
             if self._idle:
                 self._wake()
