@@ -69,9 +69,10 @@ class TensorFlowModel:
 
     def __init__(self, model: Any, function: Any) -> None:
         inputs, outputs = function.structured_input_signature[1], function.structured_outputs
+        # A signature has no order of its own.
         self.signature = Signature(
-            tuple(_spec(name, spec) for name, spec in inputs.items()),
-            tuple(_spec(name, spec) for name, spec in outputs.items()),
+            tuple(_spec(name, inputs[name]) for name in sorted(inputs)),
+            tuple(_spec(name, outputs[name]) for name in sorted(outputs)),
         )
         # The function does not keep the variables of its model.
         self._loaded: tuple[Any, Any] | None = (model, function)
@@ -100,4 +101,7 @@ def _spec(name: str, spec: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:400]
+    """What happened: the first line, or where that only says that the graph failed, the last but for names of nodes."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t[")] or [type(error).__name__]
+    told = [line for line in lines if not line.startswith("[[")]
+    return (told[-1] if lines[0].startswith("Graph execution error") else lines[0])[:400]
