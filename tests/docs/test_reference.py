@@ -18,6 +18,7 @@ from penstock.offline.optimize.passes import default_passes
 from penstock.offline.tune.contract import Contract
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.status import HTTP
+from penstock.protocol.messages import ModelConfig
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -59,6 +60,11 @@ def test_every_option_of_every_command(command: str) -> None:
 )
 def test_every_field(page: str, struct: type[msgspec.Struct]) -> None:
     assert {field.name for field in msgspec.structs.fields(struct)} <= set(rows(page))
+
+
+def test_every_field_of_a_model_configuration() -> None:
+    page = (DOCS / "reference" / "model-configuration.md").read_text()
+    assert [field.name for field in ModelConfig.DESCRIPTOR.fields if f"`{field.name}`" not in page] == []
 
 
 def test_defaults_of_the_server() -> None:

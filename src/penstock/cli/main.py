@@ -4,7 +4,7 @@
 exit   meaning
 =====  =========================================================================
 0      done
-1      a failure of ours, or of an engine; ``bench``: some requests failed
+1      a failure of ours, or of an engine; ``bench``: some requests failed; ``doctor``: problems
 2      the caller must change the command, the file or the data
 3      no such file or model
 4      no candidate meets the contract
@@ -43,6 +43,7 @@ _PANELS = {
     "Online": {
         "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
         "infer": "Run a bundle or model over the rows of an npz file, in this process.",
+        "doctor": "Hold the configurations of a model repository against its models, and mend them.",
         "bench": "Load a server, closed loop or open loop, and report latencies.",
     },
     "One method alone": {

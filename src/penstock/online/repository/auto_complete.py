@@ -89,7 +89,7 @@ def differences(given: Message, signature: Signature | None, *, decoupled: bool 
                 hint = did_you_mean(tensor.name, by_name)
                 yield error(f"{field}[{number}].name", f"the model has no {field} '{tensor.name}'", hint)
             else:
-                yield from _difference(given, f"{field}[{number}]", tensor, by_name[tensor.name])
+                yield from difference(given, f"{field}[{number}]", tensor, by_name[tensor.name])
         if given.max_batch_size > 0:
             named = [tensor.name for tensor in getattr(given, field)]
             for spec in specs:
@@ -106,7 +106,7 @@ def _fixed(given: Message, field: str, spec: TensorSpec) -> str:
     return f"is {given.max_batch_size}, but {field} '{spec.name}' of the model, {list(spec.shape)}, has no free first dimension"
 
 
-def _difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
+def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
     """Where ``tensor`` of the configuration and ``spec`` of the model are not of one kind."""
     kind = path.partition("[")[0]
     if tensor.data_type not in (0, _number(spec.datatype)):
@@ -115,7 +115,9 @@ def _difference(given: Message, path: str, tensor: Message, spec: TensorSpec) ->
             _DATA_TYPES.values_by_number[tensor.data_type].name,
         )
         yield error(f"{path}.data_type", f"is {got}, but {kind} '{spec.name}' of the model is {want}")
-    if (kind == "input" and tensor.allow_ragged_batch) or any(spec.name in one.target_name for one in given.batch_output):
+    if (kind == "input" and tensor.allow_ragged_batch) or any(
+        spec.name in one.target_name for one in given.batch_output
+    ):
         return  # its rows are joined to one long one
     if given.max_batch_size > 0 and spec.shape[:1] not in _free(given):
         yield error("max_batch_size", _fixed(given, kind, spec), "leave it out, or write 0")

@@ -76,9 +76,9 @@ def backend_of(given: Message, name: str, files: Collection[str], where: str = "
         found = [msgspec.structs.replace(one, filename=filename) for one in found]
     present = [one for one in found if one.filename in files]
     if not present:
-        wanted = filename or " or ".join(dict.fromkeys(one.filename for one in found))
+        wanted = " or ".join(dict.fromkeys(f"'{one.filename}'" for one in found))
         raise NotFound(
-            f"{begin}the version's folder holds no '{wanted}'",
+            f"{begin}the version's folder holds no {wanted}",
             f"it holds {', '.join(sorted(files)[:8])}" if files else "the folder is empty",
         )
     chosen = present[0]
@@ -103,18 +103,18 @@ def _matches(known: Backend, given: Message, begin: str) -> bool:
     return True
 
 
-def engine_options(given: Message, name: str, engine: str) -> dict[str, Any]:
+def engine_options(given: Message, name: str, engine: str, where: str = "") -> dict[str, Any]:
     """The options of ``engine`` that parameters known from Triton's backends ask for; other parameters are the model's own affair.
 
     Raises InvalidConfig for one that is no number.
     """
-    values = {key: one.string_value for key, one in given.parameters.items()}
+    begin, values = prefix(name, where), {key: one.string_value for key, one in given.parameters.items()}
     options: dict[str, Any] = {
-        option: _number(name, key, values) for key, option in _NUMBERS.get(engine, {}).items() if key in values
+        option: _number(begin, key, values) for key, option in _NUMBERS.get(engine, {}).items() if key in values
     }
     if engine == "onnxruntime":
         if values.get("execution_mode") == "1":
-            options["inter_op_threads"] = _number(name, "inter_op_thread_count", values) or len(core_ids())
+            options["inter_op_threads"] = _number(begin, "inter_op_thread_count", values) or len(core_ids())
         if (level := given.optimization.graph.level) in _GRAPH_LEVELS:
             options["graph_level"] = _GRAPH_LEVELS[level]
         if values.get("enable_mem_arena") == "0":
@@ -126,8 +126,8 @@ def engine_options(given: Message, name: str, engine: str) -> dict[str, Any]:
     return options
 
 
-def _number(name: str, key: str, values: Mapping[str, str]) -> int:
+def _number(begin: str, key: str, values: Mapping[str, str]) -> int:
     value = values.get(key, "0").strip()
     if not value.isascii() or not value.isdigit() or len(value) > 4:
-        raise InvalidConfig(f"model '{name}': 'parameters[{key}]' is '{value[:40]}', and must be a number below 10000")
+        raise InvalidConfig(f"{begin}'parameters[{key}]' is '{value[:40]}', and must be a number below 10000")
     return int(value)

@@ -149,7 +149,7 @@ _TABLE: list[_Row] = [
     *((field + part, test, reason, hint) for field in ("input", "output") for part, test, reason, hint in _TENSOR),
     ("input.format", lambda value, tensor: value and len(tensor.dims) != 3, "needs three dimensions in 'dims'", ""),
     ("output.label_filename", _leads_out, _OUT, ""),
-    ("max_batch_size", _is_negative, "is {0}, and must not be negative", "0: requests are not merged"),
+    ("max_batch_size", _is_negative, "is {0}, and must not be negative", "with 0, requests are not merged"),
     ("version_policy.latest.num_versions", _is_missing, "must be at least 1", ""),
     ("version_policy.specific.versions", _is_missing, "names no version", ""),
     ("version_policy.specific.versions", _bad_sizes, "{1}", ""),

@@ -1,0 +1,77 @@
+"""``penstock doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from penstock.config import did_you_mean
+from penstock.engines.base import Severity
+from penstock.errors import NotFound
+from penstock.online.repository.doctor import Diagnosis, diagnose, model_folders
+
+_STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
+
+
+def doctor(
+    repository: Annotated[list[Path], typer.Argument(help="Model repositories.", show_default=False)],
+    model: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None,
+    model_config_name: Annotated[str, typer.Option(help="Look at configs/NAME.pbtxt where it is there.")] = "",
+    write: Annotated[bool, typer.Option("--write", help="Write the mended files; the old ones stay as .bak.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Hold each model's configuration against the model, and show the mended file. Ends with 1 if a model would not be served.
+
+    [bold]Examples[/bold]
+
+      penstock doctor models
+
+      penstock doctor models --model bert --write
+    """
+    folders = [folder for each in repository for folder in model_folders(each)]
+    names = [folder.name for folder in folders]
+    for name in model or []:
+        if name not in names:
+            raise NotFound(f"no model '{name}' there", did_you_mean(name, names))
+    found = [diagnose(folder, model_config_name) for folder in folders if not model or folder.name in model]
+    for each in found:
+        if write and each.mended is not None:
+            each.write()
+    sick = sum(each.is_sick for each in found)
+    if json:
+        print(msgspec.json.encode({"models": [_facts(each, write) for each in found], "sick": sick}).decode())
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for each in found:
+            _show(console, each, write)
+        console.print(f"{len(found)} model(s), {sick} with errors")
+    if sick:
+        raise typer.Exit(1)
+
+
+def _facts(found: Diagnosis, write: bool) -> dict[str, object]:
+    return {
+        "name": found.model,
+        "file": str(found.path),
+        "findings": found.findings,
+        "mended": found.mended,
+        "written": write and found.mended is not None,
+    }
+
+
+def _show(console: Console, found: Diagnosis, write: bool) -> None:
+    console.print(f"[bold]{escape(found.model)}[/bold]{'' if found.findings else '  nothing wrong'}")
+    for finding in found.findings:
+        style = _STYLES[finding.severity]
+        console.print(f"  [{style}]{finding.severity.value}[/{style}]  {escape(finding.message)}")
+        if finding.hint:
+            console.print(f"    fix: {escape(finding.hint)}")
+    if found.mended is not None:
+        action = "written to" if write else "mended" if found.before else "could be written to"
+        console.print(f"  {action} {escape(str(found.path))}:")
+        console.print(escape(found.diff()), end="")

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import models
+
+
+def repository(root: Path) -> Path:
+    for name, text in (("good", "max_batch_size: 8"), ("bad", "max_batch_size: -1")):
+        (root / "models" / name / "1").mkdir(parents=True)
+        (root / "models" / name / "1" / "model.onnx").write_bytes(models.linear(3, 2).data)
+        (root / "models" / name / "config.pbtxt").write_text(text)
+    return root / "models"
+
+
+def test_a_person_reads_what_is_wrong_and_the_difference(penstock, folder: Path) -> None:
+    repository(folder)
+    done = penstock("doctor", "models")
+    assert done.code == 1
+    assert "good  nothing wrong" in done.out
+    assert "error  'max_batch_size' is -1, and must not be negative" in done.out
+    assert "-max_batch_size: -1" in done.out
+    assert "2 model(s), 1 with errors" in done.out
+
+
+def test_a_script_reads_json(penstock, folder: Path) -> None:
+    repository(folder)
+    done = penstock("doctor", "models", "--json")
+    assert (done.code, done.json["sick"]) == (1, 1)
+    bad, good = done.json["models"]
+    assert (good["name"], good["findings"], good["mended"]) == ("good", [], None)
+    assert bad["findings"][0]["severity"] == "error"
+    assert bad["written"] is False
+
+
+def test_a_mended_repository_is_well(penstock, folder: Path) -> None:
+    root = repository(folder)
+    done = penstock("doctor", "models", "--write", "--json")
+    assert (done.code, done.json["models"][0]["written"]) == (1, True)
+    assert (root / "bad" / "config.pbtxt.bak").read_text() == "max_batch_size: -1"
+    assert penstock("doctor", "models").code == 0
+
+
+def test_only_one_model(penstock, folder: Path) -> None:
+    repository(folder)
+    done = penstock("doctor", "models", "--model", "good", "--json")
+    assert (done.code, [model["name"] for model in done.json["models"]]) == (0, ["good"])
+    missing = penstock("doctor", "models", "--model", "goood")
+    assert missing.code == 3
+    assert "did you mean 'good'?" in missing.err
+
+
+def test_no_repository(penstock, folder: Path) -> None:
+    assert penstock("doctor", "nowhere").code == 3

@@ -1,0 +1,125 @@
+"""The check-up of a model repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import models
+from penstock.artifact import Artifact
+from penstock.engines.base import Severity
+from penstock.errors import NotFound
+from penstock.online.repository.config_text import parse_text
+from penstock.online.repository.doctor import diagnose, model_folders
+
+
+def put(root: Path, name: str, text: str | None = None, model: Artifact | None = None) -> Path:
+    folder = root / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes((model or models.linear(3, 2)).data)
+    if text is not None:
+        (folder / "config.pbtxt").write_text(text)
+    return folder
+
+
+def test_a_model_without_a_file_gets_one_that_is_right(tmp_path: Path) -> None:
+    folder = put(tmp_path, "m")
+    found = diagnose(folder)
+    assert (found.findings, found.before, found.diff()) == ([], "", found.mended)
+    assert found.mended is not None
+    config = parse_text(found.mended.encode(), "f")
+    assert (config.name, config.backend, config.max_batch_size) == ("m", "onnxruntime", 64)
+    assert [(one.name, list(one.dims)) for one in [*config.input, *config.output]] == [("x", [3]), ("y", [2])]
+    found.write()
+    again = diagnose(folder)
+    assert (again.findings, again.mended, again.before) == ([], None, found.mended)
+    assert not (folder / "config.pbtxt.bak").exists()
+
+
+def test_what_contradicts_the_model_is_mended_and_the_old_file_kept(tmp_path: Path) -> None:
+    text = """\
+name: "n"
+max_batch_size: 8
+input { name: "xx" data_type: TYPE_INT32 dims: 4 }
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 2 ] label_filename: "l" }, { name: "other" } ]
+instance_group { count: 2 kind: KIND_GPU gpus: 0 }
+parameters { key: "mine" value { string_value: "kept" } }
+"""
+    folder = put(tmp_path, "m", text)
+    found = diagnose(folder)
+    assert found.is_sick
+    assert {finding.message.split("'")[1] for finding in found.findings} == {
+        "name",
+        "input[0].name",
+        "output[0].dims",
+        "output[1].name",
+        "instance_group[0].kind",
+        "instance_group[0].gpus",
+    }
+    assert '-name: "n"\n+name: "m"\n' in found.diff()
+    found.write()
+    assert (folder / "config.pbtxt.bak").read_text() == text
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "config.pbtxt.bak"]
+    again = diagnose(folder)
+    assert (again.findings, again.mended) == ([], None)
+    config = parse_text(again.before.encode(), "f")
+    assert [(one.name, list(one.dims)) for one in [*config.input, *config.output]] == [("x", [3]), ("y", [2])]
+    assert (config.output[0].label_filename, config.instance_group[0].count) == ("l", 2)
+    assert config.parameters["mine"].string_value == "kept"
+
+
+def test_batches_are_left_out_where_the_model_has_none(tmp_path: Path) -> None:
+    text = 'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 3 }'
+    found = diagnose(put(tmp_path, "m", text, models.fixed_batch()))
+    assert found.is_sick
+    assert found.mended is not None
+    config = parse_text(found.mended.encode(), "f")
+    assert (config.HasField("max_batch_size"), config.max_batch_size, list(config.input[0].dims)) == (True, 0, [1, 3])
+
+
+def test_what_nobody_can_mend_is_told(tmp_path: Path) -> None:
+    found = diagnose(put(tmp_path, "typo", "nmae: 'typo'"))
+    assert (found.mended, [finding.hint for finding in found.findings]) == (None, ["did you mean 'name'?"])
+    (tmp_path / "empty").mkdir()
+    assert "has no version" in diagnose(tmp_path / "empty").findings[0].message
+    broken = put(tmp_path, "broken", model=Artifact.from_bytes(b"not a model"))
+    assert diagnose(broken).is_sick
+
+
+def test_warnings_are_no_sickness(tmp_path: Path) -> None:
+    found = diagnose(put(tmp_path, "m", "optimization { cuda { graphs: true } }"))
+    assert [finding.severity for finding in found.findings] == [Severity.WARNING]
+    assert (found.is_sick, found.mended) == (False, None)
+
+
+def test_a_python_model_is_not_started(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text("raise SystemExit")
+    assert diagnose(tmp_path / "m").findings == []
+
+
+def test_an_ensemble_has_no_version_to_look_at(tmp_path: Path) -> None:
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "config.pbtxt").write_text(
+        'input { name: "a" data_type: TYPE_FP32 dims: 3 } output { name: "b" data_type: TYPE_FP32 dims: 2 }'
+        "ensemble_scheduling { step { model_name: 'm' input_map { key: 'x' value: 'a' } output_map { key: 'y' value: 'b' } } }"
+    )
+    assert diagnose(tmp_path / "e").findings == []
+
+
+def test_the_newest_version_is_looked_at(tmp_path: Path) -> None:
+    folder = put(tmp_path, "m", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: 5 }')
+    (folder / "10").mkdir()
+    (folder / "10" / "model.onnx").write_bytes(models.linear(5, 2).data)
+    assert diagnose(folder).findings == []
+
+
+def test_the_folders_of_a_repository(tmp_path: Path) -> None:
+    put(tmp_path, "b")
+    put(tmp_path, "a")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "notes.txt").touch()
+    assert [folder.name for folder in model_folders(tmp_path)] == ["a", "b"]
+    with pytest.raises(NotFound, match="no model repository"):
+        model_folders(tmp_path / "nowhere")
