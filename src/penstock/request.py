@@ -65,6 +65,8 @@ class InferRequest(msgspec.Struct):
     tracestate: str = ""
     trace: object = None
     """The record of this request, if one is kept; telemetry's."""
+    held: object = None
+    """The models kept loaded for it, where it is made on behalf of another; an ensemble's."""
 
 
 class InferResponse(msgspec.Struct):

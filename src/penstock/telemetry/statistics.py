@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from penstock.errors import Code, PenstockError
 from penstock.telemetry.quantiles import RecentDurations
 
 BOUNDS_NS = tuple(
@@ -76,6 +77,16 @@ class Failure(enum.StrEnum):
     BACKEND = "BACKEND"
     """The model failed."""
     OTHER = "OTHER"
+
+    @classmethod
+    def of(cls, error: PenstockError) -> Failure:
+        """What ``error`` counts as where nothing else tells why it happened."""
+        return _FAILURES.get(error.code, cls.OTHER)
+
+
+_FAILURES = {Code.CANCELLED: Failure.CANCELED, Code.INTERNAL: Failure.BACKEND} | dict.fromkeys(
+    (Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE), Failure.REJECTED
+)
 
 
 class Answer(enum.StrEnum):

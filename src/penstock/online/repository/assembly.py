@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,12 +12,15 @@ import msgspec
 from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import InvalidConfig
 from penstock.online.repository.auto_complete import complete
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.ensemble import inherited_labels, read_ensemble
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck, client_signature
 from penstock.online.repository.labels import read_labels
 from penstock.online.repository.loader import Loaded
 from penstock.online.repository.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
 from penstock.online.scheduler.instance import Instance
 from penstock.online.scheduler.layout import layout_of
 from penstock.online.scheduler.rate_limiter import RateLimiter
@@ -28,6 +32,8 @@ from penstock.tensor import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from penstock.online.server.cache.response_cache import ResponseCache
+
+_log = logging.getLogger(__name__)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -43,11 +49,18 @@ class Assembler:
     """Belongs to the event loop."""
 
     def __init__(
-        self, limits: Limits, tracer: Tracer, cache: ResponseCache | None, limiter: RateLimiter | None = None
+        self,
+        limits: Limits,
+        tracer: Tracer,
+        cache: ResponseCache | None,
+        models: Models,
+        limiter: RateLimiter | None = None,
     ) -> None:
+        """``models`` is what ensembles find and ask their parts by."""
         self._limits = limits
         self._tracer = tracer
         self._cache = cache
+        self._models = models
         self._limiter = limiter
 
     def assemble(self, loaded: Loaded) -> Handle:
@@ -75,8 +88,26 @@ class Assembler:
         ]
         handle = Handle(source.version, config, check, client_signature(config), batcher, loaded.models, runs)
         handle.labels = read_labels(config, source.folder)
+        handle.identity = f"{source.artifact.digest} {source.engine} {source.options}"
         if config.response_cache.enable:
-            self._keep_answers(handle, f"{source.artifact.digest} {source.engine} {source.options}")
+            self._keep_answers(handle, handle.identity)
+        return handle
+
+    def assemble_ensemble(self, definition: Definition, version: str) -> Handle:
+        """A handle on an ensemble, whose parts must be served. Raises InvalidConfig, and Unavailable if they are not."""
+        config = complete(definition.given, definition.name, "ensemble", None, None, 0)
+        ensemble = read_ensemble(config, self._models.find)
+        for warning in ensemble.graph.warnings:
+            _log.warning("ensemble '%s': %s", definition.name, warning)
+        statistics, scheduling = self._statistics(config, version, 0.0), batching(config, self._limits.max_queue)
+        loop = asyncio.get_running_loop()
+        scheduler = EnsembleScheduler(ensemble, scheduling, self._models, loop, statistics, self._tracer)
+        check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
+        handle = Handle(version, config, check, client_signature(config), scheduler)
+        handle.labels = {**inherited_labels(config, self._models.find), **read_labels(config, definition.folder)}
+        handle.identity = config.SerializeToString(deterministic=True).hex()
+        if config.response_cache.enable:
+            self._keep_answers(handle, lambda: f"{handle.identity} {scheduler.identity}")
         return handle
 
     def _statistics(self, config: Message, version: str, load_s: float) -> ModelStatistics:
@@ -89,7 +120,7 @@ class Assembler:
             tags=dict(config.metric_tags),
         )
 
-    def _keep_answers(self, handle: Handle, identity: str) -> None:
+    def _keep_answers(self, handle: Handle, identity: str | Callable[[], str]) -> None:
         if self._cache is None:
             raise InvalidConfig(
                 f"model '{handle.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"

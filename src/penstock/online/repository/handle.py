@@ -47,6 +47,8 @@ class Handle:
         self.scheduler = scheduler
         self.cache: ModelCache | None = None
         """Keeps its answers, where that is switched on."""
+        self.identity = ""
+        """Names its content: what answers alike has the same."""
         self.labels: Mapping[str, Sequence[str]] = {}
         """What the classes of its outputs are called, by output."""
         self.decoupled: bool = config.model_transaction_policy.decoupled
@@ -65,8 +67,10 @@ class Handle:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether any instance can run; one that died cannot while it is being started again."""
-        return not self._models or any(getattr(model, "healthy", True) for model in self._models)
+        """Whether any instance can run; one that died cannot while it is started again. Of an ensemble, whether all its models can."""
+        if not self._models:
+            return bool(getattr(self.scheduler, "is_healthy", True))
+        return any(getattr(model, "healthy", True) for model in self._models)
 
     def start(self) -> None:
         """Start the instances."""

@@ -30,6 +30,7 @@ from penstock.online.repository.assembly import Assembler, Limits
 from penstock.online.repository.loader import Loaded, load
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Source, Wishes, define, find
+from penstock.online.scheduler.ensemble import Models
 from penstock.online.server.admission import Admission, ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.cache.response_cache import open_cache
@@ -144,8 +145,9 @@ class Application:
         shared_memory = self._shared_memory = SharedMemory(config.client_shm, budget)
         tracer = self._recording.tracer
         limits = Limits(config.max_queue, config.max_request_rows, config.metrics_summaries)
-        self._assembler = Assembler(limits, tracer, self._cache)
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
+        models = Models(self._repository.find, self._dataplane.call)
+        self._assembler = Assembler(limits, tracer, self._cache, models)
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
         self._metrics = MetricsPage(

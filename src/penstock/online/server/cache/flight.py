@@ -27,9 +27,6 @@ _log = logging.getLogger(__name__)
 
 _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
 """Errors that say nothing about equal requests: these may have more time, or come when the queue has room again."""
-_FAILURES = {Code.CANCELLED: Failure.CANCELED, Code.INTERNAL: Failure.BACKEND} | dict.fromkeys(
-    (Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE), Failure.REJECTED
-)
 
 
 Submit = Callable[[Done], Cancellable | None]
@@ -231,5 +228,4 @@ class Flight:
         self._statistics.cache_hit(waiter.arrived_ns, waiter.lookup_ns, time.monotonic_ns())
 
     def _count_failure(self, waiter: Waiter, error: PenstockError) -> None:
-        reason = _FAILURES.get(error.code, Failure.OTHER)
-        self._statistics.failed(reason, waiter.arrived_ns, time.monotonic_ns())
+        self._statistics.failed(Failure.of(error), waiter.arrived_ns, time.monotonic_ns())

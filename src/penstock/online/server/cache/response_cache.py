@@ -74,13 +74,19 @@ class ResponseCache:
         """A larger answer is not kept."""
         return self._max_bytes // _LARGEST_SHARE
 
-    def of(self, identity: str, version: str, statistics: ModelStatistics, max_waiting: int) -> ModelCache:
+    def of(
+        self, identity: str | Callable[[], str], version: str, statistics: ModelStatistics, max_waiting: int
+    ) -> ModelCache:
         """The cache of one model version, which must be neither decoupled nor stateful.
 
-        ``identity`` names the model's content, so that a model that has changed has no answers yet, here or in the second tier.
+        ``identity`` names the model's content, so that a model that has changed has no answers yet, here or in the second tier;
+        of an ensemble, whose parts may change, it is asked for at each request.
         At most ``max_waiting`` requests wait for others' answers.
         """
-        return ModelCache(self, model_prefix(identity, version), statistics, max_waiting)
+        if isinstance(identity, str):
+            prefix = model_prefix(identity, version)
+            return ModelCache(self, lambda: prefix, statistics, max_waiting)
+        return ModelCache(self, lambda: model_prefix(identity(), version), statistics, max_waiting)
 
     def get(self, key: bytes) -> CachedAnswer | None:
         entry = self._entries.get(key)
@@ -124,7 +130,9 @@ class ResponseCache:
 class ModelCache:
     """What the data plane asks for one model version; made by ``ResponseCache.of``. Belongs to the event loop."""
 
-    def __init__(self, cache: ResponseCache, prefix: bytes, statistics: ModelStatistics, max_waiting: int) -> None:
+    def __init__(
+        self, cache: ResponseCache, prefix: Callable[[], bytes], statistics: ModelStatistics, max_waiting: int
+    ) -> None:
         self.keys: set[bytes] = set()
         """Of the answers kept; the cache's own bookkeeping."""
         self._cache = cache
@@ -144,7 +152,7 @@ class ModelCache:
         """
         arrived_ns = time.monotonic_ns()
         isolate(request)
-        key = cache_key(self._prefix, request)
+        key = cache_key(self._prefix(), request)
         if key is None:
             return submit(done)
         answer = self._cache.get(key)
