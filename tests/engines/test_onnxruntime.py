@@ -12,9 +12,9 @@ import models
 from conformance.engines import OnnxConformance
 from penstock.artifact import Artifact
 from penstock.engines.base import Severity
-from penstock.engines.onnxruntime import OnnxRuntimeEngine
+from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel
-from penstock.tensor import DataType
+from penstock.tensor import DataType, TensorSpec
 
 
 class TestConformance(OnnxConformance):
@@ -101,3 +101,22 @@ def test_a_large_model_is_loaded_from_a_file_in_memory_that_does_not_stay_open(t
             OnnxRuntimeEngine().load(Artifact.from_file(tmp_path / "broken.onnx"), {})
         assert "/proc/" not in str(caught.value)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("datatype", [DataType.FP32, DataType.BYTES])
+def test_inputs_with_a_value_of_the_models_own_need_not_be_given(datatype: DataType) -> None:
+    value = np.array([b"own" if datatype is DataType.BYTES else 3], datatype.dtype)
+    stored = np.array(["own"], np.object_) if datatype is DataType.BYTES else value
+    artifact = models.artifact(
+        [("Identity", ["x"], ["y"]), ("Identity", ["w"], ["z"])],
+        [("x", datatype.onnx, [1]), ("w", datatype.onnx, [1])],
+        [("y", datatype.onnx, [1]), ("z", datatype.onnx, [1])],
+        {"w": stored},
+    )
+    model = OnnxRuntimeEngine().load(artifact, {})
+    assert isinstance(model, OnnxRuntimeModel)
+    assert model.signature.input_names == ["x"]
+    assert model.optional_inputs == (TensorSpec("w", datatype, (1,)),)
+    other = np.array([b"other" if datatype is DataType.BYTES else 5], datatype.dtype)
+    assert model.forward({"x": other})["z"] == value
+    assert model.forward({"x": value, "w": other})["z"] == other
