@@ -44,6 +44,14 @@ def serve(
         Literal["thread", "process"] | None,
         typer.Option(help="Where instances run: on threads, or each in a process that cannot end the server."),
     ] = None,
+    rate_limit: Annotated[
+        Literal["off", "execution_count"] | None,
+        typer.Option(help="Let instances run only while they hold the resources that their models name."),
+    ] = None,
+    rate_limit_resource: Annotated[
+        list[str] | None,
+        typer.Option(help="How much there is of a resource, as name:count; may be given several times."),
+    ] = None,
     tls_certificate: Annotated[str | None, typer.Option(help="PEM file of the certificate: switches TLS on.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="PEM file of its key; in the same file unless given.")] = None,
     tls_client_ca: Annotated[

@@ -31,6 +31,7 @@ from penstock.online.repository.loader import Loaded, load
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Source, Wishes, define, find
 from penstock.online.scheduler.ensemble import Models
+from penstock.online.scheduler.rate_limiter import RateLimiter, read_resources
 from penstock.online.server.admission import Admission, ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.cache.response_cache import open_cache
@@ -147,7 +148,8 @@ class Application:
         limits = Limits(config.max_queue, config.max_request_rows, config.metrics_summaries)
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
         models = Models(self._repository.find, self._dataplane.call)
-        self._assembler = Assembler(limits, tracer, self._cache, models)
+        limiter = RateLimiter(read_resources(config.rate_limit_resource)) if config.rate_limit != "off" else None
+        self._assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
         self._metrics = MetricsPage(

@@ -58,6 +58,10 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Where models run: on threads of the server, or each instance in a process of its own, so that it cannot end the server."""
     model_timeout_s: _Seconds = 0.0
     """Longest that one call of a model in a process of its own may take before the process is ended; 0: for ever."""
+    rate_limit: Literal["off", "execution_count"] = "off"
+    """Whether instances run only while they hold the resources that their ``rate_limiter`` names."""
+    rate_limit_resource: tuple[str, ...] = ()
+    """How much there is of each, as ``name:count``; empty: as much as the neediest instance needs."""
     max_queue: _Count = 4096
     """Most requests that one model has accepted and not yet answered; more are refused with 503."""
     max_request_bytes: _Count = 64 << 20
