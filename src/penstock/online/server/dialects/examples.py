@@ -78,10 +78,6 @@ def _read_feature(spec: TensorSpec, context: Mapping[str, Any], examples: Sequen
 
 def _find(outputs: Mapping[str, Array], name: str, is_text: bool) -> str:
     """The output called ``name``, or else the only one of its kind; empty without."""
-
-    def fits(array: Array) -> bool:
-        datatype = DataType.from_numpy(array.dtype)
-        return datatype is DataType.BYTES if is_text else datatype.is_float
-
-    found = [one for one, array in outputs.items() if fits(array)]
+    kinds = {one: DataType.from_numpy(array.dtype) for one, array in outputs.items()}
+    found = [one for one, kind in kinds.items() if (kind is DataType.BYTES if is_text else kind.is_float)]
     return name if name in found else found[0] if len(found) == 1 else ""

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ from penstock.tensor import Array, Buffer, DataType, TensorSpec, as_bytes
 _MAX_RANK = 32
 _B64 = "b64"
 _BYTES_SUFFIX = "_bytes"
+_to_plain = methodcaller("tolist")
+"""Of arrays, and elements of them, that the writer does not know."""
 _HALVES = (DataType.FP16, DataType.BF16)
 
 
@@ -106,11 +109,6 @@ def write_json(content: Any) -> bytes:
     return text
 
 
-def _to_plain(value: Any) -> Any:
-    """Of arrays, and elements of them, that the writer does not know."""
-    return value.tolist()
-
-
 def _to_bytes(name: str, element: Any) -> bytes:
     try:
         if isinstance(element, str):
@@ -129,18 +127,13 @@ def _flatten(name: str, value: Any) -> tuple[list[int], list[Any]]:
     """The shape, and the elements in their order."""
     shape: list[int] = []
     level = [value]
-    while level and type(level[0]) is list:
+    while level and type(level[0]) is list and len(shape) < _MAX_RANK:
         size = len(level[0])
         if any(type(part) is not list or len(part) != size for part in level):
-            raise _uneven(name)
+            break
         shape.append(size)
-        if len(shape) > _MAX_RANK:
-            raise InvalidArgument(f"the data of input '{name}' are nested deeper than {_MAX_RANK} lists")
         level = list(chain.from_iterable(level))
     if list in set(map(type, level)):
-        raise _uneven(name)
+        hint = "make lists of one level equally long"
+        raise InvalidArgument(f"the data of input '{name}' are nested unevenly, or deeper than {_MAX_RANK} lists", hint)
     return shape, level
-
-
-def _uneven(name: str) -> InvalidArgument:
-    return InvalidArgument(f"the data of input '{name}' are nested unevenly", "make lists of one level equally long")

@@ -6,7 +6,7 @@ handler would have to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import orjson
 
@@ -16,7 +16,7 @@ from penstock.online.server.dialects.inference import ask
 from penstock.online.server.dialects.multipart import read_parts
 from penstock.online.server.dialects.nested import is_named, read_json, to_array, to_value, write_json
 from penstock.online.server.dialects.predictions import unnamed
-from penstock.online.server.http.answer import JSON
+from penstock.online.server.http.api import openapi
 from penstock.online.server.http.decoder import whole_body
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Handler, Needs, Resource, Route
@@ -60,21 +60,9 @@ def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dic
 
 def write(outputs: Mapping[str, Array], is_row: bool) -> bytes:
     """The only output, or an object of all. Of ``is_row`` without the first dimension, which is 1."""
-    rows = is_row and all(array.shape[:1] == (1,) for array in outputs.values())
-    return write_json(
-        unnamed(
-            {name: to_value(name, array.reshape(array.shape[1:]) if rows else array) for name, array in outputs.items()}
-        )
-    )
-
-
-def add_row(arrays: dict[str, Array], inputs: Sequence[TensorSpec], batchable: bool) -> bool:
-    """Whether ``arrays`` are one row without a batch dimension; they are given one then."""
-    ranks = {spec.name: len(spec.shape) for spec in inputs}
-    if not batchable or any(array.ndim != ranks[name] - 1 for name, array in arrays.items()):
-        return False
-    arrays.update({name: array[None] for name, array in arrays.items()})
-    return True
+    if is_row and all(array.shape[:1] == (1,) for array in outputs.values()):
+        outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
+    return write_json(unnamed({name: to_value(name, array) for name, array in outputs.items()}))
 
 
 def write_error(status: int, message: str) -> bytes:
@@ -93,7 +81,9 @@ def _predict(exchange: Exchange, route: Route) -> None:
     except _Unreadable:
         exchange.fail_with(415, f"model '{route.model}' has no handler that decodes this body ({_HINT})")
         return
-    is_row = add_row(arrays, inputs, batchable)
+    is_row = batchable and all(arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays)
+    if is_row:
+        arrays = {name: array[None] for name, array in arrays.items()}
     ask(exchange, InferRequest(route.model, arrays, route.version), lambda outputs: write(outputs, is_row))
 
 
@@ -109,26 +99,23 @@ def _ping(exchange: Exchange, route: Route) -> None:
     exchange.reply_json({"status": "Healthy"})
 
 
-def _describe_server(exchange: Exchange, route: Route) -> None:
-    """All that is answered, in OpenAPI."""
-    exchange.reply(200, JSON, exchange.line.shared.description())
-
-
 def _read_body(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     media = _media(content_type)
     only = inputs[0] if len(inputs) == 1 else None
     takes_text = only is not None and only.datatype is DataType.BYTES
     if only is not None and (media == _RAW or (takes_text and media != _JSON)):
         return {only.name: whole_body(only, body)}
-    if media not in _PERHAPS_JSON:
+    if media not in (*_PERHAPS_JSON, _RAW):
         raise _Unreadable
+    specs = {spec.name: spec for spec in inputs}
+    if media == _RAW:
+        raise _several(specs)
     try:
         value = read_json(body)
     except InvalidArgument:
         if media == _JSON:
             raise
         raise _Unreadable from None
-    specs = {spec.name: spec for spec in inputs}
     if is_named(value):
         if value.keys() <= specs.keys():
             return {name: to_array(specs[name], one) for name, one in value.items()}
@@ -136,8 +123,12 @@ def _read_body(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) 
             raise InvalidArgument(f"{list(value)[:8]} are not the model's inputs", f"its inputs are {list(specs)}")
         (value,) = value.values()
     if only is None:
-        raise InvalidArgument("the model has several inputs", f"send an object with {list(specs)}")
+        raise _several(specs)
     return {only.name: to_array(only, value)}
+
+
+def _several(specs: Iterable[str]) -> InvalidArgument:
+    return InvalidArgument("the model has several inputs", f"send a JSON object with {list(specs)}")
 
 
 def _media(content_type: bytes) -> bytes:
@@ -154,7 +145,7 @@ _VERSIONS = ("", "/{version}")
 
 TORCHSERVE = [
     _resource("/ping", Needs.NOTHING, GET=_ping),
-    _resource("/", Needs.NOTHING, OPTIONS=_describe_server),
+    _resource("/", Needs.NOTHING, OPTIONS=openapi),
     *[_resource(f"/predictions/{{model}}{one}", Needs.KEY, POST=_predict, PUT=_predict) for one in _VERSIONS],
     *[_resource(f"/explanations/{{model}}{one}", Needs.KEY, POST=_explain) for one in _VERSIONS],
     _resource("/models", Needs.ADMIN, *_LIST, GET=later(management.list_models), POST=later(management.register)),

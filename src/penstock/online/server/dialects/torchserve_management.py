@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import orjson
@@ -14,12 +14,12 @@ from penstock.online.server.dialects.nested import read_object
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Route
 from penstock.protocol.messages import Message
-from penstock.telemetry.statistics import ModelStatistics
+
+if TYPE_CHECKING:
+    from penstock.online.server.http.shared import Shared
 
 _MAX_FIELDS = 64
-_MAX_WORKERS = 1024
-_PAGE = 100
-_ARCHIVE = ".mar"
+_MAX_WORKERS = 1024  # and models on a page
 _NAME = re.compile(r"[A-Za-z0-9][\w.@-]*")
 _KIND_GPU = 1
 
@@ -27,7 +27,7 @@ _KIND_GPU = 1
 async def list_models(exchange: Exchange, route: Route) -> dict[str, Any]:
     """Names of the models, a page at a time."""
     query = _query(route)
-    limit, start = _number(query, "limit", _PAGE, 1), _number(query, "next_page_token", 0, 0)
+    limit, start = _number(query, "limit", 100, 1), _number(query, "next_page_token", 0, most=2**30)
     rows = await exchange.line.shared.control.repository_index()
     names = list(dict.fromkeys(row["name"] for row in rows))
     page: dict[str, Any] = {"models": [{"modelName": name, "modelUrl": name} for name in names[start : start + limit]]}
@@ -51,12 +51,12 @@ async def register(exchange: Exchange, route: Route) -> dict[str, str]:
     if exchange.head.content_type.lower().startswith(b"application/json"):
         query |= read_object(exchange.body)
     url = query.get("url", "")
-    name = url.removesuffix(_ARCHIVE) if isinstance(url, str) else ""
+    name = url.removesuffix(".mar") if isinstance(url, str) else ""
     if not _NAME.fullmatch(name):
         raise InvalidArgument("'url' is not the name of a model", "name one of the repository: nothing is fetched")
     if query.get("model_name", name) != name:
         raise Unsupported(f"model '{name}' keeps its name", "leave out 'model_name'")
-    workers = _number(query, "initial_workers", 0, 0)
+    workers = _number(query, "initial_workers", 0)
     shared = exchange.line.shared
     await shared.control.load(name, {})
     config = shared.dataplane.model_config(name)
@@ -70,8 +70,8 @@ async def register(exchange: Exchange, route: Route) -> dict[str, str]:
 async def scale(exchange: Exchange, route: Route) -> dict[str, str]:
     """Set the number of a model's instances."""
     query = _query(route)
-    least = _number(query, "min_worker", 1, 0)
-    if _number(query, "max_worker", least, 0) < least:
+    least = _number(query, "min_worker", 1)
+    if _number(query, "max_worker", least) < least:
         raise InvalidArgument("max_worker cannot be less than min_worker")
     if not least:
         raise Unsupported("a loaded model has at least one worker", "unregister it with DELETE")
@@ -97,39 +97,26 @@ def set_default(exchange: Exchange, route: Route) -> None:
 
 async def _describe(exchange: Exchange, name: str, versions: list[str]) -> list[dict[str, Any]]:
     shared = exchange.line.shared
-    found = {(one.name, one.version): one for one in await shared.control.all_statistics()}
-    return [
-        _description(
-            shared.dataplane.model_config(name, version),
-            version,
-            "READY" if shared.dataplane.model_ready(name, version) else "UNLOADING",
-            found.get((name, version)) or ModelStatistics(name=name, version=version),
-            shared.config.max_queue,
-        )
-        for version in versions
-    ]
+    pending = {one.version: one.pending for one in await shared.control.all_statistics() if one.name == name}
+    return [_description(shared, name, version, pending.get(version, 0)) for version in versions]
 
 
-def _description(
-    config: Message, version: str, status: str, statistics: ModelStatistics, max_queue: int
-) -> dict[str, Any]:
-    instances = _instances(config)
+def _description(shared: Shared, name: str, version: str, pending: int) -> dict[str, Any]:
+    config = shared.dataplane.model_config(name, version)
+    status = "READY" if shared.dataplane.model_ready(name, version) else "UNLOADING"
     workers = [group.kind == _KIND_GPU for group in config.instance_group for _ in range(group.count)]
     return {
-        "modelName": config.name,
+        "modelName": name,
         "modelVersion": version,
-        "modelUrl": config.name,
+        "modelUrl": name,
         "engine": config.backend,
         "runtime": config.platform,
-        "minWorkers": instances,
-        "maxWorkers": instances,
+        "minWorkers": len(workers),
+        "maxWorkers": len(workers),
         "batchSize": max(1, config.max_batch_size),
         "maxBatchDelay": config.dynamic_batching.max_queue_delay_microseconds // 1000,
         "workers": [{"id": str(number), "status": status, "gpu": gpu} for number, gpu in enumerate(workers)],
-        "jobQueueStatus": {
-            "remainingCapacity": max(0, max_queue - statistics.pending),
-            "pendingRequests": statistics.pending,
-        },
+        "jobQueueStatus": {"remainingCapacity": max(0, shared.config.max_queue - pending), "pendingRequests": pending},
     }
 
 
@@ -169,10 +156,8 @@ def _query(route: Route) -> dict[str, str]:
     return {name: values[-1] for name, values in found.items()}
 
 
-def _number(query: dict[str, Any], name: str, default: int, least: int) -> int:
+def _number(query: dict[str, Any], name: str, default: int, least: int = 0, most: int = _MAX_WORKERS) -> int:
     text = str(query.get(name, default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < least:
-        raise InvalidArgument(f"'{name}' must be a number of at least {least}, not '{text[:20]}'")
-    if name.endswith(("worker", "workers")) and int(text) > _MAX_WORKERS:
-        raise InvalidArgument(f"'{name}' is {text}, and a model has at most {_MAX_WORKERS}")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
+        raise InvalidArgument(f"'{name}' must be a number from {least} to {most}, not '{text[:20]}'")
     return int(text)

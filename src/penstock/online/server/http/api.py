@@ -63,7 +63,7 @@ def _live(exchange: Exchange, route: Route) -> None:
 
 
 def _ready(exchange: Exchange, route: Route) -> None:
-    exchange.reply_empty(200 if exchange.line.shared.dataplane.ready else 400)
+    exchange.reply_empty(200 if exchange.line.shared.dataplane.server_ready else 400)
 
 
 def _model_ready(exchange: Exchange, route: Route) -> None:
@@ -85,7 +85,8 @@ def _model_config(exchange: Exchange, route: Route) -> None:
     exchange.reply_json(to_json(exchange.line.shared.dataplane.model_config(route.model, route.version)))
 
 
-def _openapi(exchange: Exchange, route: Route) -> None:
+def openapi(exchange: Exchange, route: Route) -> None:
+    """All that is answered, in OpenAPI."""
     exchange.reply(200, JSON, exchange.line.shared.description())
 
 
@@ -231,7 +232,7 @@ RESOURCES = [
     Resource("/v2/repository/{name}/models/{model}/unload", {b"POST": later(_unload)}, needs=Needs.ADMIN),
     *_region_resources("system", _status, _register, _unregister),
     *_region_resources("cuda", _cuda_status, _register_cuda, _unregister_cuda),
-    Resource("/openapi.json", {b"GET": _openapi}, needs=Needs.NOTHING),
+    Resource("/openapi.json", {b"GET": openapi}, needs=Needs.NOTHING),
 ]
 """The first that matches a URL has it."""
 

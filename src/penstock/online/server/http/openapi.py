@@ -64,10 +64,7 @@ _TENSOR = {"name": _TEXT, "shape": _SHAPE, "datatype": _DATATYPE, "parameters": 
 
 _SCHEMAS: dict[str, _Schema] = {
     "Error": _object(["error"], error=_TEXT),
-    "TorchServeError": {
-        "description": "A URL with a name or version that cannot be one is answered as everywhere",
-        "anyOf": [_object(["code", "type", "message"], code=_COUNT, type=_TEXT, message=_TEXT), _ref("Error")],
-    },
+    "TorchServeError": _object([], code=_COUNT, type=_TEXT, message=_TEXT),
     "Anything": {"description": "As the dialect has it"},
     "ServerMetadata": _object(["name", "version", "extensions"], name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "ModelMetadata": _object(
