@@ -44,7 +44,11 @@ def doctor(
             each.write()
     sick = sum(each.is_sick for each in found)
     if json:
-        print(msgspec.json.encode({"models": [_facts(each, write) for each in found], "sick": sick}).decode())
+        facts = [
+            {"name": each.model, "file": str(each.path), "findings": each.findings, "mended": each.mended}
+            for each in found
+        ]
+        print(msgspec.json.encode({"models": facts, "sick": sick, "written": write}).decode())
     else:
         console = Console(highlight=False, soft_wrap=True)
         for each in found:
@@ -52,16 +56,6 @@ def doctor(
         console.print(f"{len(found)} model(s), {sick} with errors")
     if sick:
         raise typer.Exit(1)
-
-
-def _facts(found: Diagnosis, write: bool) -> dict[str, object]:
-    return {
-        "name": found.model,
-        "file": str(found.path),
-        "findings": found.findings,
-        "mended": found.mended,
-        "written": write and found.mended is not None,
-    }
 
 
 def _show(console: Console, found: Diagnosis, write: bool) -> None:

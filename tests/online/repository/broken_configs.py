@@ -115,7 +115,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("reshape-free", f"input {{ {_X} reshape {{ shape: [-1] }} }}", "input[0].reshape", "different size"),
     ("reshape-zero", f"input {{ {_X} reshape {{ shape: [0] }} }}", "input[0].reshape", "different size"),
     ("reshape-to-nothing", 'max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { } }',
-     "input[0].reshape", "scalars"),
+     "input", "scalars"),
     ("labels-elsewhere", 'output { name: "y" label_filename: "../secret" }', "output[0].label_filename", "leads out"),
     ("labels-absolute", 'output { name: "y" label_filename: "/etc/passwd" }', "output[0].label_filename", "leads out"),
     ("ragged-without-batch", f"max_batch_size: 0 input {{ {_X} allow_ragged_batch: true }}", "allow_ragged_batch", "batches"),
@@ -133,7 +133,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("batch-output-target", f'input {{ {_X} }} batch_output {{ target_name: "z" source_input: "x" }}',
      "batch_output[0].target_name", "'z'"),
     ("batch-output-without-batch", (f'max_batch_size: 0 input {{ {_X} }} output {{ name: "y" }} '
-     'batch_output { target_name: "y" source_input: "x" }'), "batch_output[0]", "needs batches"),
+     'batch_output { target_name: "y" source_input: "x" }'), "batch_output", "needs batches"),
     # against the model
     ("input-unknown", 'input { name: "xx" data_type: TYPE_FP32 dims: 3 }', "input[0].name", "did you mean 'x'"),
     ("output-unknown", 'output { name: "z" label_filename: "labels" }', "output[0].name", "'z'"),
@@ -195,9 +195,9 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("state-start-dims", _state("initial_state { data_type: TYPE_FP32 dims: 3 zero_data: true }"), "initial_state[0].dims", "[2]"),
     ("state-start-elsewhere", _state('initial_state { data_type: TYPE_FP32 dims: 2 data_file: "../x" }'),
      "initial_state[0].data_file", "leads out"),
-    ("cache-of-sequences", "sequence_batching { } response_cache { enable: true }", "response_cache.enable", "sequences"),
+    ("cache-of-sequences", "sequence_batching { } response_cache { enable: true }", "response_cache", "sequences"),
     ("cache-of-streams", "model_transaction_policy { decoupled: true } response_cache { enable: true }",
-     "response_cache.enable", "decoupled"),
+     "response_cache", "decoupled"),
     # ensembles
     ("ensemble-without-steps", f'platform: "ensemble" {_ENDS}', "ensemble_scheduling", "must be set"),
     ("ensemble-of-nothing", f"{_ENDS} ensemble_scheduling {{ }}", "ensemble_scheduling.step", "missing"),

@@ -8,12 +8,11 @@ from typing import Any
 from penstock.config import did_you_mean
 from penstock.engines.base import Finding, Severity
 from penstock.errors import InvalidConfig
-from penstock.online.repository.config_rules import error, prefix
-from penstock.protocol.messages import Message, ModelConfig, ModelInstanceGroup
+from penstock.online.repository.config_rules import DATA_TYPES, error, prefix
+from penstock.protocol.messages import Message, ModelConfig, ModelInput, ModelInstanceGroup
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _IDLE_MICROSECONDS = 1_000_000
-_DATA_TYPES = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"]
 _CONTROLS = (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL"))
 
 
@@ -75,63 +74,44 @@ def differences(given: Message, signature: Signature | None, *, decoupled: bool 
     if given.model_transaction_policy.decoupled and not decoupled:
         yield error("model_transaction_policy.decoupled", "the model gives one answer to each request", "leave it out")
     made = made_inputs(given)
-    for name in made:
-        if name not in signature.input_names:
-            yield error(
-                "sequence_batching" if given.HasField("sequence_batching") else "batch_input",
-                f"feeds '{name}', which is no input of the model",
-                did_you_mean(name, signature.input_names),
-            )
+    for name in sorted(made.difference(signature.input_names)):
+        path = "sequence_batching" if given.HasField("sequence_batching") else "batch_input"
+        yield error(path, f"feeds '{name}', which the model has not", did_you_mean(name, signature.input_names))
     for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
-        by_name = {spec.name: spec for spec in specs}
-        for number, tensor in enumerate(getattr(given, field)):
-            if tensor.name not in by_name:
-                hint = did_you_mean(tensor.name, by_name)
-                yield error(f"{field}[{number}].name", f"the model has no {field} '{tensor.name}'", hint)
-            else:
-                yield from difference(given, f"{field}[{number}]", tensor, by_name[tensor.name])
-        if given.max_batch_size > 0:
-            named = [tensor.name for tensor in getattr(given, field)]
-            for spec in specs:
-                if spec.name not in named and spec.name not in made and spec.shape[:1] not in _free(given):
-                    yield error("max_batch_size", _fixed(given, field, spec), "leave it out, or write 0")
-
-
-def _free(given: Message) -> tuple[tuple[int, ...], ...]:
-    """The first dimensions that a model may have whose requests have rows."""
-    return ((-1,), (1,)) if given.max_batch_size == 1 else ((-1,),)
-
-
-def _fixed(given: Message, field: str, spec: TensorSpec) -> str:
-    return f"is {given.max_batch_size}, but {field} '{spec.name}' of the model, {list(spec.shape)}, has no free first dimension"
+        tensors = {tensor.name: (f"{field}[{number}]", tensor) for number, tensor in enumerate(getattr(given, field))}
+        known = [spec.name for spec in specs]
+        for name, (path, _) in tensors.items():
+            if name not in known:
+                yield error(f"{path}.name", f"the model has no {field} '{name}'", did_you_mean(name, known))
+        for spec in specs:
+            if spec.name not in made:
+                yield from difference(given, *tensors.get(spec.name, (field, ModelInput())), spec)
 
 
 def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
-    """Where ``tensor`` of the configuration and ``spec`` of the model are not of one kind."""
-    kind = path.partition("[")[0]
-    if tensor.data_type not in (0, _number(spec.datatype)):
-        want, got = (
-            _DATA_TYPES.values_by_number[_number(spec.datatype)].name,
-            _DATA_TYPES.values_by_number[tensor.data_type].name,
-        )
-        yield error(f"{path}.data_type", f"is {got}, but {kind} '{spec.name}' of the model is {want}")
-    if (kind == "input" and tensor.allow_ragged_batch) or any(
-        spec.name in one.target_name for one in given.batch_output
-    ):
+    """Where ``tensor`` of the configuration, an empty one if it leaves it out, and ``spec`` of the model are not of one kind."""
+    field = path.partition("[")[0]
+    number = number_of(spec.datatype)
+    if tensor.data_type not in (0, number):
+        got, want = (DATA_TYPES.values_by_number[each].name for each in (tensor.data_type, number))
+        yield error(f"{path}.data_type", f"is {got}, but {field} '{spec.name}' of the model is {want}")
+    scattered = {name for one in given.batch_output for name in one.target_name} if field == "output" else ()
+    if spec.name in scattered or (field == "input" and tensor.allow_ragged_batch):
         return  # its rows are joined to one long one
-    if given.max_batch_size > 0 and spec.shape[:1] not in _free(given):
-        yield error("max_batch_size", _fixed(given, kind, spec), "leave it out, or write 0")
-        return
-    if not tensor.dims:
+    # A model that takes one row, and no more, goes with batches of one.
+    if given.max_batch_size > 0 and spec.shape[:1] != (-1,) and (given.max_batch_size, *spec.shape[:1]) != (1, 1):
+        reason = f"but {field} '{spec.name}' of the model, {list(spec.shape)}, has no free first dimension"
+        yield error("max_batch_size", f"is {given.max_batch_size}, {reason}", "leave it out, or write 0")
         return
     dims = _model_dims(tensor)
     wanted = spec.shape[1:] if given.max_batch_size > 0 or _leaves_out_batch(given, tensor, spec) else spec.shape
-    if len(dims) != len(wanted) or any(
-        -1 not in (one, other) and one != other for one, other in zip(dims, wanted, strict=True)
-    ):
+    is_alike = len(dims) == len(wanted) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(dims, wanted, strict=True)
+    )
+    if tensor.dims and not is_alike:
         hint = "without the batch dimension, where 'max_batch_size' is above 0" if len(dims) != len(wanted) else ""
         which = "reshape.shape" if tensor.HasField("reshape") else "dims"
-        yield error(f"{path}.{which}", f"is {dims}, but {kind} '{spec.name}' of the model has {list(wanted)}", hint)
+        yield error(f"{path}.{which}", f"is {dims}, but {field} '{spec.name}' of the model has {list(wanted)}", hint)
 
 
 def _model_dims(tensor: Message) -> list[int]:
@@ -140,11 +120,8 @@ def _model_dims(tensor: Message) -> list[int]:
 
 
 def _leaves_out_batch(given: Message, tensor: Message, spec: TensorSpec) -> bool:
-    return (
-        not given.HasField("max_batch_size")
-        and spec.shape[:1] == (-1,)
-        and len(_model_dims(tensor)) == len(spec.shape) - 1
-    )
+    has_less = spec.shape[:1] == (-1,) and len(_model_dims(tensor)) == len(spec.shape) - 1
+    return has_less and not given.HasField("max_batch_size")
 
 
 def _rows(given: Message, signature: Signature, rows: int | None) -> int:
@@ -152,11 +129,8 @@ def _rows(given: Message, signature: Signature, rows: int | None) -> int:
     specs = {("input", spec.name): spec for spec in signature.inputs}
     specs |= {("output", spec.name): spec for spec in signature.outputs}
     if given.HasField("max_batch_size"):
-        is_special = (
-            given.HasField("sequence_batching")
-            or given.batch_input
-            or any(one.allow_ragged_batch for one in given.input)
-        )
+        is_special = given.HasField("sequence_batching") or given.batch_input
+        is_special = is_special or any(one.allow_ragged_batch for one in given.input)
         # Rows that depend on one another are not merged, whatever is wished; where batches are made otherwise, nobody could tell.
         return given.max_batch_size if rows is not None or is_special else 0
     for field in ("input", "output"):
@@ -178,7 +152,7 @@ def _take_tensors(whole: Message, given: Message, signature: Signature) -> None:
                 if spec.name in hidden:
                     continue
                 tensor = getattr(whole, field).add(name=spec.name)
-            tensor.data_type = _number(spec.datatype)
+            tensor.data_type = number_of(spec.datatype)
             if not tensor.dims:
                 tensor.dims.extend(spec.shape[first:])
             elif not first and len(_model_dims(tensor)) < len(spec.shape):
@@ -211,7 +185,14 @@ def declared_tensors(config: Message) -> tuple[list[dict[str, Any]], list[dict[s
     """The inputs and outputs of a model that does not know its own, as engines take them (``declared_signature``), with those that
     the batcher makes. Empty if the configuration gives none. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
     """
-    inputs, outputs = ([_declared(config, tensor) for tensor in part] for part in (config.input, config.output))
+    for tensor in [*config.input, *config.output]:
+        if not tensor.data_type or not (tensor.dims or tensor.HasField("reshape")):
+            reason = f"'{tensor.name}' needs 'data_type' and 'dims', because the model does not tell them"
+            raise InvalidConfig(prefix(config.name, "") + reason)
+    inputs, outputs = (
+        [_entry(config, tensor.name, _datatype(tensor), _model_dims(tensor)) for tensor in part]
+        for part in (config.input, config.output)
+    )
     batcher = config.sequence_batching
     for tensor in batcher.control_input:
         for control in tensor.control:
@@ -226,24 +207,17 @@ def declared_tensors(config: Message) -> tuple[list[dict[str, Any]], list[dict[s
     return inputs, outputs
 
 
-def _declared(config: Message, tensor: Message) -> dict[str, Any]:
-    if not tensor.data_type or not (tensor.dims or tensor.HasField("reshape")):
-        raise InvalidConfig(
-            f"{prefix(config.name, '')}'{tensor.name}' needs 'data_type' and 'dims', because the model does not tell them"
-        )
-    return _entry(config, tensor.name, _datatype(tensor), _model_dims(tensor))
-
-
 def _entry(config: Message, name: str, datatype: str, dims: list[int]) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": [-1, *dims] if config.max_batch_size > 0 else dims}
 
 
 def _datatype(tensor: Message) -> str:
-    name: str = _DATA_TYPES.values_by_number[tensor.data_type].name.removeprefix("TYPE_")
+    name: str = DATA_TYPES.values_by_number[tensor.data_type].name.removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
 
-def _number(datatype: DataType) -> int:
+def number_of(datatype: DataType) -> int:
+    """In the schema."""
     name = "TYPE_STRING" if datatype is DataType.BYTES else f"TYPE_{datatype.value}"
-    number: int = _DATA_TYPES.values_by_name[name].number
+    number: int = DATA_TYPES.values_by_name[name].number
     return number

@@ -41,8 +41,6 @@ _NOT_HERE = {
     "tensorrt": "its plans run on one kind of GPU only: serve the ONNX model that the plan was made of",
     "tensorrt_plan": "its plans run on one kind of GPU only: serve the ONNX model that the plan was made of",
     "tensorflow_graphdef": "save the model as SavedModel",
-    "tensorrtllm": "",
-    "vllm": "",
     "dali": "write the steps as a Python model",
     "fil": "export the trees to ONNX",
 }

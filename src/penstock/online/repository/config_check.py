@@ -1,5 +1,4 @@
-"""What can be said of a model's configuration without its model: fields that contradict each other or the schema's meaning, and
-fields that are valid but change nothing here."""
+"""What can be said of a model's configuration without its model: fields that cannot be, and fields that change nothing here."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from penstock.online.repository.config_text import parse_settings
 from penstock.online.repository.model_config import batching
 from penstock.protocol.messages import Message, ModelConfig, ModelSequenceBatching
 
-_ANY = 2**31 - 1
 _KIND = ModelSequenceBatching.Control.Kind
 _CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -53,23 +51,22 @@ def examine(given: Message, name: str) -> Iterator[Finding]:
         yield from _states(given)
     yield from _ensemble(given, name)
     yield from _warm_up(given)
-    if given.response_cache.enable and (
-        given.HasField("sequence_batching") or given.model_transaction_policy.decoupled
-    ):
-        kind = "within sequences" if given.HasField("sequence_batching") else "of a decoupled model"
-        yield error("response_cache.enable", f"answers {kind} are not kept", "leave it out")
 
 
 def _batches(given: Message) -> Iterator[Finding]:
     # Without a size given, the model's own is not known yet.
-    size = given.max_batch_size if given.HasField("max_batch_size") else _ANY
+    size = given.max_batch_size if given.HasField("max_batch_size") else 2**31 - 1
     if given.HasField("dynamic_batching") and size >= 0:
         try:
             batching(ModelConfig(max_batch_size=size, dynamic_batching=given.dynamic_batching), 1)
         except InvalidConfig as wrong:
             reason = wrong.message.removeprefix("model '': ")
             yield error("dynamic_batching", f"cannot be: {reason}", wrong.hint)
-    yield from _sizes(given, size)
+    for preferred in given.sequence_batching.oldest.preferred_batch_size:
+        if not 0 < preferred <= size:
+            reason = "must be positive" if preferred < 1 else "must be <= max batch size"
+            path = "sequence_batching.oldest.preferred_batch_size"
+            yield error(path, f"holds {preferred}: preferred batch size {reason}")
     inputs, outputs = [tensor.name for tensor in given.input], [tensor.name for tensor in given.output]
     for field in ("batch_input", "batch_output"):
         for number, one in enumerate(getattr(given, field)):
@@ -79,27 +76,6 @@ def _batches(given: Message) -> Iterator[Finding]:
                 yield from _unknown(f"{path}.target_name", one.target_name, outputs)
             for target in set(one.target_name) & set(inputs):
                 yield error(f"{path}.target_name", f"names '{target}', which clients give")
-
-
-def _sizes(given: Message, size: int) -> Iterator[Finding]:
-    """What goes with no batch, or with none of ``size`` rows."""
-    for preferred in given.sequence_batching.oldest.preferred_batch_size:
-        if not 0 < preferred <= size:
-            reason = "must be positive" if preferred < 1 else "must be <= max batch size"
-            yield error(
-                "sequence_batching.oldest.preferred_batch_size", f"holds {preferred}: preferred batch size {reason}"
-            )
-    if size:
-        return
-    for field in ("input", "output", "batch_input", "batch_output"):
-        for number, one in enumerate(getattr(given, field)):
-            path = f"{field}[{number}]"
-            if field.startswith("batch"):
-                yield error(path, "needs batches, and 'max_batch_size' is 0")
-            elif field == "input" and one.allow_ragged_batch:
-                yield error(f"{path}.allow_ragged_batch", "needs batches, and 'max_batch_size' is 0")
-            elif one.HasField("reshape") and not one.reshape.shape:
-                yield error(f"{path}.reshape", "is empty, and without batches there are no scalars")
 
 
 def _unknown(path: str, names: Iterable[str], known: list[str]) -> Iterator[Finding]:
@@ -155,20 +131,13 @@ def _states(given: Message) -> Iterator[Finding]:
 def _ensemble(given: Message, name: str) -> Iterator[Finding]:
     """As far as it can be said without the other models."""
     if not given.HasField("ensemble_scheduling"):
-        if given.platform == "ensemble":
-            yield error("ensemble_scheduling", "must be set for a model whose platform is 'ensemble'")
         return
-    if given.platform not in ("", "ensemble") or given.backend:
-        which = "backend" if given.backend else "platform"
-        yield error(which, f"is '{getattr(given, which)}', but an ensemble has none of its own", "leave it out")
     made = {tensor.name for tensor in given.input}
     for number, step in enumerate(given.ensemble_scheduling.step):
         made.update(step.output_map.values())
         if step.model_name == name:
             yield error(f"ensemble_scheduling.step[{number}].model_name", "is the ensemble itself")
     for field in ("input", "output"):
-        if not getattr(given, field):
-            yield error(field, "is missing: no model tells what an ensemble takes and gives")
         for number, tensor in enumerate(getattr(given, field)):
             if not tensor.data_type:
                 yield error(f"{field}[{number}].data_type", "is missing: no model tells it")

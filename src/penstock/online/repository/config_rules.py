@@ -14,7 +14,7 @@ from penstock.protocol.messages import POOL, Message, ModelInstanceGroup
 from penstock.tensor import element_count
 
 DATA_TYPES = POOL.FindEnumTypeByName("inference.DataType")
-HISTOGRAM = "nv_inference_first_response_histogram_ms"
+_HISTOGRAM = "nv_inference_first_response_histogram_ms"
 
 _Test = Callable[[Any, Message], Any]
 _Row = tuple[str, _Test, str, str]
@@ -55,7 +55,7 @@ def check_fields(message: Message, path: str = "", kind: str = "") -> Iterator[F
                 yield error(at, f"is {one}, and must be a finite number")
 
 
-def trunks(dims: Iterable[int]) -> list[int]:
+def _trunks(dims: Iterable[int]) -> list[int]:
     """The element counts between the free dimensions, which a reshape must keep."""
     counts = [1]
     for dim in dims:
@@ -109,18 +109,14 @@ def _is_none_of(*names: str) -> _Test:
     return lambda value, _: value not in numbers
 
 
-def _bad_reshape(value: Message, tensor: Message) -> bool:
-    return bool(tensor.dims) and trunks(tensor.dims) != trunks(value.shape)
-
-
 def _bad_tag(value: Iterable[str], _: Message) -> str | None:
     """As Prometheus has it, without the labels that every metric has."""
     taken = ("model", "version", "reason", "le", "quantile")
     return next((tag for tag in value if tag in taken or not re.fullmatch(r"(?!__)[a-zA-Z_]\w*", tag, re.ASCII)), None)
 
 
-def _do_not_rise(value: list[float], _: Message) -> bool:
-    return sorted(set(value)) != list(value) or not value
+def _is_batchless(config: Message) -> bool:
+    return bool(config.HasField("max_batch_size") and config.max_batch_size == 0)
 
 
 _MISSING, _OUT, _OF_TENSORRT = (
@@ -128,8 +124,17 @@ _MISSING, _OUT, _OF_TENSORRT = (
     "'{0}' leads out of the model's folder",
     "is for TensorRT, which does not run here",
 )
+_BATCH: list[_Row] = [
+    ("", lambda value, config: value and _is_batchless(config), "needs batches, and 'max_batch_size' is 0", ""),
+    (".source_input", lambda value, _: len(value) != 1, "must name one input", ""),
+    (".target_name", _is_missing, _MISSING, ""),
+    (".target_name", _twice(), "names '{1}' twice", ""),
+]
 _TENSOR: list[_Row] = [
     ("", _twice("name"), "has two called '{1}'", ""),
+    ("", lambda value, config: _is_batchless(config) and any(one.HasField("reshape") and not one.reshape.shape for one in value),
+     "has an empty 'reshape', and without batches there are no scalars", ""),
+    ("", lambda value, config: config.HasField("ensemble_scheduling") and not value, "is missing: no model tells it", ""),
     (".name", _is_missing, _MISSING, ""),
     (".data_type", lambda value, tensor: tensor.dims and not value, _MISSING, ""),
     (
@@ -140,34 +145,42 @@ _TENSOR: list[_Row] = [
     ),
     (".dims", _bad_dims, "{1}", ""),
     (".reshape.shape", _bad_dims, "{1}", ""),
-    (".reshape", _bad_reshape, "has different size for dims and reshape", ""),
+    (".reshape", lambda value, tensor: tensor.dims and _trunks(tensor.dims) != _trunks(value.shape),
+     "has different size for dims and reshape", ""),
     (".is_shape_tensor", _is_given, _OF_TENSORRT, "leave it out"),
     (".is_non_linear_format_io", _is_given, _OF_TENSORRT, "leave it out"),
-]
+]  # fmt: skip
 _SEQUENCE, _STATE = "sequence_batching", "sequence_batching.state"
 _TABLE: list[_Row] = [
     *((field + part, test, reason, hint) for field in ("input", "output") for part, test, reason, hint in _TENSOR),
+    *((field + part, test, reason, hint) for field in ("batch_input", "batch_output") for part, test, reason, hint in _BATCH),
     ("input.format", lambda value, tensor: value and len(tensor.dims) != 3, "needs three dimensions in 'dims'", ""),
     ("output.label_filename", _leads_out, _OUT, ""),
+    ("input", lambda value, config: _is_batchless(config) and any(one.allow_ragged_batch for one in value),
+     "has 'allow_ragged_batch', which needs batches, and 'max_batch_size' is 0", ""),
+    ("backend", lambda value, config: config.HasField("ensemble_scheduling") and value,
+     "is '{0}', but an ensemble has none", "leave it out"),
+    ("platform", lambda value, config: config.HasField("ensemble_scheduling") and value not in ("", "ensemble"),
+     "is '{0}', but that of an ensemble is 'ensemble'", "leave it out"),
+    ("platform", lambda value, config: value == "ensemble" and not config.HasField("ensemble_scheduling"),
+     "is 'ensemble', so that 'ensemble_scheduling' must be set", ""),
+    ("response_cache", lambda value, config: value.enable and config.HasField("sequence_batching"),
+     "is enabled, but answers within sequences are not kept", "leave it out"),
+    ("response_cache", lambda value, config: value.enable and config.model_transaction_policy.decoupled,
+     "is enabled, but answers of a decoupled model are not kept", "leave it out"),
     ("max_batch_size", _is_negative, "is {0}, and must not be negative", "with 0, requests are not merged"),
     ("version_policy.latest.num_versions", _is_missing, "must be at least 1", ""),
     ("version_policy.specific.versions", _is_missing, "names no version", ""),
     ("version_policy.specific.versions", _bad_sizes, "{1}", ""),
     ("version_policy.specific.versions", _twice(), "names version {1} twice", ""),
-    ("batch_input.source_input", lambda value, _: len(value) != 1, "must name one input", ""),
-    ("batch_output.source_input", lambda value, _: len(value) != 1, "must name one input", ""),
-    ("batch_input.target_name", _is_missing, _MISSING, ""),
-    ("batch_output.target_name", _is_missing, _MISSING, ""),
-    ("batch_input.target_name", _twice(), "names '{1}' twice", ""),
-    ("batch_output.target_name", _twice(), "names '{1}' twice", ""),
     ("batch_input.data_type", _is_none_of("TYPE_INT32", "TYPE_FP32"), "must be TYPE_INT32 or TYPE_FP32", ""),
     ("instance_group", lambda value, _: sum(one.count for one in value) > 1024, "asks for more than 1024 instances", ""),
     ("instance_group", lambda value, _: value and all(one.passive for one in value), "has none that is not 'passive'", ""),
     ("instance_group.count", _is_negative, "is {0}, and must be at least 1", ""),
     ("instance_group.kind", lambda value, _: value == ModelInstanceGroup.KIND_GPU, "is KIND_GPU, but instances run on the CPU only",
      "write KIND_CPU, or leave it out"),
-    ("instance_group.gpus", _is_given, "names devices, but instances run on the CPU only", "leave it out"),
-    ("instance_group.secondary_devices", _is_given, "names devices, but instances run on the CPU only", "leave it out"),
+    *((f"instance_group.{field}", _is_given, "names devices, but instances run on the CPU only", "leave it out")
+      for field in ("gpus", "secondary_devices")),
     ("instance_group.profile", _is_given, _OF_TENSORRT, "leave it out"),
     ("instance_group.rate_limiter.resources", _twice("name"), "has two called '{1}'", ""),
     ("instance_group.rate_limiter.resources.name", _is_missing, _MISSING, ""),
@@ -202,8 +215,9 @@ _TABLE: list[_Row] = [
     ("model_warmup.inputs.data_type", _is_missing, _MISSING, ""),
     ("model_warmup.inputs.dims", _bad_sizes, "{1}", ""),
     ("model_warmup.inputs.input_data_file", _leads_out, _OUT, ""),
-    ("model_metrics.metric_control.metric_identifier.family", lambda value, _: value != HISTOGRAM, "is '{0}'", HISTOGRAM),
-    ("model_metrics.metric_control.histogram_options.buckets", _do_not_rise, "must be numbers that rise, at least one", ""),
+    ("model_metrics.metric_control.metric_identifier.family", lambda value, _: value != _HISTOGRAM, "is '{0}'", _HISTOGRAM),
+    ("model_metrics.metric_control.histogram_options.buckets", lambda value, _: not value or sorted(set(value)) != value,
+     "must be numbers that rise, at least one", ""),
 ]  # fmt: skip
 _RULES: dict[str, list[tuple[_Test, str, str]]] = defaultdict(list)
 for _kind, _test, _reason, _hint in _TABLE:

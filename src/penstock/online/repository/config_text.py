@@ -22,10 +22,8 @@ from penstock.errors import InvalidConfig
 from penstock.protocol.messages import POOL, Message, ModelConfig
 
 FILE = "config.pbtxt"
-_MAX_BYTES = 1 << 20
-_MAX_SHOWN = 200
+_MAX_BYTES, _MAX_SHOWN = 1 << 20, 200
 _TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\w.+-]+|[{}<>\[\]]|\n""")
-_PACKAGE = "inference."
 
 
 def config_path(folder: Path, config_name: str = "") -> Path:
@@ -96,7 +94,7 @@ def parse_json(name: str, text: str | bytes) -> Message:
             raise InvalidConfig(f"{where}: must be a JSON object")
         return json_format.Parse(text, ModelConfig())
     except json_format.ParseError as error:
-        raise explain_json(error, where) from None
+        raise _explain_json(error, where) from None
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"{where}: is not JSON: {_short(str(error))}") from None
 
@@ -106,7 +104,7 @@ def parse_settings(settings: Mapping[str, Any], where: str) -> Message:
     try:
         return json_format.ParseDict(dict(settings), ModelConfig())
     except json_format.ParseError as error:
-        raise explain_json(error, where) from None
+        raise _explain_json(error, where) from None
 
 
 def to_text(config: Message) -> str:
@@ -155,11 +153,9 @@ def _explain_text(error: text_format.ParseError, text: str, where: str) -> Inval
     names = [name for name, _ in open_parts if name]
     place, path = f"{where}:{line}:{column}", ".".join([*names, last] if last else names)
     if unknown := re.match(r'Message type "(.+?)" has no field named "(.*)"', reason, re.DOTALL):
-        return _unknown_field(place, POOL.FindMessageTypeByName(_real(unknown[1])), unknown[2], names)
+        return _unknown_field(place, POOL.FindMessageTypeByName(unknown[1]), unknown[2], names)
     if unknown := re.match(r'Enum type "(.+?)" has no value named (.*)', reason):
-        values = POOL.FindEnumTypeByName(unknown[1]).values_by_name
-        hint = did_you_mean(unknown[2][:_MAX_SHOWN].upper(), values)
-        return InvalidConfig(f"{place}: '{path}' cannot be '{_short(unknown[2])}'", hint)
+        return _unknown_value(f"{place}: '{path}'", unknown[1], unknown[2])
     if twice := re.search(r'should not have multiple "(\w+)" fields', reason):
         return InvalidConfig(f"{place}: '{'.'.join([*names, twice[1]])}' is given twice")
     if other := re.match(r'Field "(\w+)" is specified along with field "(\w+)"', reason):
@@ -168,10 +164,6 @@ def _explain_text(error: text_format.ParseError, text: str, where: str) -> Inval
         name, opened = open_parts[-1]
         return InvalidConfig(f"{place}: '{name}', begun in line {opened}, is not closed", "add a '}'")
     return InvalidConfig(f"{place}: '{path}': {_short(reason)}" if path else f"{place}: {_short(reason)}")
-
-
-def _real(full_name: str) -> str:
-    return full_name if full_name.startswith(_PACKAGE) else _PACKAGE + full_name
 
 
 def _open_at(text: str) -> tuple[list[tuple[str, int]], str]:
@@ -196,7 +188,12 @@ def _unknown_field(place: str, kind: Descriptor, name: str, path: list[str]) -> 
     return InvalidConfig(f"{place}: there is no field '{shown}'", did_you_mean(name[:_MAX_SHOWN], kind.fields_by_name))
 
 
-def explain_json(error: json_format.ParseError, where: str) -> InvalidConfig:
+def _unknown_value(begin: str, kind: str, value: str) -> InvalidConfig:
+    hint = did_you_mean(value[:_MAX_SHOWN].upper(), POOL.FindEnumTypeByName(kind).values_by_name)
+    return InvalidConfig(f"{begin} cannot be '{_short(value)}'", hint)
+
+
+def _explain_json(error: json_format.ParseError, where: str) -> InvalidConfig:
     """``error`` in our words: the path of the field, what is wrong with it, and what was probably meant."""
     reason, path = str(error).partition("\n")[0].rstrip("."), ""
     while nested := re.match(r"Failed to parse (\w+) field: (.*)", reason, re.DOTALL):
@@ -206,10 +203,7 @@ def explain_json(error: json_format.ParseError, where: str) -> InvalidConfig:
     if unknown := re.match(r'Message type "(.+?)" has no field named "(.*?)"', reason, re.DOTALL):
         return _unknown_field(where, POOL.FindMessageTypeByName(unknown[1]), unknown[2], [path] if path else [])
     if unknown := re.match(r"Invalid enum value (.*) for enum type (.+)", reason, re.DOTALL):
-        values = POOL.FindEnumTypeByName(unknown[2]).values_by_name
-        return InvalidConfig(
-            f"{where}: '{path}' cannot be '{_short(unknown[1])}'", did_you_mean(unknown[1][:_MAX_SHOWN].upper(), values)
-        )
+        return _unknown_value(f"{where}: '{path}'", unknown[2], unknown[1])
     reason = reason.removeprefix("Failed to load JSON: ").removeprefix("Failed to load JSON: ")
     return InvalidConfig(f"{where}: '{path}': {_short(reason)}" if path else f"{where}: {_short(reason)}")
 

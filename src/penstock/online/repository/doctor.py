@@ -14,7 +14,7 @@ from penstock.bundle.open import open_bundle
 from penstock.engines.base import Finding, Severity
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, NotFound, PenstockError, ResourceExhausted
-from penstock.online.repository.auto_complete import declared_tensors, difference, differences
+from penstock.online.repository.auto_complete import declared_tensors, difference, differences, number_of
 from penstock.online.repository.backend import Backend, backend_of, engine_options
 from penstock.online.repository.config_check import examine
 from penstock.online.repository.config_text import config_path, read_config, shown_path, to_text
@@ -133,8 +133,7 @@ def _is_mended(config: Message, field: str, tensor: Message, specs: tuple[Tensor
 
 
 def _describe(config: Message, tensor: Message, spec: TensorSpec) -> None:
-    datatype = spec.datatype.value.replace("BYTES", "STRING")
-    tensor.MergeFrom(type(tensor)(name=spec.name, data_type=f"TYPE_{datatype}"))
+    tensor.name, tensor.data_type = spec.name, number_of(spec.datatype)
     tensor.ClearField("reshape")
     tensor.dims[:] = spec.shape[1:] if config.max_batch_size > 0 else spec.shape
     if not tensor.dims:
