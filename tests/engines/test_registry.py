@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.artifact import Format
 from penstock.engines.registry import available_engines, engines_for, get_engine, is_available
 from penstock.errors import EngineUnavailable, InvalidArgument
+
+_PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "engines.md"
 
 
 def test_default_engine_is_first_and_always_there() -> None:
@@ -27,6 +32,17 @@ def test_engine_is_what_it_is_found_by(name: str) -> None:
     assert engine.name == name
     assert engine.version
     assert engine.formats == {format for format in Format if name in engines_for(format)}
+
+
+@pytest.mark.parametrize("name", ["torch", "tflite", "tensorflow"])
+def test_every_option_is_on_the_page(name: str) -> None:
+    if not is_available(name):
+        pytest.skip("not installed")
+    module = sys.modules[type(get_engine(name)).__module__]
+    (struct,) = [value for key, value in vars(module).items() if key.endswith("Options") and isinstance(value, type)]
+    section = _PAGE.read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    shown = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    assert shown == {field.name for field in msgspec.structs.fields(struct)}
 
 
 def test_every_format_has_an_engine() -> None:
