@@ -97,7 +97,8 @@ class StreamingModel(Protocol):
 
 Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
 """``answer(n, outcome, final)`` for the n-th of the requests being executed: outputs, an error, or None where a decoupled model has
-nothing more to say; ``final`` ends the request, as an error does. False if nobody wants more answers to it."""
+nothing more to say; ``final`` ends the request, as an error does. False if nobody wants more answers to it, which None that is not
+final only asks."""
 
 
 @runtime_checkable
@@ -116,6 +117,12 @@ class RequestModel(Protocol):
     @property
     def decoupled(self) -> bool:
         """Whether it gives any number of answers to a request."""
+        ...
+
+    @property
+    def max_batch(self) -> int | None:
+        """The most rows that the requests given at once may have in all; 0 if their tensors have no batch dimension, None if the
+        model leaves it to who serves it."""
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:

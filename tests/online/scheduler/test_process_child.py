@@ -31,7 +31,7 @@ def child() -> Iterator[ProcessChild]:
 
 
 def test_it_says_what_the_model_takes(child: ProcessChild) -> None:
-    assert child.load(LOAD).input_names == ["x"]
+    assert child.load(LOAD).signature.input_names == ["x"]
 
 
 def test_what_it_cannot_load_is_told(child: ProcessChild) -> None:
@@ -61,6 +61,6 @@ def test_it_ends_when_asked(child: ProcessChild) -> None:
     other.ask_to_end()
     assert other.wait() == "exit status 0"
     assert not Path(f"/proc/{other.pid}").exists()
-    assert child.load(LOAD).input_names == ["x"], "another lives on"
+    assert child.load(LOAD).signature.input_names == ["x"], "another lives on"
     for file in files:
         os.close(file)

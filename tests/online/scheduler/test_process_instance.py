@@ -185,7 +185,7 @@ def test_a_death_between_batches_fails_none(load: Loader) -> None:
 
 
 def test_a_call_that_hangs_is_ended(load: Loader) -> None:
-    model = load(turns(), forward_timeout_s=1.0)
+    model = load(turns(), timeout_s=1.0)
     health = watch(model)
     with pytest.raises(InstanceDied, match=r"took longer than 1 s, so its process was ended"):
         model.forward(for_ever())
@@ -194,7 +194,7 @@ def test_a_call_that_hangs_is_ended(load: Loader) -> None:
 
 
 def test_a_process_that_is_stopped_counts_as_one_that_hangs(load: Loader) -> None:
-    model = load(models.linear(), forward_timeout_s=1.0)
+    model = load(models.linear(), timeout_s=1.0)
     kill(model, signal.SIGSTOP)
     with pytest.raises(InstanceDied):
         model.forward(X)

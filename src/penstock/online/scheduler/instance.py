@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.errors import PenstockError
 from penstock.online.scheduler.base import BatchSource
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.rate_limiter import Gate
+from penstock.online.scheduler.request_runs import RequestRuns
 from penstock.telemetry.statistics import BatchTimes, Reason
 from penstock.tensor import Array
 
@@ -31,7 +32,11 @@ class Instance:
     with one client's values is told to that client only."""
 
     def __init__(
-        self, name: str, model: LoadedModel | StreamingModel, source: BatchSource, gate: Gate | None = None
+        self,
+        name: str,
+        model: LoadedModel | StreamingModel | RequestModel,
+        source: BatchSource,
+        gate: Gate | None = None,
     ) -> None:
         self.model = model
         self.ended: Callable[[Instance], None] | None = None
@@ -47,7 +52,7 @@ class Instance:
         model = self.model
         if self._gate is not None:
             self._gate.open()
-        elif not isinstance(model, StreamingModel) and self._is_predictable(model):
+        elif not isinstance(model, StreamingModel | RequestModel) and self._is_predictable(model):
             self._run_here = partial(self._compute, model)
             self._source.may_run_here(self._run_here)
         self._thread.start()
@@ -72,6 +77,10 @@ class Instance:
         if isinstance(model, StreamingModel):
             while (batch := self._source.take(self._gate)) is not None:
                 self._stream(model, batch)
+        elif isinstance(model, RequestModel):
+            runs = RequestRuns(model, self._source, self._explain, _AHEAD)
+            while (batch := self._source.take(self._gate)) is not None:
+                runs.run(batch)
         else:
             while (batch := self._source.take(self._gate)) is not None:
                 self._compute(model, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -12,10 +13,11 @@ import threading
 from collections.abc import Sequence
 
 from penstock.errors import PenstockError
-from penstock.online.scheduler.process_channel import Channel, Failed, Load, Loaded, Message
-from penstock.tensor import Signature
+from penstock.online.scheduler.process_channel import Channel, Failed, Load, Loaded, Message, Said
 
-_WORKER = "penstock.online.scheduler.process_worker"
+_log = logging.getLogger(__name__)
+
+WORKER = "penstock.online.scheduler.process_worker"
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _STDERR = 2
 
@@ -23,11 +25,11 @@ _STDERR = 2
 class ProcessChild:
     """A process of its own, not a fork, so that it has nothing of the server's but what it is given.
 
-    It inherits ``files`` (the model, the tensors in and out), and lives no longer than this process. ``wait`` belongs to one thread;
-    of the others one at a time may ``ask``.
+    It runs the module ``worker``, inherits ``files`` (the model, the tensors in and out), and lives no longer than this process.
+    ``wait`` belongs to one thread; of the others one at a time may ``send``, and one ``receive``.
     """
 
-    def __init__(self, files: Sequence[int]) -> None:
+    def __init__(self, files: Sequence[int], worker: str = WORKER) -> None:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         inherited = (theirs.fileno(), lifeline, *files)
@@ -36,7 +38,7 @@ class ProcessChild:
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 # Safe path: no module is taken from the folder in which the server was started.
-                [sys.executable, "-P", "-m", _WORKER, *map(str, inherited)],
+                [sys.executable, "-P", "-m", worker, *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
                 pass_fds=inherited,
@@ -50,32 +52,33 @@ class ProcessChild:
             theirs.close()
             os.close(lifeline)
         self._channel = Channel(ours)
-        self._lock = threading.Lock()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, message: Load) -> Signature:
+    def load(self, message: Load) -> Loaded:
         """Have it load the model. Raises what the engine raises, and PenstockError if the process ends instead."""
         try:
             self.send(message)
-            answer = self.receive(0)
+            while isinstance(answer := self.receive(0), Said):
+                _log.log(answer.level, "%s", answer.text)
         except (EOFError, OSError):
             raise PenstockError("the model's process ended while it loaded the model") from None
         if isinstance(answer, Failed):
             raise answer.error()
         assert isinstance(answer, Loaded)
-        return answer.signature
+        return answer
 
     def send(self, message: Message) -> None:
         """Raises OSError if it has ended, and so has not been given ``message``."""
-        with self._lock:
+        with self._sending:
             self._channel.send(message)
 
     def receive(self, timeout_s: float) -> Message:
         """Its answer. Raises EOFError or OSError if it ended instead, TimeoutError after ``timeout_s``; 0 waits for ever."""
-        with self._lock:
+        with self._receiving:
             self._channel.socket.settimeout(timeout_s or None)
             return self._channel.receive()
 
@@ -84,7 +87,7 @@ class ProcessChild:
         code = self._process.wait()
         # Whoever waits for an answer gets none, even if a process started by the model holds the other end.
         self._hang_up()
-        with self._lock:
+        with self._sending, self._receiving:
             self._channel.close()
         os.close(self._lifeline)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

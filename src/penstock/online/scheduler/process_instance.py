@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 from penstock.artifact import Artifact
 from penstock.clock import Clock, SystemClock
@@ -19,8 +20,8 @@ from penstock.engines.base import Options
 from penstock.errors import Code, PenstockError, Unavailable
 from penstock.online.restart import restart_delay_s
 from penstock.online.scheduler.instance import InstanceDied
-from penstock.online.scheduler.process_channel import Failed, Load, Message, Ran, Run
-from penstock.online.scheduler.process_child import ProcessChild
+from penstock.online.scheduler.process_channel import Failed, Load, Loaded, Message, Ran, Run
+from penstock.online.scheduler.process_child import WORKER, ProcessChild
 from penstock.online.scheduler.tensor_arena import TensorArena
 from penstock.tensor import Array, Signature
 
@@ -29,7 +30,6 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S = 1.0
 """How long a call waits for a process that is started again. Also bounds how fast an instance that has none fails batches
 that others could have taken."""
-_END_S = 2.0
 _LOOK_S = 0.05
 _REMEMBERED = 32
 
@@ -40,19 +40,23 @@ class InstanceRestarting(InstanceDied):
     code = Code.UNAVAILABLE
 
 
-class ProcessModel:
-    """A ``LoadedModel`` whose engine lives in a child process; made by ``load``.
+class ModelProcess:
+    """A model whose engine lives in a child process, which is started again when it dies; made by ``load``.
 
     ``on_health``, if set, is called with whether it is healthy whenever that changes, on a thread of the model's own.
     """
 
     reentrant = False
+    worker = WORKER
+    """The module that the child runs."""
+    end_s = 2.0
+    """How long the child may take to end when it is asked to."""
 
-    def __init__(self, message: Load, model_file: int, forward_timeout_s: float, clock: Clock) -> None:
+    def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
         self.on_health: Callable[[bool], None] | None = None
         self._message = message
-        self._timeout_s = forward_timeout_s
+        self._timeout_s = timeout_s
         self._clock = clock
         self._model_file = os.dup(model_file)
         self._inputs, self._outputs = TensorArena.create(), TensorArena.create()
@@ -73,21 +77,22 @@ class ProcessModel:
         options: Options,
         model_file: int,
         cores: Sequence[int] = (),
-        forward_timeout_s: float = 0.0,
+        timeout_s: float = 0.0,
         clock: Clock | None = None,
-    ) -> ProcessModel:
+    ) -> Self:
         """Load ``artifact``, whose bytes are in ``model_file`` (see ``store_model``), in a new process that runs on ``cores``.
 
-        A call of more than ``forward_timeout_s`` ends the process; 0 waits for ever. Raises what the engine raises.
+        A call of more than ``timeout_s`` ends the process; 0 waits for ever. Raises what the engine raises.
         """
         path = str(artifact.path.resolve()) if artifact.path else ""
         message = Load(engine, artifact.format.value, artifact.digest, path, dict(options), tuple(cores))
-        model = cls(message, model_file, forward_timeout_s, clock or SystemClock())
+        model = cls(message, model_file, timeout_s, clock or SystemClock())
         try:
-            child, model.signature = model._start()
+            child, loaded = model._start()
         except BaseException:
             model._give_back()
             raise
+        model._take_facts(loaded)
         model._child = child
         model._keeper = threading.Thread(target=model._keep, args=(child,), name="keep-model-process", daemon=True)
         model._keeper.start()
@@ -104,24 +109,6 @@ class ProcessModel:
         child = self._child
         return child.pid if child else None
 
-    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""
-        child = self._wait_for_child()
-        call = Run(self._inputs.write(inputs))
-        while True:
-            try:
-                child.send(call)
-                break
-            except OSError:
-                # It had died before, so that this batch is none that it ran.
-                self._lose(child)
-                child = self._wait_for_child()
-        answer = self._receive(child)
-        if isinstance(answer, Failed):
-            raise answer.error()
-        assert isinstance(answer, Ran)
-        return self._outputs.copy(answer.outputs)
-
     def unload(self) -> None:
         """End the process and give all memory back."""
         with self._changed:
@@ -134,25 +121,41 @@ class ProcessModel:
             starting.kill()
         if child:
             child.ask_to_end()
-            self._keeper.join(_END_S)
+            self._keeper.join(self.end_s)
             if self._keeper.is_alive():
                 child.kill()
         self._keeper.join()
         self._give_back()
 
-    def _receive(self, child: ProcessChild) -> Message:
-        try:
-            return child.receive(self._timeout_s)
-        except TimeoutError:
-            child.kill()
-            self._lose(child)
-            raise InstanceDied(
-                f"the model took longer than {self._timeout_s:g} s, so its process was ended",
-                "if it needs longer, raise 'model_timeout_s'",
-            ) from None
-        except (EOFError, OSError):
-            self._lose(child)
-            raise InstanceDied("the model's process died in the middle of this batch") from None
+    def _take_facts(self, loaded: Loaded) -> None:
+        """What the child says of the model."""
+        self.signature = loaded.signature
+
+    def _attach(self, child: ProcessChild) -> None:
+        """``child`` has loaded the model, and is about to be called."""
+
+    def _call(self, call: Callable[[ProcessChild], None]) -> ProcessChild:
+        """Call the child, and the next one if it had died before, so that this batch is none that it ran."""
+        while True:
+            child = self._wait_for_child()
+            try:
+                call(child)
+            except OSError:
+                self._lose(child)
+            else:
+                return child
+
+    def _ended_late(self, child: ProcessChild) -> InstanceDied:
+        child.kill()
+        self._lose(child)
+        return InstanceDied(
+            f"the model took longer than {self._timeout_s:g} s, so its process was ended",
+            "if it needs longer, raise 'model_timeout_s'",
+        )
+
+    def _died(self, child: ProcessChild) -> InstanceDied:
+        self._lose(child)
+        return InstanceDied("the model's process died in the middle of this batch")
 
     def _wait_for_child(self) -> ProcessChild:
         with self._changed:
@@ -218,14 +221,20 @@ class ProcessModel:
     def _restart_at(self) -> float:
         return self._deaths[-1] + restart_delay_s(self._deaths, self._deaths[-1]) if self._deaths else 0.0
 
-    def _start(self) -> tuple[ProcessChild, Signature]:
-        child = ProcessChild((self._model_file, self._inputs.file, self._outputs.file))
+    def _files(self) -> tuple[int, ...]:
+        """What the child inherits."""
+        return self._model_file, self._inputs.file, self._outputs.file
+
+    def _start(self) -> tuple[ProcessChild, Loaded]:
+        child = ProcessChild(self._files(), self.worker)
         with self._changed:
             self._starting = child
             if self._closed:
                 child.kill()
         try:
-            return child, child.load(self._message)
+            loaded = child.load(self._message)
+            self._attach(child)
+            return child, loaded
         except BaseException:
             child.kill()
             child.wait()
@@ -246,6 +255,26 @@ class ProcessModel:
         self._inputs.close()
         self._outputs.close()
         os.close(self._model_file)
+
+
+class ProcessModel(ModelProcess):
+    """A ``LoadedModel`` of any engine."""
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""
+        answer = self._receive(self._call(lambda child: child.send(Run(self._inputs.write(inputs)))))
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, Ran)
+        return self._outputs.copy(answer.outputs)
+
+    def _receive(self, child: ProcessChild) -> Message:
+        try:
+            return child.receive(self._timeout_s)
+        except TimeoutError:
+            raise self._ended_late(child) from None
+        except (EOFError, OSError):
+            raise self._died(child) from None
 
 
 def store_model(artifact: Artifact) -> int:

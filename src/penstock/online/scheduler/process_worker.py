@@ -30,13 +30,7 @@ _log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the socket."""
-    descriptors = [int(argument) for argument in arguments]
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    end, lifeline, model_file, inputs, outputs = descriptors
-    _end_with(lifeline)
-    _leave_signals_to_the_parent()
-    faulthandler.enable()
+    end, model_file, inputs, outputs = begin(arguments)
     channel = Channel(socket.socket(fileno=end))
     try:
         message = channel.receive()
@@ -44,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
         try:
             model = _load(message, model_file)
         except Exception as error:  # noqa: BLE001 - the parent raises it
-            channel.send(_failure(error))
+            channel.send(failure(error))
             return
         del message
         channel.send(Loaded(model.signature))
@@ -65,10 +59,22 @@ def run(model: LoadedModel, message: Run, inputs: TensorArena, outputs: TensorAr
     try:
         return Ran(outputs.write(model.forward(inputs.view(message.inputs))))
     except Exception as error:  # noqa: BLE001 - an engine's bug costs its batch, not the process
-        return _failure(error)
+        return failure(error)
 
 
-def _failure(error: Exception) -> Failed:
+def begin(arguments: Sequence[str]) -> list[int]:
+    """See to it that this process ends with its parent only; the descriptors that it inherits, but for the lifeline."""
+    end, lifeline, *files = descriptors = [int(argument) for argument in arguments]
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    _end_with(lifeline)
+    _leave_signals_to_the_parent()
+    faulthandler.enable()
+    return [end, *files]
+
+
+def failure(error: Exception) -> Failed:
+    """``error`` as the parent is told of it."""
     if isinstance(error, PenstockError):
         return Failed.of(error)
     _log.error("the model failed", exc_info=error)
@@ -76,6 +82,11 @@ def _failure(error: Exception) -> Failed:
 
 
 def _load(message: Load, model_file: int) -> LoadedModel:
+    return get_engine(message.engine).load(read_artifact(message, model_file), message.options)
+
+
+def read_artifact(message: Load, model_file: int) -> Artifact:
+    """What is to be loaded, from ``model_file``, which is closed; from now on this process runs on its own cores."""
     if message.cores:
         # Before the engine starts its threads, which inherit it.
         os.sched_setaffinity(0, message.cores)
@@ -85,8 +96,7 @@ def _load(message: Load, model_file: int) -> LoadedModel:
             data = mapped[:]
     os.close(model_file)
     path = Path(message.path) if message.path else None
-    artifact = Artifact(data, Format(message.format), message.digest, path)
-    return get_engine(message.engine).load(artifact, message.options)
+    return Artifact(data, Format(message.format), message.digest, path)
 
 
 def _end_with(lifeline: int) -> None:

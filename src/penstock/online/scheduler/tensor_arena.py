@@ -52,16 +52,27 @@ class TensorArena:
 
     def write(self, tensors: Mapping[str, Array]) -> list[Slot]:
         """Replace what was there; each tensor is copied once. Raises ResourceExhausted beyond the most that may be held."""
-        slots: list[Slot] = []
+        return self.write_all([tensors])[0]
+
+    def write_all(self, sets: Sequence[Mapping[str, Array]]) -> list[list[Slot]]:
+        """As ``write`` for several sets of tensors at once."""
+        written: list[list[Slot]] = []
         wires: list[Array | bytes | memoryview] = []
         end = 0
-        for name, array in tensors.items():
-            datatype = DataType.from_numpy(array.dtype)
-            wire = array if datatype.itemsize else to_wire(array)
-            size = array.nbytes if datatype.itemsize else len(wire)
-            slots.append(Slot(name, datatype, array.shape, end, size))
-            wires.append(wire)
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        for tensors in sets:
+            slots: list[Slot] = []
+            for name, array in tensors.items():
+                datatype = DataType.from_numpy(array.dtype)
+                wire = array if datatype.itemsize else to_wire(array)
+                size = array.nbytes if datatype.itemsize else len(wire)
+                slots.append(Slot(name, datatype, array.shape, end, size))
+                wires.append(wire)
+                end += -(-size // _ALIGNMENT) * _ALIGNMENT
+            written.append(slots)
+        self._fill([slot for slots in written for slot in slots], wires, end)
+        return written
+
+    def _fill(self, slots: Sequence[Slot], wires: Sequence[Array | bytes | memoryview], end: int) -> None:
         mapped = self._mapped(end)
         for slot, wire in zip(slots, wires, strict=True):
             if not slot.byte_size:
@@ -70,7 +81,6 @@ class TensorArena:
                 np.ndarray(slot.shape, slot.datatype.dtype, mapped, slot.offset)[...] = wire
             else:
                 mapped[slot.offset : slot.offset + slot.byte_size] = wire
-        return slots
 
     def view(self, slots: Sequence[Slot]) -> dict[str, Array]:
         """The tensors as read-only views, of use until they are written anew; BYTES are decoded."""

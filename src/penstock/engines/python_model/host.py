@@ -1,0 +1,78 @@
+"""What a Python model can ask of the process that it lives in, and the stages whose time it tells."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from penstock.errors import Unsupported
+from penstock.request import Done, InferRequest
+
+_log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """All may be called from any thread."""
+
+    def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
+        """Have another model answer; ``done`` is called on a thread that it must not block. What is returned gives the request up."""
+        ...
+
+    def say(self, level: int, text: str) -> None:
+        """Write a line into the server's log; ``level`` is one of ``logging``'s."""
+        ...
+
+
+class NoHost:
+    """Where a model runs without a server around it."""
+
+    def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
+        raise Unsupported(f"there is no server here that could ask model '{request.model_name}'")
+
+    def say(self, level: int, text: str) -> None:
+        _log.log(level, "%s", text)
+
+
+class Here:
+    """The one model of this process. What models import by name has nowhere else to look."""
+
+    def __init__(self) -> None:
+        self.host: Host = NoHost()
+        self.name = ""
+        self.folder = ""
+        """Of the model's version."""
+        self.waits_for_itself = False
+        """Whether a question of the main thread to this very model could never be answered."""
+
+
+here = Here()
+
+
+class Stages:
+    """How often and how long the stages of a model ran since they were last taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, tuple[int, int]] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter_ns() - started_ns)
+
+    def add(self, name: str, ns: int) -> None:
+        with self._lock:
+            count, total_ns = self._totals.get(name, (0, 0))
+            self._totals[name] = count + 1, total_ns + ns
+
+    def take(self) -> dict[str, tuple[int, int]]:
+        with self._lock:
+            totals, self._totals = self._totals, {}
+        return totals

@@ -1,0 +1,360 @@
+"""Requests and responses as Triton's Python models see them: those given to the model, and those that it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from penstock.engines.python_model.host import here
+from penstock.engines.python_model.tensors import Tensor, TritonModelException
+from penstock.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+    ResourceExhausted,
+    Unavailable,
+    Unsupported,
+)
+from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.tensor import Array
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+_SEQUENCE = "sequence_id"
+_FLAGS = {
+    "sequence_start": TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    "sequence_end": TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+}
+_UNREAD = 1024
+"""Most responses to one question that a model may leave unread."""
+
+
+class TritonError:
+    """Why a request failed; ``code`` is one of the constants."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = str(message)
+        self._code = code
+
+    def code(self) -> int:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+    def __str__(self) -> str:
+        return self._message
+
+
+_ERRORS: dict[int, type[PenstockError]] = {
+    TritonError.NOT_FOUND: NotFound,
+    TritonError.INVALID_ARG: InvalidArgument,
+    TritonError.UNAVAILABLE: Unavailable,
+    TritonError.UNSUPPORTED: Unsupported,
+    TritonError.ALREADY_EXISTS: AlreadyExists,
+    TritonError.CANCELLED: Cancelled,
+}
+
+
+class PreferredMemory:
+    """Accepted and without effect: all tensors are in main memory."""
+
+    def __init__(self, preferred_memory: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0) -> None:
+        self.preferred_memory, self.preferred_device_id = preferred_memory, preferred_device_id
+
+
+class InferenceTrace:
+    """Accepted and without effect: the server traces what it is asked, also by models."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def get_context(self) -> str | None:
+        return None
+
+
+class InferenceResponse:
+    """Outputs or an error."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``parameters`` are for models that ask this one's code directly; clients are not given them."""
+        if not all(isinstance(tensor, Tensor) for tensor in output_tensors):
+            raise TritonModelException("'output_tensors' must be a list of Tensor objects")
+        self._tensors = list(output_tensors)
+        self._error = TritonError(error) if isinstance(error, str) else error
+        self._parameters = dict(parameters or {})
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> InferenceResponse:
+        """What the server answers."""
+        if isinstance(outcome, InferResponse):
+            return cls([Tensor(name, array) for name, array in outcome.outputs.items()], None, outcome.parameters)
+        code = next((code for code, kind in _ERRORS.items() if isinstance(outcome, kind)), TritonError.INTERNAL)
+        return cls(error=TritonError(str(outcome), code))
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        return json.dumps(self._parameters)
+
+    def outcome(self) -> dict[str, Array] | PenstockError:
+        """As the server takes it."""
+        if self._error is not None:
+            return _ERRORS.get(self._error.code(), PenstockError)(self._error.message())
+        return {tensor.name(): tensor.as_numpy() for tensor in self._tensors}
+
+
+Send = Callable[[dict[str, Array] | PenstockError | None, bool], bool]
+"""Gives one answer to a request, and says whether anybody wants more; without outcome and not final it only asks."""
+
+
+class ResponseSender:
+    """Answers one request, from any thread, until the final flag has been sent."""
+
+    def __init__(self, send: Callable[[InferenceResponse | None, bool], bool]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Blocks until the server has taken ``response``."""
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"unable to send response: unknown flags {flags}")
+        if response is None and not flags:
+            raise TritonModelException("unable to send response: without a response, the final flag must be set")
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(f"unable to send a {type(response).__name__}: it is no InferenceResponse")
+        with self._lock:
+            if self.closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self.closed = bool(flags)
+            self._send(response, bool(flags))
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants more answers."""
+        return not self._send(None, False)
+
+
+class InferenceRequest:
+    """A request: one that the model is given, or one that it makes of a model and then executes."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the interface that models know
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        priority: int = 0,
+    ) -> None:
+        if not all(isinstance(tensor, Tensor) for tensor in inputs):
+            raise TritonModelException("'inputs' must be a list of Tensor objects")
+        self._id, self._correlation_id, self._inputs = request_id, correlation_id, list(inputs)
+        self._outputs = list(requested_output_names)
+        self._model, self._version = model_name, model_version
+        self._flags, self._timeout, self._priority = flags, timeout, priority
+        self._memory, self._trace = preferred_memory or PreferredMemory(), trace or InferenceTrace()
+        self._parameters = dict(parameters or {})
+        self.sender: ResponseSender | None = None
+        """Of a request that the model is given."""
+        self.sender_was_taken = False
+
+    @classmethod
+    def of(cls, request: InferRequest, output_names: Sequence[str], sender: ResponseSender) -> InferenceRequest:
+        """What the model is given; ``output_names`` are those that are meant if the client names none."""
+        given = request.parameters
+        one = cls(
+            request_id=request.id,
+            correlation_id=given.get(_SEQUENCE, 0),
+            inputs=[Tensor(name, array) for name, array in request.inputs.items()],
+            requested_output_names=request.outputs or output_names,
+            model_name=request.model_name,
+            model_version=int(request.model_version or 0),
+            flags=sum(flag for name, flag in _FLAGS.items() if given.get(name)),
+            timeout=request.timeout_us,
+            parameters={name: value for name, value in given.items() if name != _SEQUENCE and name not in _FLAGS},
+            priority=request.priority,
+        )
+        one.sender = sender
+        return one
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def requested_output_names(self) -> list[str]:
+        return self._outputs
+
+    def parameters(self) -> str:
+        """JSON."""
+        return json.dumps(self._parameters)
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Microseconds."""
+        return self._timeout
+
+    def priority(self) -> int:
+        return self._priority
+
+    def preferred_memory(self) -> PreferredMemory:
+        return self._memory
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def model_name(self) -> str:
+        return self._model
+
+    def get_response_sender(self) -> ResponseSender:
+        if self.sender is None:
+            raise TritonModelException("a request that the model made has no response sender")
+        self.sender_was_taken = True
+        return self.sender
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has given the request up."""
+        return self.sender is not None and self.sender.is_cancelled()
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
+        """Have the model answer; waits. ``decoupled``: an iterator over the responses of a decoupled model."""
+        replies: SimpleQueue[Outcome] = SimpleQueue()
+        inbox = Inbox(self, replies.put, replies.qsize, decoupled)
+        return _each(inbox, replies) if decoupled else InferenceResponse.of(replies.get())
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | AsyncIterator[InferenceResponse]]:
+        """As ``exec``, to be awaited."""
+        loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()
+
+        def put(outcome: Outcome) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(replies.put_nowait, outcome)
+
+        return _await(Inbox(self, put, replies.qsize, decoupled), replies, decoupled)
+
+    def to_server(self) -> InferRequest:
+        """As the server takes it. Raises TritonModelException."""
+        if not self._model:
+            raise TritonModelException("a request to a model needs 'model_name'")
+        parameters = dict(self._parameters)
+        if self._correlation_id:
+            parameters[_SEQUENCE] = self._correlation_id
+            parameters |= {name: True for name, flag in _FLAGS.items() if self._flags & flag}
+        for name, value in (("timeout", self._timeout), ("priority", self._priority)):
+            if value:
+                parameters[name] = value
+        return InferRequest(
+            model_name=self._model,
+            inputs={tensor.name(): tensor.as_numpy() for tensor in self._inputs},
+            model_version=str(self._version) if self._version > 0 else "",
+            id=self._id,
+            outputs=tuple(self._outputs),
+            parameters=parameters,
+        )
+
+
+class Inbox:
+    """Receives the replies to ``request``, and gives it up if too many of them lie unread."""
+
+    def __init__(
+        self, request: InferenceRequest, put: Callable[[Outcome], None], unread: Callable[[], int], decoupled: bool
+    ) -> None:
+        self._put, self._unread = put, unread
+        self.give_up: Callable[[], None] = lambda: None
+        if (
+            here.waits_for_itself
+            and request.model_name() == here.name
+            and threading.current_thread() is threading.main_thread()
+        ):
+            put(Unavailable(f"model '{here.name}' has one instance, which would wait for itself", "give it another"))
+        else:
+            self.give_up = here.host.call(request.to_server(), self._take, decoupled)
+
+    def _take(self, outcome: Outcome) -> None:
+        if self._unread() >= _UNREAD:
+            self.give_up()
+            outcome = ResourceExhausted(f"more than {_UNREAD} responses were left unread")
+        self._put(outcome)
+
+
+def _is_last(outcome: Outcome) -> bool:
+    return isinstance(outcome, PenstockError) or outcome.final
+
+
+def _says_something(outcome: Outcome) -> bool:
+    return isinstance(outcome, PenstockError) or bool(outcome.outputs)
+
+
+def _each(inbox: Inbox, replies: SimpleQueue[Outcome]) -> Iterator[InferenceResponse]:
+    try:
+        while True:
+            outcome = replies.get()
+            if _says_something(outcome):
+                yield InferenceResponse.of(outcome)
+            if _is_last(outcome):
+                return
+    finally:
+        inbox.give_up()
+
+
+async def _each_async(inbox: Inbox, replies: asyncio.Queue[Outcome]) -> AsyncIterator[InferenceResponse]:
+    try:
+        while True:
+            outcome = await replies.get()
+            if _says_something(outcome):
+                yield InferenceResponse.of(outcome)
+            if _is_last(outcome):
+                return
+    finally:
+        inbox.give_up()
+
+
+async def _await(
+    inbox: Inbox, replies: asyncio.Queue[Outcome], decoupled: bool
+) -> InferenceResponse | AsyncIterator[InferenceResponse]:
+    if decoupled:
+        return _each_async(inbox, replies)
+    try:
+        return InferenceResponse.of(await replies.get())
+    finally:
+        inbox.give_up()

@@ -1,0 +1,67 @@
+"""Importing a ``model.py``, and telling what went wrong in it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidModel, PenstockError
+
+MODULE = "model"
+
+Say = Callable[[int, str], None]
+
+
+def import_model(artifact: Artifact) -> ModuleType:
+    """Run ``artifact``'s source as the module ``model``, with its version's and its model's folder searched for other modules.
+
+    This process is the model's own, so nobody else's modules have those names. What the source raises is raised.
+    """
+    if artifact.path is not None:
+        folder = artifact.path.resolve().parent
+        sys.path[:0] = [str(folder), str(folder.parent)]
+    file = source_file(artifact)
+    module = ModuleType(MODULE)
+    module.__file__ = file
+    sys.modules[MODULE] = module
+    exec(compile(artifact.data, file, "exec"), module.__dict__)  # noqa: S102 - it is the model
+    return module
+
+
+def source_file(artifact: Artifact) -> str:
+    return str(artifact.path.resolve()) if artifact.path is not None else "<model.py>"
+
+
+@contextmanager
+def told(file: str, doing: str, say: Say) -> Iterator[None]:
+    """Raise an InvalidModel, with the line of ``file``, for what the model's code raises in ``doing``; the log has the whole."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except (Exception, SystemExit) as error:
+        say(40, "".join(traceback.format_exception(error)).rstrip())
+        line = _line(error, file)
+        where = f" in line {line}" if line else ""
+        raise InvalidModel(
+            f"{Path(file).name} failed{where} {doing}: {reason(error)}", "mend the model's code"
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """The last line of what Python prints of ``error``."""
+    text = traceback.format_exception_only(error)[-1].strip()
+    return text.splitlines()[-1] if text else type(error).__name__
+
+
+def _line(error: BaseException, file: str) -> int:
+    """The last line of ``file`` on the way to ``error``; 0 if there is none."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno or 0
+    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return lines[-1] if lines else 0

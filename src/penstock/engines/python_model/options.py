@@ -1,0 +1,59 @@
+"""What is told to a ``model.py`` of how it is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.tensor import DataType, Signature, TensorSpec
+
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+
+class PythonOptions(msgspec.Struct, frozen=True):
+    """How one instance of a Python model is served."""
+
+    name: str = "model"
+    version: str = "1"
+    instance: str = ""
+    """Name of this instance."""
+    instances: int = 1
+    """How many there are."""
+    max_batch: int | None = None
+    """The configuration's ``max_batch_size``; None if it gives none."""
+    config: dict[str, Any] = {}
+    """The model's configuration in the JSON form of Triton's schema, as far as somebody has written it."""
+    inputs: tuple[TensorSpec, ...] = ()
+    """As the configuration declares them, with the batch dimension; empty if it does not."""
+    outputs: tuple[TensorSpec, ...] = ()
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        given = self.config.get("parameters", {})
+        return {name: str(value.get("string_value", "")) for name, value in given.items()}
+
+    @property
+    def wants_environment(self) -> bool:
+        return _ENVIRONMENT in self.parameters
+
+
+def specs_of(tensors: list[dict[str, Any]], batched: bool) -> tuple[TensorSpec, ...]:
+    """The inputs or outputs of a configuration, with their batch dimension. Raises ValueError, KeyError for one that is none."""
+    specs = []
+    for tensor in tensors:
+        name = str(tensor["data_type"]).removeprefix("TYPE_")
+        datatype = DataType("BYTES" if name == "STRING" else name)
+        dims = (tensor.get("reshape") or {}).get("shape", tensor["dims"])
+        specs.append(TensorSpec(tensor["name"], datatype, (-1,) * batched + tuple(int(dim) for dim in dims)))
+    return tuple(specs)
+
+
+def joined(options: PythonOptions, signature: Signature) -> Signature:
+    """``signature`` with what only the configuration declares, such as the inputs that a sequence batcher makes."""
+    inputs = {spec.name: spec for spec in signature.inputs}
+    outputs = {spec.name: spec for spec in signature.outputs}
+    return Signature(
+        (*inputs.values(), *(spec for spec in options.inputs if spec.name not in inputs)),
+        (*outputs.values(), *(spec for spec in options.outputs if spec.name not in outputs)),
+    )

@@ -1,0 +1,172 @@
+"""A ``TritonPythonModel``: initialised, executed and finalised as Triton does it, its answers checked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.base import Answer
+from penstock.engines.python_model.auto_complete import completed
+from penstock.engines.python_model.host import here
+from penstock.engines.python_model.messages import InferenceRequest, InferenceResponse, ResponseSender
+from penstock.engines.python_model.module import reason
+from penstock.engines.python_model.options import PythonOptions, joined, specs_of
+from penstock.engines.python_model.tensors import check_output
+from penstock.errors import InvalidModel, PenstockError
+from penstock.request import InferRequest
+from penstock.tensor import Array, Signature
+
+
+class TritonModel:
+    """The ``RequestModel``."""
+
+    reentrant = False
+
+    def __init__(self, model: Any, options: PythonOptions, config: dict[str, Any], signature: Signature) -> None:
+        self._model = model
+        self._name = options.instance or options.name
+        self.signature = signature
+        self.max_batch = int(config["max_batch_size"])
+        self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+        self._outputs = {spec.name: spec for spec in signature.outputs}
+        self._loop: asyncio.Runner | None = None
+
+    @classmethod
+    def load(cls, kind: type, options: PythonOptions, folder: Path) -> TritonModel:
+        """Complete the configuration of ``kind``, the user's class, and initialise it. Raises InvalidModel, and what it raises."""
+        if not callable(getattr(kind, "execute", None)):
+            raise InvalidModel("TritonPythonModel has no function 'execute'", "add 'def execute(self, requests)'")
+        config = completed(kind, options)
+        batched = config["max_batch_size"] > 0
+        try:
+            signature = Signature(specs_of(config["input"], batched), specs_of(config["output"], batched))
+        except (KeyError, ValueError, TypeError) as error:
+            raise InvalidModel(f"the configuration of the model's tensors is wrong: {error}") from None
+        signature = joined(options, signature)
+        if not signature.inputs or not signature.outputs:
+            raise InvalidModel(
+                "it is not known what the model takes and gives",
+                "write 'input' and 'output' in config.pbtxt, or add auto_complete_config",
+            )
+        model = kind()
+        if callable(getattr(model, "initialize", None)):
+            model.initialize(
+                {
+                    "model_config": json.dumps(config),
+                    "model_instance_kind": "CPU",
+                    "model_instance_device_id": "0",
+                    "model_instance_name": options.instance or options.name,
+                    "model_repository": str(folder.parent),
+                    "model_version": options.version,
+                    "model_name": options.name,
+                }
+            )
+        return cls(model, options, config, signature)
+
+    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
+        sent: dict[int, InferenceResponse] = {}
+        asked = []
+        for number, request in enumerate(requests):
+            send = self._stream if self.decoupled else partial(self._keep, sent)
+            sender = ResponseSender(partial(send, answer, number))
+            asked.append(InferenceRequest.of(request, list(self._outputs), sender))
+        try:
+            responses = self._model.execute(asked)
+            if inspect.isawaitable(responses):
+                self._loop = self._loop or asyncio.Runner()
+                responses = self._loop.run(_finish(responses))
+        except (Exception, SystemExit) as error:
+            here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
+            raise self._failed(reason(error)) from None
+        if self.decoupled:
+            self._check_stream(responses, asked, answer)
+        else:
+            self._answer(responses, asked, sent, answer)
+
+    def unload(self) -> None:
+        model, self._model = self._model, None
+        if self._loop is not None:
+            self._loop.close()
+        if callable(getattr(model, "finalize", None)):
+            try:
+                model.finalize()
+            except Exception as error:
+                here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
+
+    def _stream(self, answer: Answer, number: int, response: InferenceResponse | None, final: bool) -> bool:
+        return answer(number, None if response is None else self._checked(response), final)
+
+    def _keep(
+        self,
+        sent: dict[int, InferenceResponse],
+        answer: Answer,
+        number: int,
+        response: InferenceResponse | None,
+        final: bool,
+    ) -> bool:
+        """What a model that is not decoupled sends: its one answer."""
+        if response is None:
+            return final or answer(number, None, False)
+        return sent.setdefault(number, response) is response
+
+    def _check_stream(self, responses: Any, asked: Sequence[InferenceRequest], answer: Answer) -> None:
+        error = None
+        if responses is not None:
+            error = self._failed("a decoupled model's 'execute' must return None, and answer through response senders")
+        for number, request in enumerate(asked):
+            if error is not None or not request.sender_was_taken:
+                answer(number, error or self._failed("the model took no response sender for this request"), True)
+
+    def _answer(
+        self,
+        responses: Any,
+        asked: Sequence[InferenceRequest],
+        sent: dict[int, InferenceResponse],
+        answer: Answer,
+    ) -> None:
+        if responses is None and len(sent) == len(asked):
+            responses = [None] * len(asked)
+        if not isinstance(responses, list | tuple):
+            raise self._failed(f"expected a list in the execute return, found type '{type(responses).__name__}'")
+        if len(responses) != len(asked):
+            raise self._failed(
+                "Number of InferenceResponse objects do not match number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(asked)}, and InferenceResponse(s) size is:{len(responses)}"
+            )
+        for number, returned in enumerate(responses):
+            response = sent.get(number) if returned is None else returned
+            if isinstance(response, InferenceResponse):
+                answer(number, self._checked(response, asked[number].requested_output_names()), True)
+            else:
+                found = type(response).__name__
+                wanted = "Expected an 'InferenceResponse' object in the execute function return list"
+                answer(number, self._failed(f"{wanted}, found type '{found}'"), True)
+
+    def _checked(self, response: InferenceResponse, requested: Sequence[str] = ()) -> dict[str, Array] | PenstockError:
+        """Its outputs if they are what the configuration says, else what is wrong; shapes are the model's own affair."""
+        outcome = response.outcome()
+        if isinstance(outcome, PenstockError):
+            return outcome
+        try:
+            for name, array in outcome.items():
+                if name not in self._outputs:
+                    return PenstockError(f"the model gave the output '{name}', which its configuration does not have")
+                check_output(self._outputs[name], array, has_shape=False)
+        except PenstockError as error:
+            return error
+        missing = [name for name in requested if name not in outcome]
+        return PenstockError(f"the model gave no output '{missing[0]}'") if missing else outcome
+
+    def _failed(self, why: str) -> PenstockError:
+        return PenstockError(f"Failed to process the request(s) for model instance '{self._name}', message: {why}")
+
+
+async def _finish(responses: Any) -> Any:
+    return await responses

@@ -1,0 +1,220 @@
+"""A Python model in a process of its own, and the talk with it: what it is to execute, and what it asks of other models.
+
+Tensors of a batch lie in the arenas of inputs and outputs, which belong to one call of ``execute``. What passes at any other time,
+answers of a decoupled model and questions one way, replies the other, has an arena for each way, free once its reader has copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.engines.base import Answer
+from penstock.errors import PenstockError, Unavailable
+from penstock.online.scheduler import process_channel as wire
+from penstock.online.scheduler.instance import InstanceDied
+from penstock.online.scheduler.model_calls import MakeCall, ModelCall
+from penstock.online.scheduler.process_child import ProcessChild
+from penstock.online.scheduler.process_instance import ModelProcess
+from penstock.online.scheduler.tensor_arena import TensorArena
+from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.tensor import Array
+
+_log = logging.getLogger(__name__)
+
+_MAX_CALL_BYTES = 2 << 30
+"""Most bytes of tensors that pass outside of a batch at once."""
+_MAX_SERIES = 1000
+
+
+class PythonProcess(ModelProcess):
+    """A ``RequestModel`` in a child process."""
+
+    worker = "penstock.online.scheduler.python_worker"
+    end_s = 10.0
+
+    def __init__(self, message: wire.Load, model_file: int, timeout_s: float, clock: Clock) -> None:
+        super().__init__(message, model_file, timeout_s, clock)
+        self.decoupled = False
+        self.max_batch: int | None = None
+        self.make_call: MakeCall | None = None
+        """Set by who serves the model; without, it cannot ask others."""
+        self.stages: wire.Stages = {}
+        """Of all that was executed, by the names that the model gave."""
+        self.from_child, self.to_child = TensorArena.create(_MAX_CALL_BYTES), TensorArena.create(_MAX_CALL_BYTES)
+        self._talk: Talk
+
+    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
+        """As ``RequestModel.execute``. Raises InstanceDied if the process ends or is ended before it has executed."""
+        talk = self._talk
+
+        def begin(child: ProcessChild) -> None:
+            nonlocal talk
+            talk = self._talk
+            sets = self._inputs.write_all([request.inputs for request in requests])
+            talk.begin(child, wire.Execute(0, [wire.without_inputs(request) for request in requests], sets), answer)
+
+        child = self._call(begin)
+        try:
+            executed = talk.executed.get(timeout=self._timeout_s or None)
+        except Empty:
+            raise self._ended_late(child) from None
+        if executed is None:
+            raise self._died(child)
+        for number, told in enumerate(executed.outcomes):
+            if told is not None:
+                answer(number, self.told(told, self._outputs), True)
+
+    def told(self, told: wire.Told, arena: TensorArena) -> dict[str, Array] | PenstockError | None:
+        """What the child says befell a request."""
+        if isinstance(told, wire.Failed):
+            return told.error()
+        return None if told is None else arena.copy(told)
+
+    def add_stages(self, stages: wire.Stages) -> None:
+        for name, (count, ns) in stages.items():
+            before = self.stages.get(name, (0, 0))
+            if name in self.stages or len(self.stages) < _MAX_SERIES:
+                self.stages[name] = before[0] + count, before[1] + ns
+
+    def _take_facts(self, loaded: wire.Loaded) -> None:
+        super()._take_facts(loaded)
+        self.decoupled, self.max_batch = loaded.decoupled, loaded.max_batch
+
+    def _attach(self, child: ProcessChild) -> None:
+        self._talk = Talk(self, child)
+        self._talk.start()
+
+    def _files(self) -> tuple[int, ...]:
+        return *super()._files(), self.from_child.file, self.to_child.file
+
+    def _give_back(self) -> None:
+        super()._give_back()
+        self.from_child.close()
+        self.to_child.close()
+
+
+class Talk:
+    """With one child. One thread reads and never waits for the child to read; another writes what is not a batch."""
+
+    def __init__(self, process: PythonProcess, child: ProcessChild) -> None:
+        self._process = process
+        self._child = child
+        self.executed: SimpleQueue[wire.Executed | None] = SimpleQueue()
+        """The end of what ``begin`` began; None if the child has ended."""
+        self._next = self._first = 0
+        """Numbers of the request after the last, and of the first of those being executed."""
+        self._answers: dict[int, tuple[Answer, int]] = {}
+        """Of the requests that have not ended."""
+        self._calls: dict[int, ModelCall] = {}
+        self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
+        self._room = threading.Semaphore()
+        """Whether the arena to the child is free."""
+
+    def start(self) -> None:
+        for name, run in (("read-model-process", self._read), ("write-model-process", self._write)):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def begin(self, child: ProcessChild, task: wire.Execute, answer: Answer) -> None:
+        """Have ``child`` execute ``task``. Raises OSError if it has ended."""
+        if child is not self._child:
+            raise BrokenPipeError
+        self._first = task.first = self._next
+        self._next += len(task.requests)
+        self._answers.update({task.first + number: (answer, number) for number in range(len(task.requests))})
+        self._child.send(task)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._take(self._child.receive(0))
+        except (EOFError, OSError):
+            pass
+        except (msgspec.MsgspecError, PenstockError):
+            _log.exception("a model's process said what cannot be")
+            self._child.kill()
+        self.executed.put(None)
+        for call in list(self._calls.values()):
+            call.cancel()
+        self._to_write.put(None)
+        self._room.release()
+        if self._process.decoupled:
+            for answer, number in list(self._answers.values()):
+                answer(number, InstanceDied("the model's process died before its last answer"), True)
+        self._answers.clear()
+
+    def _take(self, message: wire.Message) -> None:
+        process = self._process
+        if isinstance(message, wire.Executed):
+            process.add_stages(message.stages)
+            for number, told in enumerate(message.outcomes, self._first):
+                if told is not None or not process.decoupled:
+                    self._answers.pop(number, None)
+            self.executed.put(message)
+        elif isinstance(message, wire.Answered):
+            process.add_stages(message.stages)
+            self._to_write.put(wire.Taken(self._answer(message)))
+        elif isinstance(message, wire.Asked):
+            message.request.inputs = process.from_child.copy(message.inputs)
+            self._to_write.put(wire.Taken(True))
+            self._ask(message)
+        elif isinstance(message, wire.Received):
+            self._room.release()
+        elif isinstance(message, wire.Dropped):
+            if (call := self._calls.pop(message.number, None)) is not None:
+                call.cancel()
+        elif isinstance(message, wire.Said):
+            _log.log(message.level, "%s", message.text)
+
+    def _answer(self, message: wire.Answered) -> bool:
+        outcome = self._process.told(message.outcome, self._process.from_child)
+        ends = message.final or isinstance(outcome, PenstockError)
+        found = self._answers.pop(message.number, None) if ends else self._answers.get(message.number)
+        return found is not None and found[0](found[1], outcome, message.final)
+
+    def _ask(self, message: wire.Asked) -> None:
+        number, make_call = message.number, self._process.make_call
+        try:
+            if make_call is None:
+                raise Unavailable("the model is still being loaded, and cannot ask others")
+            call = self._calls[number] = make_call()
+            call.begin(message.request, lambda reply: self._reply(number, reply), message.decoupled)
+        except PenstockError as error:
+            self._reply(number, error)
+
+    def _reply(self, number: int, reply: Outcome) -> None:
+        if isinstance(reply, PenstockError) or reply.final:
+            self._calls.pop(number, None)
+        self._to_write.put((number, reply))
+
+    def _write(self) -> None:
+        try:
+            while (item := self._to_write.get()) is not None:
+                self._child.send(self._written(*item) if isinstance(item, tuple) else item)
+        except OSError:
+            pass  # the reader sees to it
+
+    def _written(self, number: int, reply: Outcome) -> wire.Replied:
+        self._room.acquire()
+        if isinstance(reply, InferResponse):
+            try:
+                slots = self._process.to_child.write(reply.outputs)
+                return wire.Replied(number, slots, reply.final, (reply.model_name, reply.model_version))
+            except PenstockError as error:
+                reply = error
+        return wire.Replied(number, wire.Failed.of(reply), True, ("", ""))
+
+
+def total_stages(processes: Sequence[PythonProcess]) -> Mapping[str, tuple[int, int]]:
+    """Of all ``processes`` together."""
+    total: wire.Stages = {}
+    for process in processes:
+        for name, (count, ns) in list(process.stages.items()):
+            before = total.get(name, (0, 0))
+            total[name] = before[0] + count, before[1] + ns
+    return total

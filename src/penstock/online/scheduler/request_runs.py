@@ -1,0 +1,135 @@
+"""Running a ``RequestModel``: requests go to it one by one, and come back one by one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.engines.base import RequestModel
+from penstock.errors import PenstockError
+from penstock.online.scheduler.base import BatchSource
+from penstock.online.scheduler.forming import Batch
+from penstock.online.scheduler.layout import Alone, Layout, Rows
+from penstock.online.scheduler.queue import Pending
+from penstock.request import InferRequest
+from penstock.telemetry.statistics import BatchTimes
+from penstock.tensor import Array
+
+Explain = Callable[[Exception], PenstockError]
+_Outcome = dict[str, Array] | PenstockError | None
+
+
+class RequestRuns:
+    """Of one instance, on whose thread it is called; ``ahead`` is how many answers of one request may be on their way to the loop."""
+
+    def __init__(self, model: RequestModel, source: BatchSource, explain: Explain, ahead: int) -> None:
+        self._model = model
+        self._source = source
+        self._explain = explain
+        self._ahead = ahead
+
+    def run(self, batch: Batch) -> None:
+        """Have ``batch`` answered; a decoupled model may go on after this has returned."""
+        if self._model.decoupled:
+            stream = _Stream(self._source, batch, self._ahead)
+            error = self._execute(batch, stream.answer)
+            if error is not None:
+                stream.answer(0, error, True)
+        else:
+            self._answer_each(batch)
+
+    def _execute(self, batch: Batch, answer: Callable[[int, _Outcome, bool], bool]) -> PenstockError | None:
+        try:
+            self._model.execute([_given(self._source.layout, pending) for pending in batch.requests], answer)
+        except Exception as error:  # noqa: BLE001 - a model's bug must not end the thread that others wait for
+            return self._explain(error)
+        return None
+
+    def _answer_each(self, batch: Batch) -> None:
+        """Requests that have outputs end as one batch, and each of the others by itself."""
+        outcomes: list[_Outcome] = [None] * len(batch.requests)
+
+        def answer(number: int, outcome: _Outcome, _: bool) -> bool:
+            if outcome is not None:
+                outcomes[number] = outcome
+            return batch.requests[number].done is not None
+
+        taken_ns = batch.taken_ns
+        times = BatchTimes(taken_ns, time.monotonic_ns(), taken_ns, taken_ns)
+        failed = self._execute(batch, answer) or PenstockError("the model gave no answer to this request")
+        times.ran_ns = times.split_ns = time.monotonic_ns()
+        answered: list[Pending] = []
+        outputs: list[dict[str, Array]] = []
+        for pending, outcome in zip(batch.requests, outcomes, strict=True):
+            found = self._shaped(pending, failed if outcome is None else outcome)
+            if isinstance(found, dict):
+                answered.append(pending)
+                outputs.append(found)
+            else:
+                self._source.finish(_part(batch, [pending]), found, times)
+        if answered:
+            self._source.finish(_part(batch, answered), outputs, times)
+
+    def _shaped(self, pending: Pending, outcome: dict[str, Array] | PenstockError) -> dict[str, Array] | PenstockError:
+        return outcome if isinstance(outcome, PenstockError) else _shaped(self._source.layout, pending, outcome)
+
+
+class _Stream:
+    """The answers to the one request of ``batch``; ``answer`` may be called on any thread."""
+
+    def __init__(self, source: BatchSource, batch: Batch, ahead: int) -> None:
+        self._source = source
+        self._batch = batch
+        self._room = threading.Semaphore(ahead)
+        self._lock = threading.Lock()
+        self._number = 0
+        self._start_ns = self._last_ns = time.monotonic_ns()
+        self._ended = False
+
+    def answer(self, _: int, outcome: _Outcome, final: bool) -> bool:
+        (pending,) = self._batch.requests
+        with self._lock:
+            if self._ended:
+                return False
+            if isinstance(outcome, dict):
+                outcome = _shaped(self._source.layout, pending, outcome)
+            if isinstance(outcome, dict):
+                self._pass_on(pending, outcome)
+            if final or isinstance(outcome, PenstockError):
+                self._ended = True
+                error = outcome if isinstance(outcome, PenstockError) else None
+                now_ns = time.monotonic_ns()
+                times = BatchTimes(self._batch.taken_ns, self._start_ns, now_ns, now_ns)
+                self._source.finish_stream(self._batch, error, self._number, times)
+        return pending.done is not None
+
+    def _pass_on(self, pending: Pending, outputs: dict[str, Array]) -> None:
+        self._room.acquire()
+        now_ns = time.monotonic_ns()
+        times = BatchTimes(self._batch.taken_ns, self._last_ns, now_ns, now_ns)
+        # Without an event loop nobody makes room again.
+        self._ended = not self._source.answer(pending, outputs, self._number, times, self._room.release)
+        self._number, self._last_ns = self._number + 1, time.monotonic_ns()
+
+
+def _given(layout: Layout, pending: Pending) -> InferRequest:
+    if isinstance(layout, Rows | Alone):
+        return pending.request
+    return msgspec.structs.replace(pending.request, inputs=dict(layout.gather([pending])))
+
+
+def _shaped(layout: Layout, pending: Pending, outputs: dict[str, Array]) -> dict[str, Array] | PenstockError:
+    """``outputs`` as clients see them. Where nothing is reshaped, how many rows it answers is the model's own affair."""
+    if isinstance(layout, Rows | Alone):
+        return outputs
+    try:
+        return layout.scatter([pending], outputs)[0]
+    except PenstockError as error:
+        return error
+
+
+def _part(batch: Batch, requests: Sequence[Pending]) -> Batch:
+    return Batch(list(requests), sum(pending.rows for pending in requests), batch.reason, batch.taken_ns)
