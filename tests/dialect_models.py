@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from handles import make_handle
-from http_servers import Answer, Client, GatedServer, get, post
+from http_servers import PATIENCE_S, Answer, Client, GatedServer, get, post
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
 
@@ -89,6 +90,13 @@ def ask(client: Client, path: str, body: Any = None, method: str = "", headers: 
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = post(data, headers, path)
     return client.ask(request.replace(b"POST", method.encode(), 1) if method else request)
+
+
+def wait_for(server: GatedServer, pending: int) -> None:
+    """Until model ``m`` has so many requests unanswered."""
+    deadline = time.monotonic() + PATIENCE_S
+    while server.call(lambda: server.repository.find("m").statistics.pending) != pending:
+        assert time.monotonic() < deadline
 
 
 def read(answer: Answer, status: int = 200) -> Any:

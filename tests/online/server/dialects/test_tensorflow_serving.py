@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dialect_models import ask, dialect_server, read
+from dialect_models import ask, dialect_server, read, wait_for
 from http_servers import PATIENCE_S, Client, GatedServer, get, infer, post
 from penstock.clock import ManualClock
 from penstock.online.server.auth import Access
@@ -206,12 +205,6 @@ def test_a_client_that_goes_is_not_waited_for() -> None:
             server.gate.set()
             assert read(first.read()) == {"predictions": [[2, 4]]}
         assert len(server.model.calls) == 1
-
-
-def wait_for(server: GatedServer, pending: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while server.call(lambda: server.repository.find("m").statistics.pending) != pending:
-        assert time.monotonic() < deadline
 
 
 def test_a_large_body_is_refused() -> None:

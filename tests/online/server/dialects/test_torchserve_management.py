@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dialect_models import ask, dialect_server, read
-from http_servers import PATIENCE_S, Client, GatedServer, get, infer
+from dialect_models import ask, dialect_server, read, wait_for
+from http_servers import Client, GatedServer, get, infer
 
 JSON = "Content-Type: application/json\r\n"
 
@@ -63,7 +63,7 @@ def test_descriptions(server: GatedServer, client: Client) -> None:
     try:
         with Client(server.address) as other:
             other.send(infer(1))
-            assert server.entered.acquire(timeout=PATIENCE_S)
+            wait_for(server, 1)
             (found,) = read(ask(client, "/models/m"))
             server.gate.set()
             assert other.read().status == 200
