@@ -15,7 +15,20 @@ from penstock.online.server.config import ServerConfig
 
 
 def serve(
-    targets: Annotated[list[Path], typer.Argument(metavar="TARGET...", help="Bundles or .onnx files.")],
+    targets: Annotated[
+        list[Path] | None, typer.Argument(metavar="[TARGET]...", help="Bundles or model files.", show_default=False)
+    ] = None,
+    model_repository: Annotated[
+        list[str] | None, typer.Option(help="Folder of models in Triton's layout; may be given several times.")
+    ] = None,
+    model_control_mode: Annotated[
+        Literal["none", "poll", "explicit"] | None,
+        typer.Option(help="Whether models change as their folders do (poll), or as clients ask for (explicit)."),
+    ] = None,
+    load_model: Annotated[
+        list[str] | None,
+        typer.Option(help="With explicit, a model to load at the start, * for all; may be given several times."),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port for HTTP; 0 picks a free one; 8000 unless given.")] = None,
     grpc_port: Annotated[
@@ -80,9 +93,12 @@ def serve(
 
       penstock serve digits.bundle
 
+      penstock serve --model-repository models --model-control-mode poll
+
       penstock serve digits.bundle other.onnx --host 0.0.0.0 --http-port 9000 --config server.toml
     """
     flags = {name: value for name, value in locals().items() if name not in ("targets", "config", "json")}
+    flags["load_models"] = flags.pop("load_model")
     tables = read_file(config, ["server", "models"]) if config else {}
     resolved = resolve(ServerConfig, "server", tables.get("server"), os.environ, flags)
 
@@ -92,4 +108,4 @@ def serve(
         typer.echo(msgspec.json.encode(ready).decode() if json else text)
 
     folder = config.parent if config else Path()
-    app.serve(resolved.config, targets, announce, tables.get("models", {}), folder)
+    app.serve(resolved.config, targets or [], announce, tables.get("models", {}), folder)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from handles import make_handle
-from penstock.errors import AlreadyExists, NotFound
+from penstock.errors import NotFound
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.request import InferRequest, InferResponse
@@ -29,8 +29,10 @@ def test_look_up_by_name_and_version_and_unloading() -> None:
         repository = ServedModels()
         for version in ("2", "10", "9"):
             repository.add(started("m", version, FakeModel()))
-        with pytest.raises(AlreadyExists):
-            repository.add(repository.find("m", "2"))
+        old, new = repository.find("m", "2"), started("m", "2", FakeModel())
+        assert repository.add(new) is old, "what it takes the place of is handed back"
+        assert repository.find("m", "2") is new
+        await old.unload()
         assert repository.versions("m") == ["2", "9", "10"]
         assert repository.find("m").version == "10", "the greatest number, not the last word in the alphabet"
         assert repository.find("m", "2").version == "2"
@@ -38,7 +40,7 @@ def test_look_up_by_name_and_version_and_unloading() -> None:
             repository.find("n")
         with pytest.raises(NotFound, match="'m' version 3 is not found"):
             repository.find("m", "3")
-        await repository.unload("m", "10")
+        await repository.remove("m", "10").unload()
         assert repository.find("m").version == "9"
         await repository.unload_all()
         assert repository.names() == []
@@ -58,7 +60,7 @@ def test_unloading_waits_for_what_was_asked_of_it() -> None:
         repository.add(started("m", "1", model))
         handle, request = repository.find("m"), InferRequest("m", {"x": np.ones((1, 2), np.float32)})
         handle.scheduler.submit(request, 1, None, outcomes.append)
-        unloading = asyncio.ensure_future(repository.unload("m", "1"))
+        unloading = asyncio.ensure_future(repository.remove("m", "1").unload())
         await asyncio.sleep(0)
         with pytest.raises(NotFound):
             repository.find("m")

@@ -37,7 +37,7 @@ class Others:
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
         return [await plane.answer(what, list(arguments)) for plane in self.planes]
 
-    def exclusive(self) -> AbstractAsyncContextManager[None]:
+    def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     def keep(self, what: Any) -> None:

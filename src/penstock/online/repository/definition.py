@@ -23,9 +23,16 @@ class Definition(msgspec.Struct, frozen=True):
     """By number, as text, the version's folder, or the one file that it is. An ensemble's may be empty folders."""
     given: Message = ModelConfig()
     """Its ``ModelConfig`` as far as somebody has written it."""
+    fingerprints: Mapping[str, str] = {}
+    """By version what changes whenever its files do; below the empty name, that of what all share but the configuration."""
     fingerprint: str = ""
-    """Changes whenever the model's files do; empty for a target given by hand."""
+    """Changes whenever any of the model's files does, in a repository or not."""
 
     @property
     def is_ensemble(self) -> bool:
         return bool(self.given.HasField("ensemble_scheduling"))
+
+    @property
+    def parts(self) -> list[str]:
+        """The models that an ensemble asks, each once."""
+        return list(dict.fromkeys(step.model_name for step in self.given.ensemble_scheduling.step))

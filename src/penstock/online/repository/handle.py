@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.input_check import InputCheck
-from penstock.online.scheduler.base import Scheduler
+from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.instance import Instance
 from penstock.protocol.messages import Message
 from penstock.telemetry.statistics import ModelStatistics
@@ -56,8 +58,10 @@ class Handle:
         policies = scheduler.config.policies
         self.overrides_timeout = any(policy.allow_timeout_override for policy in policies)
         """Whether a request's own time-out is the queue's affair, and not a deadline."""
-        self._models = models
-        self._instances = instances
+        self._models = list(models)
+        self._instances = list(instances)
+        self._going = 0
+        """How many instances have been told to end and have not."""
         self._holders = 0
         self._released = asyncio.Event()
 
@@ -71,6 +75,48 @@ class Handle:
         if not self._models:
             return bool(getattr(self.scheduler, "is_healthy", True))
         return any(getattr(model, "healthy", True) for model in self._models)
+
+    @property
+    def instance_count(self) -> int:
+        return len(self._instances) - self._going
+
+    @property
+    def first_model(self) -> LoadedModel | StreamingModel:
+        return self._models[0]
+
+    def grow(self, models: Sequence[LoadedModel | StreamingModel]) -> None:
+        """Run one more instance of each of ``models``, from now on."""
+        source = cast(BatchSource, self.scheduler)
+        for model in models:
+            instance = Instance(f"{self.name}-{len(self._instances)}", model, source)
+            self._models.append(model)
+            self._instances.append(instance)
+            instance.start()
+        self._tell_count()
+
+    def shrink(self, count: int) -> None:
+        """Have ``count`` instances end when each has answered what it works at."""
+        loop = asyncio.get_running_loop()
+        for instance in self._instances:
+            instance.ended = partial(_tell, loop, self._left)
+        for _ in range(count):
+            cast(BatchSource, self.scheduler).dismiss()
+        self._going += count
+        self._tell_count()
+
+    def _left(self, instance: Instance) -> None:
+        """One of those that end has: its model goes too, if no other instance shares it."""
+        if instance in self._instances and self._going:
+            self._going -= 1
+            self._instances.remove(instance)
+            self._models.remove(instance.model)
+            if not any(model is instance.model for model in self._models):
+                on_daemon_thread(f"unload-{self.name}", instance.model.unload)
+
+    def _tell_count(self) -> None:
+        group = self.config.instance_group[0]
+        del self.config.instance_group[1:]
+        group.count = self.instance_count
 
     def start(self) -> None:
         """Start the instances."""
@@ -104,3 +150,8 @@ class Handle:
             instance.join()
         for model in self._models:
             model.unload()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, whom: Callable[[Instance], None], instance: Instance) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(whom, instance)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
-from penstock.engines.base import LoadedModel
+from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.engines.registry import get_engine
-from penstock.errors import PenstockError, ResourceExhausted
-from penstock.online.repository.source import Source
+from penstock.errors import PenstockError, ResourceExhausted, Unavailable
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.layout import Layout
+from penstock.online.repository.policy import choose
+from penstock.online.repository.source import Source, Wishes, find
 from penstock.online.repository.warm_up import warm_up
 from penstock.online.scheduler.process_instance import ProcessModel, store_model
 
@@ -29,8 +33,25 @@ class Loaded(msgspec.Struct, frozen=True):
 
     @property
     def platform(self) -> str:
-        """The protocol's name for what runs it."""
-        return f"{self.source.engine}_onnx" if self.source.engine == "onnxruntime" else self.source.engine
+        """As in ``Source``."""
+        return self.source.platform
+
+    def drop(self) -> None:
+        """Give the memory back. Blocks."""
+        for model in self.models:
+            model.unload()
+
+
+class Preloaded(msgspec.Struct, frozen=True):
+    """A model version that is in memory before there is an event loop."""
+
+    loaded: Loaded
+    fingerprint: str
+    """What its model's was then."""
+
+
+class FilesChanged(Unavailable):
+    """A model's files are being written while it is loaded."""
 
 
 def load(source: Source) -> Loaded:
@@ -58,14 +79,66 @@ def load(source: Source) -> Loaded:
     return Loaded(source, tuple(models), source.max_batch if all(batchable) else None, time.monotonic() - started)
 
 
+def load_version(layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
+    """Find and load one version of a model. Raises as ``find`` and ``load``, and FilesChanged if meanwhile the model's files do."""
+    try:
+        loaded = load(find(definition, version, wishes))
+    except PenstockError:
+        _refuse_changes(layout, definition)
+        raise
+    try:
+        _refuse_changes(layout, definition)
+    except PenstockError:
+        loaded.drop()
+        raise
+    return loaded
+
+
+def preload(layout: Layout, names: Iterable[str], wishes: Wishes) -> dict[tuple[str, str], Preloaded]:
+    """By name and version those of the models ``names`` that have no threads of their own; what cannot be loaded is left out."""
+    found = {}
+    for name in names:
+        with suppress(PenstockError):
+            model = layout.define(name)
+            for version in () if model.is_ensemble else choose(model.given.version_policy, model.versions).versions:
+                source = find(model, version, wishes)
+                if not source.has_own_threads:
+                    found[name, version] = Preloaded(load(source), model.fingerprint)
+    return found
+
+
+def load_more(
+    definition: Definition, version: str, wishes: Wishes, first: LoadedModel | StreamingModel, count: int
+) -> Sequence[LoadedModel | StreamingModel]:
+    """Models for ``count`` more instances of a version whose ``first`` model is loaded. Raises as ``find`` and ``load``."""
+    source = find(definition, version, wishes)
+    if _is_shared(first, source):
+        return [first] * count
+    return load(msgspec.structs.replace(source, instances=count)).models
+
+
+def _refuse_changes(layout: Layout, definition: Definition) -> None:
+    if layout.fingerprint(definition.name) != definition.fingerprint:
+        raise FilesChanged(
+            f"the files of model '{definition.name}' are being written", "load it when they are complete"
+        )
+
+
+def _is_shared(model: LoadedModel | StreamingModel, source: Source) -> bool:
+    # With threads of its own a shared model would have its users queue up for one pool.
+    return (
+        bool(getattr(model, "reentrant", False))
+        and source.isolation != "process"
+        and source.options.get("threads") == 1
+    )
+
+
 def _in_threads(source: Source) -> Iterator[LoadedModel]:
     engine = get_engine(source.engine)
     first = engine.load(source.artifact, source.options)
     yield first
-    # With threads of its own a shared model would have its users queue up for one pool.
-    is_shared = first.reentrant and source.options.get("threads") == 1
     for _ in range(1, source.instances):
-        yield first if is_shared else engine.load(source.artifact, source.options)
+        yield first if _is_shared(first, source) else engine.load(source.artifact, source.options)
 
 
 def _in_processes(source: Source) -> Iterator[LoadedModel]:

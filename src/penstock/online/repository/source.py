@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from penstock.artifact import Artifact
+from penstock.artifact import SUFFIXES, Artifact
 from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
-from penstock.engines.registry import is_available
-from penstock.errors import AlreadyExists, InvalidConfig, NotFound
+from penstock.engines.registry import engines_for, get_engine, is_available
+from penstock.errors import AlreadyExists, InvalidConfig, InvalidModel, NotFound
+from penstock.online.repository.auto_complete import declared_tensors
+from penstock.online.repository.backend import Backend, backend_of, engine_options
 from penstock.online.repository.config_check import parse
 from penstock.online.repository.definition import BY_HAND, Definition
 from penstock.protocol.messages import Message, ModelConfig
@@ -44,6 +46,7 @@ class Wishes(msgspec.Struct, frozen=True):
 
 
 _NONE = Wishes()
+_BY_HAND = Backend("", "", "", "")
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -65,6 +68,13 @@ class Source(msgspec.Struct, frozen=True):
     """As in ``Definition``."""
     folder: Path = Path()
     """As in ``Definition``."""
+    backend: Backend = _BY_HAND
+    """What its configuration calls the engine; empty names for a target given by hand."""
+
+    @property
+    def platform(self) -> str:
+        """The protocol's name for what runs it."""
+        return self.backend.platform or (f"{self.engine}_onnx" if self.engine == "onnxruntime" else self.engine)
 
     @property
     def has_own_threads(self) -> bool:
@@ -96,18 +106,50 @@ def define(
 
 
 def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source:
-    """What is to be loaded for ``version``. Raises NotFound, InvalidModel, Unsupported, IntegrityError."""
+    """What is to be loaded for ``version``.
+
+    Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
+    """
     path, given = definition.versions[version], definition.given
-    instances = sum(group.count for group in given.instance_group)
+    is_by_hand = path.name != version or is_bundle(path) or path.is_file()
+    backend = _BY_HAND if is_by_hand else backend_of(given, definition.name, _names(path))
+    path /= backend.filename
+    instances = sum(max(1, group.count) for group in given.instance_group) or wishes.instances
+    most = 1 if given.HasField("max_batch_size") and given.max_batch_size == 0 else given.max_batch_size
     own = msgspec.structs.replace(
-        wishes, max_batch=given.max_batch_size or wishes.max_batch, instances=instances or wishes.instances
+        wishes, max_batch=most or wishes.max_batch, instances=instances, isolation=_isolation(definition, wishes)
     )
-    if path.suffix.lower() == ".onnx" and path.is_file():
-        # Threads that spin would keep the event loop from getting a core.
-        options: dict[str, Any] = {"threads": 0, "spinning": False}
-        return _planned(
-            definition, version, own, Artifact.from_file(path), "onnxruntime", options, DEFAULT_MAX_BATCH, 1
+    if not backend.engine and (is_bundle(path) or path.suffix.lower() not in SUFFIXES):
+        return _of_bundle(definition, version, own, path)
+    artifact = Artifact.from_file(path)
+    engine = backend.engine or engines_for(artifact.format)[0]
+    # Threads that spin would keep the event loop from getting a core.
+    options: dict[str, Any] = {"threads": 0, "spinning": False} if engine == "onnxruntime" else {"threads": 0}
+    if getattr(get_engine(engine), "takes_signature", False):
+        options["inputs"], options["outputs"] = declared_tensors(given)
+    options |= engine_options(given, definition.name, engine)
+    return _planned(definition, version, own, artifact, engine, options, DEFAULT_MAX_BATCH, 1, backend)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except OSError as error:
+        raise InvalidModel(f"cannot read the folder of version '{folder.name}': {error.strerror}") from None
+
+
+def _isolation(definition: Definition, wishes: Wishes) -> Isolation:
+    if "isolation" not in definition.given.parameters:
+        return wishes.isolation
+    word = definition.given.parameters["isolation"].string_value
+    if word not in get_args(Isolation):
+        raise InvalidConfig(
+            f"model '{definition.name}': 'parameters[isolation]' cannot be '{word[:40]}'", "'thread' or 'process'"
         )
+    return "process" if word == "process" else "thread"
+
+
+def _of_bundle(definition: Definition, version: str, wishes: Wishes, path: Path) -> Source:
     bundle, machine = open_bundle(path), machine_facts()
     variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
     if variant.name != serving.variant:
@@ -122,7 +164,7 @@ def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source
         )
     artifact, options = bundle.artifact(variant), dict(variant.options)
     instances = min(serving.instances, machine.cores)
-    return _planned(definition, version, own, artifact, variant.engine, options, serving.max_batch, instances)
+    return _planned(definition, version, wishes, artifact, variant.engine, options, serving.max_batch, instances)
 
 
 def _planned(  # noqa: PLR0913, PLR0917 - what was found, and what holds where nothing else is wished
@@ -134,6 +176,7 @@ def _planned(  # noqa: PLR0913, PLR0917 - what was found, and what holds where n
     options: dict[str, Any],
     max_batch: int,
     instances: int,
+    backend: Backend = _BY_HAND,
 ) -> Source:
     """``max_batch`` and ``instances`` hold where nothing else is wished; threads are cut down to the cores that there are."""
     count = wishes.instances or instances
@@ -154,4 +197,5 @@ def _planned(  # noqa: PLR0913, PLR0917 - what was found, and what holds where n
         version=version,
         given=definition.given,
         folder=definition.folder,
+        backend=backend,
     )

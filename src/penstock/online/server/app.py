@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -24,12 +25,15 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SystemClock
-from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidModel, PenstockError, Unavailable
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.assembly import Assembler, Limits
-from penstock.online.repository.loader import Loaded, load
+from penstock.online.repository.layout import Layout
+from penstock.online.repository.loader import Preloaded, preload
+from penstock.online.repository.manager import LoadFailed, Manager
+from penstock.online.repository.override import Override
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.source import Source, Wishes, define, find
+from penstock.online.repository.source import Wishes, define
 from penstock.online.scheduler.ensemble import Models
 from penstock.online.scheduler.rate_limiter import RateLimiter, read_resources
 from penstock.online.server.admission import Admission, ByteBudget
@@ -46,7 +50,9 @@ from penstock.online.server.peers import Peers
 from penstock.online.server.processes import Place, Supervisor
 from penstock.online.server.recording import Recording
 from penstock.online.server.shared_memory.registry import SharedMemory
-from penstock.resources import allow_open_files
+from penstock.resources import allow_open_files, core_ids
+
+_log = logging.getLogger(__name__)
 
 _SWITCH_INTERVAL_S = 0.0005
 _UNLOAD_S = 1.0
@@ -80,24 +86,18 @@ def serve(
     Raises NotFound, InvalidModel, InvalidConfig, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in
     use, or a host that is not here), and DeadlineExceeded if a model was still at work when the time to drain was over.
     """
-    if not targets:
-        raise InvalidArgument("nothing to serve", "name a bundle or an .onnx file")
-    wishes = _wishes(config)
-    sources = [
-        find(model, version, wishes) for model in define(targets, settings, folder) for version in model.versions
-    ]
+    if not targets and not config.model_repository:
+        raise InvalidArgument("nothing to serve", "name a bundle or a model file, or set 'model_repository'")
+    by_hand = {model.name: model for model in define(targets, settings, folder)}
+    roots = tuple(map(Path, config.model_repository))
+    layout = Layout(roots, config.model_config_name, config.model_namespacing, by_hand)
     if config.processes == 1:
-        _run(Application(config), sources, {}, on_ready)
+        _run(Application(config, layout), on_ready)
     else:
-        _serve_many(config, sources, on_ready)
+        _serve_many(config, layout, on_ready)
 
 
-def _run(
-    application: Application,
-    sources: Sequence[Source],
-    preloaded: Mapping[str, Loaded],
-    on_ready: Callable[[Ready], None],
-) -> None:
+def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
     loop_factory = _loop_factory(application.config)
     before = sys.getswitchinterval()
     if loop_factory is asyncio.new_event_loop:
@@ -106,33 +106,43 @@ def _run(
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(application.run(sources, preloaded, on_ready))
+            runner.run(application.run(on_ready))
     finally:
         sys.setswitchinterval(before)
 
 
-def _serve_many(
-    config: ServerConfig,
-    sources: Sequence[Source],
-    on_ready: Callable[[Ready], None],
-) -> None:
+def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready], None]) -> None:
     with ExitStack() as held:
         config = Endpoints.reserve(config, held)
         # Weights are in memory once for all processes where a model has no threads, which do not survive a fork.
-        preloaded = {source.name: load(source) for source in sources if not source.has_own_threads}
+        preloaded = preload(layout, _at_start(config, layout), _wishes(config))
 
         def be(place: Place, ready: Callable[[dict[str, Any]], None]) -> None:
-            application = Application(config, place)
-            _run(application, sources, preloaded, lambda found: ready(msgspec.to_builtins(found)))
+            application = Application(config, layout, place, preloaded)
+            _run(application, lambda found: ready(msgspec.to_builtins(found)))
 
         Supervisor(config.processes, be, lambda found: on_ready(msgspec.convert(found, Ready))).run()
+
+
+def _at_start(config: ServerConfig, layout: Layout) -> list[str]:
+    """The models to load without being asked. Raises NotFound if a repository is not there."""
+    if config.model_control_mode != "explicit" or "*" in config.load_models:
+        return list(layout.models())
+    layout.models()
+    return [*layout.by_hand, *config.load_models]
 
 
 class Application:
     """The server's parts, put together."""
 
-    def __init__(self, config: ServerConfig, place: Place | None = None) -> None:
-        """``place``: None if this is the only process. Raises InvalidConfig, Unavailable."""
+    def __init__(
+        self,
+        config: ServerConfig,
+        layout: Layout,
+        place: Place | None = None,
+        preloaded: Mapping[tuple[str, str], Preloaded] = MappingProxyType({}),
+    ) -> None:
+        """``place``: None if this is the only process. ``preloaded``: as the manager's. Raises InvalidConfig, Unavailable."""
         clock = SystemClock()
         self.config = config
         self._place = place
@@ -149,7 +159,12 @@ class Application:
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
         models = Models(self._repository.find, self._dataplane.call)
         limiter = RateLimiter(read_resources(config.rate_limit_resource)) if config.rate_limit != "off" else None
-        self._assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
+        assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
+        self._layout = layout
+        self._manager = Manager(self._repository, assembler, layout, _wishes(config), preloaded)
+        self._manager.is_explicit = config.model_control_mode == "explicit"
+        if config.strict_readiness:
+            self._dataplane.is_complete = lambda: self._manager.is_complete
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
         self._metrics = MetricsPage(
@@ -159,24 +174,28 @@ class Application:
             lambda: self._recording.dropped,
         )
         self._control = ControlPlane(
-            self._repository, shared_memory, tracer, self._recording.log, self._peers or Alone(), self._metrics
+            self._repository,
+            shared_memory,
+            tracer,
+            self._recording.log,
+            self._peers or Alone(),
+            self._metrics,
+            self._manager,
         )
         self._control.inherit()
         self._endpoints = Endpoints(config, clock, connections, self._dataplane, self._control, access, budget)
         self._stopping = asyncio.Event()
         self._is_orphan = False
-        self._loading: asyncio.Future[Loaded] | None = None
 
-    async def run(
-        self, sources: Sequence[Source], preloaded: Mapping[str, Loaded], on_ready: Callable[[Ready], None]
-    ) -> None:
-        """Serve until told to stop; see ``serve``. ``preloaded`` are those of ``sources`` that are in memory already."""
+    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        """Serve until told to stop; see ``serve``."""
         loop = asyncio.get_running_loop()
         self._watch(loop)
         self._recording.start()
         lag = self._metrics.lag = LoopLag(loop)
         lag.start()
         stop = asyncio.ensure_future(self._stopping.wait())
+        poll = asyncio.ensure_future(self._poll())
         try:
             # Clients of a process that replaces another have their answers from the others until it can give them.
             is_late = self._place is not None and self._place.is_replacement
@@ -185,10 +204,11 @@ class Application:
                 loop.add_reader(self._place.lifeline, self._on_orphaned)
                 await self._peers.serve(self._control.answer)
                 await self._control.catch_up()
-            work = asyncio.ensure_future(self._load(sources, preloaded))
+            work = asyncio.ensure_future(self._load())
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                await self._leave_loading(work)
+                work.cancel()
+                await self._manager.close(self.config.drain_timeout_s)
                 return
             work.result()
             if not self._stopping.is_set():
@@ -202,38 +222,49 @@ class Application:
             await self._drain()
         finally:
             stop.cancel()
+            poll.cancel()
             lag.stop()
-            await self._endpoints.stop()
-            self._shared_memory.close()
-            if self._peers is not None:
-                await self._peers.close(is_orphan=self._is_orphan)
-            if self._cache is not None:
-                await self._cache.close()
-            self._recording.stop()
+            await self._close()
+
+    async def _close(self) -> None:
+        await self._endpoints.stop()
+        self._shared_memory.close()
+        if self._peers is not None:
+            await self._peers.close(is_orphan=self._is_orphan)
+        if self._cache is not None:
+            await self._cache.close()
+        self._recording.stop()
 
     def _ready(self, addresses: Addresses) -> Ready:
         return Ready(addresses.http, addresses.grpc, addresses.metrics, self._repository.names())
 
-    async def _load(self, sources: Sequence[Source], preloaded: Mapping[str, Loaded]) -> None:
-        for source in sources:
-            loaded = preloaded.get(source.name)
-            if loaded is None:
-                self._loading = on_daemon_thread(f"load-{source.name}", partial(load, source))
-                loaded = await asyncio.shield(self._loading)
-                self._loading = None
-            handle = self._assembler.assemble(loaded)
-            handle.start()
-            self._repository.add(handle)
+    async def _load(self) -> None:
+        """Load what is to be served from the start. Raises what keeps a model from it, if that is to end the server."""
+        if self._place is not None and self._peers is not None and self._place.is_replacement:
+            async with self._peers.exclusive("models", patient=True):
+                wanted = await self._control.wanted_models()
+                work = asyncio.ensure_future(self._start(wanted))
+                await asyncio.sleep(0)  # now it stands before all that this process is told from here on
+            await work
+        elif (failures := await self._start(None)) and self.config.exit_on_error:
+            raise _all_of(failures)
 
-    async def _leave_loading(self, work: asyncio.Future[None]) -> None:
-        """Wait for the model that is being loaded: ending while a thread is in an engine's native code would abort the process."""
-        work.cancel()
-        if self._loading is None:
-            return
-        await asyncio.wait((self._loading,), timeout=self.config.drain_timeout_s)
-        if self._loading.done() and self._loading.exception() is None:
-            for model in self._loading.result().models:
-                model.unload()
+    async def _start(self, wanted: Mapping[str, Override | None] | None) -> dict[str, PenstockError]:
+        config = self.config
+        if wanted is None:
+            names = await on_daemon_thread("list-models", partial(_at_start, config, self._layout))
+            wanted = dict.fromkeys(names)
+        at_start = max(1, len(core_ids()) // config.processes)
+        return await self._manager.start(wanted, config.model_load_threads, at_start)
+
+    async def _poll(self) -> None:
+        """Look at the repositories again and again; one process does, and tells the others."""
+        while self.config.model_control_mode == "poll" and (self._place is None or self._place.index == 0):
+            await asyncio.sleep(self.config.repository_poll_secs)
+            try:
+                await self._control.poll()
+            except PenstockError as error:
+                _log.warning("the repositories cannot be looked at: %s", error)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.set_exception_handler(LoopErrors())
@@ -267,7 +298,8 @@ class Application:
         try:
             # Clients that took all the time are no reason not to unload models that are free.
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
-                await self._repository.unload_all()
+                await self._manager.close(timeout_s)
+                await self._manager.unload_all()
         except TimeoutError:
             atexit.register(_end_at_once)
             raise DeadlineExceeded(
@@ -278,6 +310,17 @@ class Application:
 
 def _wishes(config: ServerConfig) -> Wishes:
     return Wishes(config.max_batch, config.instances, config.isolation, config.model_timeout_s, config.processes)
+
+
+def _all_of(failures: Mapping[str, PenstockError]) -> PenstockError:
+    """One error that names all models that cannot be served."""
+    first = next(iter(failures.values()))
+    if len(failures) == 1:
+        return next(iter(first.causes.values())) if isinstance(first, LoadFailed) and len(first.causes) == 1 else first
+    reasons = "; ".join(f"'{name}': {error.message}" for name, error in failures.items())
+    return InvalidModel(
+        f"{len(failures)} models cannot be served: {reasons}", "with 'exit_on_error' off, others still are"
+    )
 
 
 def _end_at_once() -> None:

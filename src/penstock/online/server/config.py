@@ -48,6 +48,24 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """File with the authorities, in PEM, one of which must have signed a client's certificate; empty: clients need none."""
     dialects: tuple[Dialect, ...] = DIALECTS
     """Protocols of other servers that are understood over HTTP, beside the Open Inference Protocol; none, if empty."""
+    model_repository: tuple[str, ...] = ()
+    """Folders that hold models in Triton's layout, ``<model>/<version>/…``; served beside the targets given by hand."""
+    model_control_mode: Literal["none", "poll", "explicit"] = "none"
+    """What becomes of models after the start: nothing, what their folders say from time to time, or what clients ask for."""
+    load_models: tuple[str, ...] = ()
+    """Models that are loaded at the start in mode ``explicit``; ``*`` is all. In other modes all are."""
+    repository_poll_secs: Annotated[float, msgspec.Meta(gt=0)] = 15.0
+    """How often mode ``poll`` looks at the repositories; a change counts when it has been the same twice."""
+    exit_on_error: bool = True
+    """Whether the server ends if a model cannot be loaded at the start."""
+    strict_readiness: bool = True
+    """Whether the server is ready only while every model is served that is to be without being asked for."""
+    model_config_name: str = ""
+    """Models with a file ``configs/<this>.pbtxt`` are configured by that instead of ``config.pbtxt``."""
+    model_load_threads: _Count = 2
+    """How many models are loaded at once while the server runs; at the start, one per core if that is more."""
+    model_namespacing: bool = False
+    """Whether models of one name in several repositories are served, as ``<repository>/<name>``, instead of refused."""
     max_batch: _Count | None = None
     """Most rows that are merged into one batch, for every model; not given: what its bundle says, or 64."""
     max_request_rows: _Count = 1024
@@ -141,6 +159,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
             raise ValueError("with several 'processes' models cannot have processes of their own: use 'instances'")
         if self.processes > 1 and self.unix_socket:
             raise ValueError("several 'processes' cannot listen on one 'unix_socket'")
+        if self.load_models and self.model_control_mode != "explicit":
+            raise ValueError("'load_models' is for 'model_control_mode' explicit")
         if not (self.allow_http or self.allow_grpc):
             raise ValueError("either HTTP or gRPC has to be allowed")
 

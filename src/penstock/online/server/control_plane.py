@@ -6,16 +6,22 @@ told the others are told too.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
-from penstock.online.repository.handle import Handle
+from penstock.online.daemon import on_daemon_thread
+from penstock.online.repository.layout import check_name
+from penstock.online.repository.manager import Manager
+from penstock.online.repository.override import Override, read_parameters, store
 from penstock.online.repository.served import ServedModels
+from penstock.online.repository.state import State, Version
 from penstock.online.server.metrics_page import MetricsPage, Report
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
@@ -24,7 +30,16 @@ from penstock.telemetry.tracing import Tracer
 
 Settings = Mapping[str, Any]
 
-_TOLD = frozenset({"register_shared_memory", "register_cuda_shared_memory", "trace_settings", "log_settings"})
+_TOLD = frozenset(
+    {
+        "register_shared_memory",
+        "register_cuda_shared_memory",
+        "trace_settings",
+        "log_settings",
+        "change_model",
+        "own_models",
+    }
+)
 """What each process does that one of them was told."""
 
 
@@ -50,8 +65,9 @@ class Siblings(Protocol):
         """What those have kept that were left out when last something was asked."""
         ...
 
-    def exclusive(self) -> AbstractAsyncContextManager[None]:
-        """Entered by one process at a time: for changes, which so reach all of them in one order. Raises Unavailable."""
+    def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
+        """Entered by one process at a time: for changes, which so reach all of them in one order. Raises Unavailable if that takes too
+        long, unless ``patient``."""
         ...
 
 
@@ -70,7 +86,7 @@ class Alone:
     def kept_by_absent(self) -> list[Any]:
         return []
 
-    def exclusive(self) -> AbstractAsyncContextManager[None]:
+    def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
 
@@ -85,13 +101,16 @@ class ControlPlane:
         log: LogSettings,
         siblings: Siblings,
         metrics: MetricsPage,
+        manager: Manager | None = None,
     ) -> None:
+        """``manager`` is None if the models stay those that are served."""
         self._repository = repository
         self._shared_memory = shared_memory
         self._tracer = tracer
         self._log = log
         self._siblings = siblings
         self._metrics = metrics
+        self._manager = manager
 
     async def answer(self, what: str, arguments: list[Any]) -> Any:
         """Do what a sibling process asks for: one of the methods below, for this process alone. Raises PenstockError."""
@@ -109,7 +128,8 @@ class ControlPlane:
             return await self._shared_memory.closed(*arguments)
         if what not in _TOLD:
             raise InvalidArgument(f"no process is asked for '{what[:40]}'")
-        local = ControlPlane(self._repository, self._shared_memory, self._tracer, self._log, Alone(), self._metrics)
+        settings = (self._repository, self._shared_memory, self._tracer, self._log)
+        local = ControlPlane(*settings, Alone(), self._metrics, self._manager)
         return await getattr(local, what)(*arguments)
 
     async def catch_up(self) -> None:
@@ -126,22 +146,86 @@ class ControlPlane:
 
     # The repository
 
+    async def wanted_models(self) -> dict[str, Override | None] | None:
+        """The models that the siblings serve because they were asked to; None if there are no siblings."""
+        for models in await self._siblings.ask("own_models"):
+            return msgspec.convert(models, dict[str, Override | None])
+        return None
+
+    async def own_models(self) -> dict[str, Override | None]:
+        """The models that this process serves because it was asked to, and what was put in their files' place."""
+        return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
+
     async def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
         """A row for every model version; only the ready ones if ``ready``."""
+        if self._manager is not None:
+            return await self._manager.index(is_ready=ready)
         rows = [
-            _row(self._repository.find(name, version))
+            Version(State.READY, handle=self._repository.find(name, version)).row(name, version)
             for name in self._repository.names()
             for version in self._repository.versions(name)
         ]
         return [row for row in rows if row["state"] == "READY" or not ready]
 
     async def load(self, name: str, parameters: Settings) -> None:
-        """Load a model. Raises Unavailable."""
-        raise Unavailable("explicit model load / unload is not allowed", "the models are those named at the start")
+        """Load a model in all processes, or have what is loaded reloaded if it has changed; returns when it is ready.
+
+        Raises Unavailable unless clients may, InvalidArgument, and what the manager's ``load`` raises; then it is as before.
+        """
+        self._refuse_control(name)
+        config, files = read_parameters(name, parameters)
+        folder = str(await on_daemon_thread("store-files", partial(store, files))) if files else ""
+        await self.change_model("load", name, None if config is None else Override(config, folder))
 
     async def unload(self, name: str, parameters: Settings) -> None:
-        """Unload a model. Raises Unavailable."""
-        raise Unavailable("explicit model load / unload is not allowed", "the models are those named at the start")
+        """Unload a model in all processes; what it was asked is still answered.
+
+        Raises Unavailable unless clients may, and InvalidArgument.
+        """
+        self._refuse_control(name)
+        with_parts = parameters.get("unload_dependents", False)
+        if parameters.keys() - {"unload_dependents"} or not isinstance(with_parts, bool):
+            raise InvalidArgument(f"bad parameters to unload model '{name}'", "'unload_dependents', true or false")
+        await self.change_model("unload", name, with_parts)
+
+    async def poll(self) -> None:
+        """Have all processes serve what the repositories hold now. Raises NotFound if one is not there."""
+        assert self._manager is not None
+        changes = await self._manager.changes()
+        work = (self.change_model("update" if is_there else "unload", name) for name, is_there in changes)
+        for outcome in await asyncio.gather(*work, return_exceptions=True):
+            if outcome is not None and not isinstance(outcome, PenstockError):  # those are in the log and in the index
+                raise outcome
+
+    def _refuse_control(self, name: str) -> None:
+        if self._manager is None or not self._manager.is_explicit:
+            raise Unavailable("explicit model load / unload is not allowed", "serve with 'model_control_mode' explicit")
+        check_name(name)
+
+    async def change_model(self, what: str, name: str, argument: Any = None) -> None:
+        """Change a model here and then in the siblings; if one of them cannot load it, nobody keeps it who had none.
+
+        ``what`` is ``load``, with an override or None; ``update``, as its files have changed; or ``unload``, with whether its parts
+        go too. Raises as the manager's methods.
+        """
+        async with self._siblings.exclusive("models", patient=True):
+            was_served = bool(self._repository.versions(name))
+            await self._change_here(what, name, argument)
+            try:
+                await self._siblings.ask("change_model", what, name, argument, patient=True)
+            except PenstockError:
+                if not was_served:
+                    await self._change_here("unload", name, None)
+                    await self._siblings.ask("change_model", "unload", name, patient=True)
+                raise
+
+    async def _change_here(self, what: str, name: str, argument: Any) -> None:
+        assert self._manager is not None
+        if what == "unload":
+            await self._manager.unload(name, with_parts=bool(argument))
+        else:
+            override = msgspec.convert(argument, Override | None, from_attributes=True)
+            await self._manager.load(name, override, is_due=what == "update")
 
     # Statistics
 
@@ -264,9 +348,3 @@ class ControlPlane:
 def _counters(one: ModelStatistics) -> ModelStatistics:
     """What of ``one`` outlives its process."""
     return dataclasses.replace(one, pending=0, recent=None)
-
-
-def _row(handle: Handle) -> dict[str, str]:
-    """What the index says of one model version."""
-    state, reason = ("READY", "") if handle.is_healthy else ("UNAVAILABLE", "its instance is being started again")
-    return {"name": handle.name, "version": handle.version, "state": state, "reason": reason}

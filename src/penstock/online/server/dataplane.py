@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,9 @@ class DataPlane:
         self.tracer = tracer
         """Transports look for the caller's trace only where it is enabled."""
         self.ready = False
-        """Whether all models are loaded and the server is not shutting down; set by the composition root."""
+        """Whether start-up is over and the server is not shutting down; set by the composition root."""
+        self.is_complete: Callable[[], bool] = lambda: True
+        """Whether all models are served that have to be for the server to count as ready; may be set by the composition root."""
 
     def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
         """Have ``request`` answered; ``done`` is called on the event loop as ``Done`` says, perhaps before this returns.
@@ -138,6 +140,11 @@ class DataPlane:
 
     def server_metadata(self) -> dict[str, object]:
         """Name, version and the extensions of the protocol that are spoken."""
+    @property
+    def server_ready(self) -> bool:
+        """Whether the server counts as ready."""
+        return self.ready and self.is_complete()
+
         shared = ["system_shared_memory", "cuda_shared_memory"] if self.shared_memory.enabled else []
         return {"name": "penstock", "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
 

@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -60,7 +61,7 @@ class Peers:
         self._server: asyncio.Server | None = None
         self._answered: set[Path] = set()
         """The siblings that have answered what was asked last."""
-        self._turn = asyncio.Lock()
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Within this process."""
 
     async def serve(self, answer: Answerer) -> None:
@@ -101,14 +102,17 @@ class Peers:
         return [kept for path in absent if (kept := _read_kept(path)) is not None]
 
     @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """Entered by one process of the server at a time; one that dies leaves. Raises Unavailable if that takes too long."""
-        async with self._turn:
-            folder = await self._lock_folder()
+    async def exclusive(self, what: str = "", *, patient: bool = False) -> AsyncIterator[None]:
+        """Entered by one process of the server at a time, of those that say the same ``what``; one that dies leaves.
+
+        Raises Unavailable if that takes too long, unless ``patient``.
+        """
+        async with self._turns[what]:
+            lock = await self._lock(self._folder / f"{what}.lock" if what else self._folder, patient)
             try:
                 yield
             finally:
-                os.close(folder)  # which unlocks it
+                os.close(lock)  # which unlocks it
 
     async def close(self, is_orphan: bool = False) -> None:
         """Answer no more. Nobody else clears up behind orphans: the last of them removes the folder."""
@@ -117,22 +121,25 @@ class Peers:
             self._path.unlink(missing_ok=True)
         if is_orphan:
             _kept(self._path).unlink(missing_ok=True)
+            for lock in self._folder.glob("*.lock"):
+                lock.unlink(missing_ok=True)
             with suppress(OSError):  # others are still there
                 self._folder.rmdir()
 
-    async def _lock_folder(self) -> int:
-        """Wait until no other process has the folder open by this; its descriptor, to be closed. Raises Unavailable."""
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+    async def _lock(self, path: Path, patient: bool) -> int:
+        """Wait until no other process has ``path`` open by this; its descriptor, to be closed. Raises Unavailable."""
+        flags = os.O_RDONLY | (os.O_DIRECTORY if path == self._folder else os.O_CREAT)
+        lock = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
             end = time.monotonic() + _LOCK_PATIENCE_S
-            while not _lock(folder):
-                if time.monotonic() > end:
+            while not _lock(lock):
+                if time.monotonic() > end and not patient:
                     raise Unavailable("another process of the server is busy", "try again")
                 await asyncio.sleep(_LOCK_PAUSE_S)
         except BaseException:
-            os.close(folder)
+            os.close(lock)
             raise
-        return folder
+        return lock
 
 
 async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -116,7 +116,7 @@ class GrpcControl:
         return messages.ServerLiveResponse(live=True)
 
     def _server_ready(self, request: Message, client: str) -> Message:
-        return messages.ServerReadyResponse(ready=self._dataplane.ready)
+        return messages.ServerReadyResponse(ready=self._dataplane.server_ready)
 
     def _model_ready(self, request: Message, client: str) -> Message:
         name, version = self._named(request, client)

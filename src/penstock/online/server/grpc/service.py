@@ -40,7 +40,7 @@ class GrpcService:
         """``max_stream_requests`` (>= 1) are worked on at once for one stream; more wait. ``budget``: None is no limit."""
         self._max_stream_requests = max_stream_requests
         self._inference = Inference(dataplane, access, budget)
-        self._health = Health(lambda: dataplane.ready, frozenset({INFERENCE}))
+        self._health = Health(lambda: dataplane.server_ready, frozenset({INFERENCE}))
         self._streams: set[_Stream] = set()
         self.methods = self._table(GrpcControl(dataplane, control, access))
         """By path."""

@@ -1,0 +1,236 @@
+"""Where models lie: repositories in Triton's layout, ``<model>/config.pbtxt`` and ``<model>/<version>/…``, and targets given by hand.
+
+A model's fingerprint tells whether any of its files has changed, without reading them. Everything here blocks and belongs on
+a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError
+from penstock.online.repository.config_check import check
+from penstock.online.repository.config_text import FILE, config_path, parse_json, read_config, shown_path
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.override import Override
+from penstock.protocol.messages import Message
+
+_log = logging.getLogger(__name__)
+
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
+_BAD_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
+_MAX_NAME = 255
+_MAX_FILES = 10_000
+_MAX_DEPTH = 16
+_CONFIGS = "configs"
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """``roots`` are repositories. With ``namespacing``, models of one name in several of them are told apart as
+    ``<repository>/<name>``; without, such a name is refused."""
+
+    roots: tuple[Path, ...] = ()
+    config_name: str = ""
+    namespacing: bool = False
+    by_hand: Mapping[str, Definition] = {}
+
+    def models(self) -> dict[str, Path | PenstockError]:
+        """By name the folder of every model, or why it cannot be told. Raises NotFound if a repository is not there."""
+        found: dict[str, list[Path]] = {name: [next(iter(one.versions.values()))] for name, one in self.by_hand.items()}
+        for root in self.roots:
+            for entry in _entries(root):
+                if not entry.name.startswith(".") and entry.is_dir():
+                    found.setdefault(entry.name, []).append(Path(entry.path))
+        models: dict[str, Path | PenstockError] = {}
+        for name, folders in found.items():
+            if len(folders) == 1:
+                models[_shown(name)] = _refusal(name) or folders[0]
+            elif self.namespacing and name not in self.by_hand:
+                models |= {f"{self.namespace(folder.parent)}/{name}": folder for folder in folders}
+            else:
+                models[_shown(name)] = AlreadyExists(
+                    f"model '{_shown(name)}' is not unique across all model repositories",
+                    "rename one of them" if name in self.by_hand else "rename one of them, or use 'model_namespacing'",
+                )
+        return models
+
+    def namespace(self, root: Path) -> str:
+        """What tells the models of repository ``root`` from others of the same name: its folder's name, or its path."""
+        alike = [other for other in self.roots if other.name == root.name]
+        return root.name if len(alike) == 1 else str(root)
+
+    def scan(self) -> dict[str, str]:
+        """By name the fingerprint of every model, or for one without, why. Raises NotFound if a repository is not there."""
+        return {name: self._fingerprint(found) for name, found in self.models().items()}
+
+    def fingerprint(self, name: str) -> str:
+        """Of model ``name`` now; empty if there is none. Raises NotFound if a repository is not there."""
+        found = self.models().get(name)
+        return self._fingerprint(found) if found is not None else ""
+
+    def define(self, name: str, override: Override | None = None) -> Definition:
+        """Model ``name`` as it lies there now, with what ``override`` replaces of it.
+
+        Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
+        """
+        models = self.models()
+        found = models.get(name)
+        if isinstance(found, PenstockError):
+            raise found
+        if found is None and not (override and override.folder):
+            raise NotFound(f"there is no model '{name}'")
+        if name in self.by_hand:
+            return self._by_hand(name, override)
+        folder = Path(override.folder) if override and override.folder else found
+        assert folder is not None
+        own = name.rpartition("/")[2]
+        if override:
+            given, where = parse_json(own, override.config), ""
+        else:
+            given, where = (
+                read_config(folder, self.config_name),
+                shown_path(folder, config_path(folder, self.config_name)),
+            )
+        for finding in check(given, own, where):
+            _log.warning("model '%s': %s", name, finding.message)
+        lines = list(_files(folder))
+        fingerprints = _by_version(folder, lines)
+        return Definition(
+            name=name,
+            folder=folder,
+            versions={version: folder / version for version in sorted(fingerprints, key=_number) if version},
+            given=self._resolved(given, found, models),
+            fingerprints=fingerprints,
+            fingerprint=_digest(lines) if folder == found else self.fingerprint(name),
+        )
+
+    def _by_hand(self, name: str, override: Override | None) -> Definition:
+        if override and override.folder:
+            raise InvalidArgument(f"the files of model '{name}', a target given by hand, cannot be replaced")
+        known = self.by_hand[name]
+        (target,) = known.versions.values()
+        given = parse_json(name, override.config) if override else known.given
+        fingerprints = {version: _digest(_files(target)) for version in known.versions}
+        return msgspec.structs.replace(
+            known, given=given, fingerprints={"": "", **fingerprints}, fingerprint=self._fingerprint(target)
+        )
+
+    def _resolved(self, given: Message, folder: Path | None, models: Mapping[str, object]) -> Message:
+        """``given`` with the steps of an ensemble naming models as they are served: those of its own repository first."""
+        if not self.namespacing:
+            return given
+        for step in given.ensemble_scheduling.step:
+            own = self.namespace(folder.parent) if folder else ""
+            wanted = {Path(step.model_namespace), Path(step.model_namespace).absolute()}
+            others = [self.namespace(root) for root in self.roots if {root, root.absolute()} & wanted]
+            for namespace in (own, step.model_namespace, *others):
+                if f"{namespace}/{step.model_name}" in models:
+                    step.model_name = f"{namespace}/{step.model_name}"
+                    break
+        return given
+
+    def _fingerprint(self, found: Path | PenstockError) -> str:
+        if isinstance(found, PenstockError):
+            return found.message
+        try:
+            return _digest(_files(found))
+        except PenstockError as error:
+            return error.message
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidArgument if ``name`` cannot be a model's, whatever a repository holds."""
+    own = name.rpartition("/")[2]
+    if refusal := _refusal(own) or (_refusal(name.partition("/")[0]) if own != name else None):
+        raise refusal
+
+
+def _refusal(name: str) -> PenstockError | None:
+    if _BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name) > _MAX_NAME:
+        return InvalidArgument(
+            f"'{_shown(name)}' cannot be the name of a model",
+            f"1 to {_MAX_NAME} characters, no separator or control character among them, no '.' in front",
+        )
+    return None
+
+
+def _shown(name: str) -> str:
+    """``name`` without what text cannot hold."""
+    return _BAD_NAME.sub("?", name)[:_MAX_NAME]
+
+
+def _number(version: str) -> int:
+    return int(version or 0)
+
+
+def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        raise NotFound(f"no model repository '{folder}'", "check the path") from None
+    except OSError as error:
+        raise NotFound(f"cannot read model repository '{folder}': {error.strerror}") from None
+
+
+def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
+    """The fingerprints of ``Definition``; ``lines`` are those of all files of the model in ``folder``."""
+    files: dict[str, list[str]] = {"": []}
+    for entry in _entries(folder):
+        if _VERSION.fullmatch(entry.name) and entry.is_dir():
+            files[entry.name] = []
+    for line in lines:
+        top = line.partition("/")[0]
+        if top in files and top:
+            files[top].append(line)
+        elif not line.startswith((f"{FILE}\0", f"{_CONFIGS}/")):
+            files[""].append(line)
+    return {version: _digest(group) for version, group in files.items()}
+
+
+def _files(target: Path) -> Iterator[str]:
+    """A line for each file below ``target``, or ``target`` itself: its path and what changes when it is written. Hidden ones do not
+    count. Raises InvalidModel if there are too many, or they cannot be listed."""
+    waiting, count = [(os.fspath(target), "", 0)], 0
+    try:
+        if not target.is_dir():
+            yield _line("", os.stat(target))
+            return
+        while waiting:
+            folder, path, depth = waiting.pop()
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    count += 1
+                    if count > _MAX_FILES or depth > _MAX_DEPTH:
+                        raise InvalidModel(
+                            f"the folder of model '{_shown(target.name)}' holds more than {_MAX_FILES} files,"
+                            f" or folders {_MAX_DEPTH} deep"
+                        )
+                    if entry.is_dir():
+                        waiting.append((entry.path, f"{path}{entry.name}/", depth + 1))
+                    else:
+                        yield _line(path + entry.name, entry.stat())
+    except FileNotFoundError:
+        raise InvalidModel(
+            f"the files of model '{_shown(target.name)}' are being moved, or a link leads nowhere"
+        ) from None
+    except OSError as error:
+        raise InvalidModel(f"cannot read the folder of model '{_shown(target.name)}': {error.strerror}") from None
+
+
+def _line(path: str, stat: os.stat_result) -> str:
+    return f"{path}\0{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+
+
+def _digest(lines: Iterable[str]) -> str:
+    data = "\n".join(sorted(lines)).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

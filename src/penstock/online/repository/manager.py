@@ -1,0 +1,408 @@
+"""The models of a server: what its repositories define is loaded, reloaded and unloaded while the server runs.
+
+Operations on one model run in the order in which they were asked for, on different models side by side. A reload has the new version
+loaded, warm and started before it takes the place of the old one, which then answers what it has been asked; if the new one fails,
+the old one goes on. All that blocks runs on daemon threads, of which few load at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError
+from penstock.online.daemon import on_daemon_thread
+from penstock.online.repository.assembly import Assembler
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.layout import Layout
+from penstock.online.repository.loader import FilesChanged, Loaded, Preloaded, load_more, load_version
+from penstock.online.repository.memory import give_back
+from penstock.online.repository.override import Override, discard
+from penstock.online.repository.policy import choose, count, plan
+from penstock.online.repository.served import ServedModels
+from penstock.online.repository.source import Wishes
+from penstock.online.repository.state import Model, Row, State, Version, rows
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+"""How often a model is read whose files change meanwhile."""
+_Result = TypeVar("_Result")
+
+
+class LoadFailed(InvalidArgument):
+    """``causes`` are by version what went wrong."""
+
+    def __init__(self, name: str, causes: Mapping[str, PenstockError]) -> None:
+        reasons = [f"version {version} is at UNAVAILABLE state: {error.message}" for version, error in causes.items()]
+        hints = dict.fromkeys(error.hint for error in causes.values() if error.hint)
+        super().__init__(f"load failed for model '{name}': {'; '.join(reasons)}", "; ".join(hints))
+        self.causes = causes
+
+
+class Manager:
+    """Belongs to the event loop. ``preloaded`` are model versions that are in memory already, by name and version; each counts as long
+    as the files are those that it was loaded from."""
+
+    def __init__(
+        self,
+        served: ServedModels,
+        assembler: Assembler,
+        layout: Layout,
+        wishes: Wishes,
+        preloaded: Mapping[tuple[str, str], Preloaded] = {},
+    ) -> None:
+        self._served = served
+        self._assembler = assembler
+        self._layout = layout
+        self._wishes = wishes
+        self._preloaded = dict(preloaded)
+        self.is_explicit = False
+        """Whether clients may load and unload; set by the composition root."""
+        self._models: dict[str, Model] = {}
+        self._missing: set[str] = set()
+        self._seats = asyncio.Semaphore(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._loading: set[asyncio.Future[Any]] = set()
+        self._seen: dict[str, str] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all models are served that are to be without anybody asking."""
+        return not self._missing
+
+    async def start(
+        self, wanted: Mapping[str, Override | None], threads: int, at_start: int
+    ) -> dict[str, PenstockError]:
+        """Load the models ``wanted`` by name, ``at_start`` of them at once; later on ``threads``. By name, why some failed."""
+        self._seats = asyncio.Semaphore(max(threads, at_start))
+        work = (self.load(name, override, is_due=True) for name, override in wanted.items())
+        outcomes = await asyncio.gather(*work, return_exceptions=True)
+        self._preloaded.clear()
+        self._seats = asyncio.Semaphore(threads)
+        failures = {}
+        for name, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, PenstockError):
+                failures[name] = outcome
+            elif outcome is not None:
+                raise outcome
+        return failures
+
+    async def index(self, *, is_ready: bool = False) -> list[Row]:
+        """The index: all models that were asked for, and the names of all others that the repositories hold."""
+        names = set[str]()
+        try:
+            names.update(await on_daemon_thread("list-models", self._layout.models))
+        except PenstockError as error:
+            _log.warning("%s", error)
+        for name in [name for name, model in self._models.items() if name not in names and model.is_idle]:
+            del self._models[name]  # its folder is gone, and so is the model
+        found = [row for name in sorted(names | self._models.keys()) for row in rows(name, self._models.get(name))]
+        return [row for row in found if not is_ready or row.get("state") == State.READY.value]
+
+    # What is asked for
+
+    async def load(
+        self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
+    ) -> None:
+        """Serve what the repositories hold of model ``name`` now, with what ``override`` replaces; returns when that is ready.
+
+        Nothing is loaded anew that has not changed. ``is_part``: not for its own sake, but for an ensemble's; ``is_due``: nobody asks,
+        so that the server counts as incomplete without it.
+        Raises PenstockError if there is no such model, and LoadFailed or InvalidConfig with what keeps it from being loaded.
+        """
+        model = self._models.setdefault(name, Model(name))
+        model.is_wanted = model.is_wanted or not is_part
+        task = model.waiting
+        if task is None or override is not None:
+            task = self._begin(model, self._load(model, override, is_due))
+            model.waiting = task if override is None else None
+        await asyncio.shield(task)
+
+    async def unload(self, name: str, *, with_parts: bool = False) -> None:
+        """Serve model ``name`` no more, nor ensembles that need it; returns at once, while what they were asked is still answered.
+
+        ``with_parts``: nor those parts of an ensemble that were loaded along with it.
+        """
+        model = self._models.get(name)
+        if model is None:
+            return
+        model.waiting = None
+        await asyncio.shield(self._begin(model, self._unload(model, with_parts)))
+
+    async def changes(self) -> list[tuple[str, bool]]:
+        """Names of models whose files are others than when they were loaded, and whether they are there at all.
+
+        Files count once they have been the same in two calls: what is being copied is left alone, and so is what has failed.
+        Raises NotFound if a repository is not there.
+        """
+        found, before = await on_daemon_thread("scan-models", self._layout.scan), self._seen
+        self._seen = found
+        models = self._models
+        gone = [name for name in sorted(models) if name not in found and name not in before and models[name].served]
+        changed = [
+            name for name in sorted(found) if before.get(name) == found[name] and self._differs(name, found[name])
+        ]
+        again = [name for name in sorted(self._missing - {*changed}) if self._needs(name, changed)]
+        for name in changed:
+            models.setdefault(name, Model(name)).tried = found[name]
+        return [*((name, False) for name in gone), *((name, True) for name in changed + again)]
+
+    def _differs(self, name: str, fingerprint: str) -> bool:
+        model = self._models.get(name)
+        return model is None or fingerprint not in (model.tried, model.definition and model.definition.fingerprint)
+
+    def _needs(self, name: str, changed: Iterable[str]) -> bool:
+        definition = self._models[name].definition if name in self._models else None
+        return definition is not None and not {*definition.parts}.isdisjoint(changed)
+
+    def loaded_by_name(self) -> list[tuple[str, Override | None]]:
+        """For a process of the server that comes later: the models that were asked for, and what was put in their files' place."""
+        return [(name, model.override) for name, model in self._models.items() if model.is_wanted and model.served]
+
+    async def close(self, timeout_s: float) -> None:
+        """Begin nothing more, and wait for models that are being loaded: ending while a thread is in an engine's native code would
+        abort the process. What is served stays."""
+        for task in self._tasks:
+            task.cancel()
+        if self._loading:
+            await asyncio.wait(self._loading, timeout=timeout_s)
+        for future in self._loading:
+            if future.done() and not future.exception() and isinstance(loaded := future.result(), Loaded):
+                loaded.drop()
+
+    async def unload_all(self) -> None:
+        """Return when all that was asked is answered and nothing is in memory."""
+        await asyncio.gather(self._served.unload_all(), *self._leaving)
+
+    # How it is done
+
+    def _begin(self, model: Model, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """The operation ``work`` on ``model``, which ends even if who asked for it goes away."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        model.pending += 1
+
+        def end(_: object) -> None:
+            self._tasks.discard(task)
+            model.pending -= 1
+            if not task.cancelled() and (error := task.exception()) and not isinstance(error, PenstockError):
+                _log.error("model '%s': an operation failed", model.name, exc_info=error)
+
+        task.add_done_callback(end)
+        return task
+
+    async def _on_thread(self, name: str, work: Callable[[], _Result]) -> _Result:
+        """``work()`` on a thread, as soon as there is a seat for it, which it keeps to its end even if nobody waits any more."""
+        seats = self._seats
+        await seats.acquire()
+        future = on_daemon_thread(name, work)
+        self._loading.add(future)
+        future.add_done_callback(lambda _: seats.release())
+        try:
+            return await asyncio.shield(future)
+        finally:
+            if future.done():
+                self._loading.discard(future)
+
+    async def _load(self, model: Model, override: Override | None, is_due: bool) -> None:
+        async with model.turn:
+            if model.waiting is asyncio.current_task():
+                model.waiting = None
+            model.generation += 1
+            if override is not None:
+                model.overrides.append(override)
+            try:
+                await self._bring_up(model, override)
+                self._missing.discard(model.name)
+            except PenstockError:
+                if is_due and not model.served:
+                    self._missing.add(model.name)
+                if model.is_unknown and model.pending == 1:
+                    self._models.pop(model.name, None)
+                raise
+            finally:
+                self._clear_up(model)
+
+    async def _bring_up(self, model: Model, override: Override | None) -> None:
+        for attempt in range(_ATTEMPTS):
+            definition, used = await self._define(model, override)
+            await self._load_parts(model, definition)
+            failures = await self._change(model, definition)
+            if attempt + 1 == _ATTEMPTS or not any(isinstance(error, FilesChanged) for error in failures.values()):
+                break
+        if failures:
+            _log.error("model '%s', generation %d: %s", model.name, model.generation, LoadFailed(model.name, failures))
+            raise LoadFailed(model.name, failures)
+        model.override, model.replaced = used, definition.fingerprint
+        _log.info("model '%s', generation %d serves %s", model.name, model.generation, ", ".join(model.served))
+
+    async def _define(self, model: Model, override: Override | None) -> tuple[Definition, Override | None]:
+        """What ``model`` is now, and the override that this is by: one made before holds until the files that it replaces change."""
+        name, kept, replaced = model.name, model.override, model.replaced
+
+        def read() -> tuple[Definition, Override | None]:
+            if override is None and kept is not None and self._layout.fingerprint(name) == replaced:
+                return self._layout.define(name, kept), kept
+            return self._layout.define(name, override), override
+
+        try:
+            definition, used = await self._on_thread(f"read-{name}", read)
+        except NotFound as error:
+            raise PenstockError(f"failed to load '{name}', failed to poll from model repository", error.hint) from None
+        except PenstockError as error:
+            model.problem = error.message
+            _log.error("model '%s' is not what it should be: %s", name, error)
+            raise InvalidConfig(
+                f"failed to load '{name}', failed to poll from model repository: {error.message}", error.hint
+            ) from None
+        model.problem, model.definition = "", definition
+        return definition, used
+
+    async def _load_parts(self, model: Model, definition: Definition) -> None:
+        """Have what an ensemble needs loaded, if it is not. Raises InvalidConfig, also if it needs itself."""
+        for part in definition.parts:
+            if (known := self._models.get(part)) and known.served:
+                continue
+            link = part
+            while link:
+                if link == model.name:
+                    raise InvalidConfig(f"ensemble '{model.name}' needs '{part}', which needs '{model.name}'")
+                link = self._models[link].awaits if link in self._models else ""
+            model.awaits = part
+            try:
+                await self.load(part, is_part=True)
+            except PenstockError as error:
+                raise InvalidConfig(f"ensemble '{model.name}' needs '{part}': {error.message}", error.hint) from None
+            finally:
+                model.awaits = ""
+
+    async def _change(self, model: Model, definition: Definition) -> dict[str, PenstockError]:
+        """Serve what ``definition`` says; by version what failed. What is to go goes only if nothing did."""
+        chosen, missing = choose(definition.given.version_policy, definition.versions)
+        if not chosen and not missing:
+            model.problem = f"at least one version must be available under the version policy of model '{model.name}'"
+            raise InvalidConfig(model.problem, "put the model's files into a folder called '1'")
+        steps = plan(model.served, definition, chosen)
+        failures: dict[str, PenstockError] = {one: NotFound("it is not in the repository") for one in missing}
+        for number in missing:
+            model.versions.setdefault(number, Version()).fail("it is not in the repository")
+        outcomes = await asyncio.gather(*(self._load_version(model, definition, number) for number in steps.load))
+        failures |= {number: error for number, error in zip(steps.load, outcomes, strict=True) if error is not None}
+        for number in steps.resize:
+            await self._resize(model.versions[number].handle, definition, number)
+        for number in model.served.keys() & {*chosen} - failures.keys():
+            model.versions[number].definition = definition
+        if not failures:
+            for number in steps.unload:
+                self._leave(model, number)
+        return failures
+
+    async def _load_version(self, model: Model, definition: Definition, number: str) -> PenstockError | None:
+        """Load one version and serve it; what went wrong if it cannot be."""
+        version = model.versions.setdefault(number, Version())
+        version.begin()
+        try:
+            handle = await self._make(definition, number)
+        except PenstockError as error:
+            version.fail(error.message)
+            return error
+        except Exception:
+            version.fail("internal error")
+            raise
+        handle.start()
+        old = self._served.add(handle)
+        version.serve(handle, definition)
+        if old is not None:
+            self._retire(model, old, None)
+        return None
+
+    async def _make(self, definition: Definition, number: str) -> Handle:
+        if definition.is_ensemble:
+            return self._assembler.assemble_ensemble(definition, number)
+        preloaded = self._preloaded.pop((definition.name, number), None)
+        if preloaded is not None and preloaded.fingerprint == definition.fingerprint:
+            loaded = preloaded.loaded
+        else:
+            work = partial(load_version, self._layout, definition, number, self._wishes)
+            loaded = await self._on_thread(f"load-{definition.name}", work)
+        try:
+            return self._assembler.assemble(loaded)
+        except BaseException:
+            await on_daemon_thread(f"unload-{definition.name}", loaded.drop)
+            raise
+
+    async def _resize(self, handle: Handle | None, definition: Definition, number: str) -> None:
+        """Have ``handle`` run as many instances as ``definition`` says."""
+        assert handle is not None
+        wanted = count(definition)
+        if (more := wanted - handle.instance_count) > 0:
+            work = partial(load_more, definition, number, self._wishes, handle.first_model, more)
+            handle.grow(await self._on_thread(f"load-{definition.name}", work))
+        else:
+            handle.shrink(-more)
+
+    async def _unload(self, model: Model, with_parts: bool) -> None:
+        for other in self._users(model.name):
+            await self.unload(other)
+        async with model.turn:
+            model.generation += 1
+            parts = model.definition.parts if model.definition else []
+            for number in model.served:
+                self._leave(model, number)
+            model.forget()
+            self._missing.discard(model.name)
+            self._clear_up(model)
+            _log.info("model '%s', generation %d is unloaded", model.name, model.generation)
+        for part in parts if with_parts else ():
+            if part in self._models and not self._models[part].is_wanted and not self._users(part):
+                await self.unload(part, with_parts=True)
+
+    def _users(self, part: str) -> list[str]:
+        """The ensembles that are served and need ``part``."""
+        return [
+            name
+            for name, model in self._models.items()
+            if any(part in definition.parts for definition in model.served.values())
+        ]
+
+    def _leave(self, model: Model, number: str) -> None:
+        """Serve a version no more."""
+        model.versions[number].leave()
+        self._retire(model, self._served.remove(model.name, number), model.versions[number])
+
+    def _retire(self, model: Model, handle: Handle, version: Version | None) -> None:
+        """Unload ``handle`` when it has answered all; then ``version``, if it is given, is gone."""
+
+        async def retire() -> None:
+            await handle.unload()
+            await on_daemon_thread("give-back", give_back)
+            if version is not None:
+                version.end()
+
+        task = asyncio.create_task(retire())
+        for tasks in (self._leaving, model.leaving):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    def _clear_up(self, model: Model) -> None:
+        """Remove the files of overrides that nothing is served from, once nothing that was uses them."""
+        used = {definition.folder for definition in model.served.values()}
+        unused = [one for one in model.overrides if Path(one.folder) not in used]
+        model.overrides = [one for one in model.overrides if one not in unused]
+
+        async def clear(leaving: list[asyncio.Task[None]]) -> None:
+            await asyncio.gather(*leaving, return_exceptions=True)
+            for override in unused:
+                await on_daemon_thread("discard", partial(discard, override))
+
+        if any(one.folder for one in unused):
+            task = asyncio.create_task(clear([*model.leaving]))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)

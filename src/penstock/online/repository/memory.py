@@ -1,0 +1,73 @@
+"""Memory and processor time that loading and unloading models takes from others."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_LOW = 10
+"""A tenth of the processor time of a thread of the usual priority, where both want a core."""
+_loading: set[int] = set()
+"""Threads that load something now."""
+
+
+def give_back() -> None:
+    """Let the C library return what has been freed to the system. Blocks for some milliseconds."""
+    if trim := _trim():
+        trim(0)
+
+
+@contextmanager
+def low_priority(*, leaves_threads: bool) -> Iterator[None]:
+    """Work inside gives way to that of other threads. ``leaves_threads``: it may start threads that go on, which must not."""
+    if not hasattr(os, "setpriority") or (leaves_threads and not _can_raise()):
+        yield
+        return
+    thread = threading.get_native_id()
+    _loading.add(thread)
+    try:
+        os.setpriority(os.PRIO_PROCESS, thread, _LOW)
+        yield
+    finally:
+        _loading.discard(thread)
+        if leaves_threads:
+            _raise_others()
+
+
+def _raise_others() -> None:
+    """Give the threads that were started by one of low priority, which they inherit, the usual one."""
+    for name in os.listdir("/proc/self/task"):
+        thread = int(name)
+        with suppress(OSError):  # it has ended
+            if thread not in _loading and os.getpriority(os.PRIO_PROCESS, thread) == _LOW:
+                os.setpriority(os.PRIO_PROCESS, thread, 0)
+
+
+@functools.cache
+def _can_raise() -> bool:
+    """Whether this process may give a thread of low priority the usual one again: most users' may not."""
+
+    def attempt() -> None:
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, 1)
+            os.setpriority(os.PRIO_PROCESS, thread, 0)
+            outcome.append(True)
+
+    outcome: list[bool] = []
+    trial = threading.Thread(target=attempt)
+    trial.start()
+    trial.join()
+    return bool(outcome)
+
+
+@functools.cache
+def _trim() -> ctypes._NamedFuncPointer | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,151 @@
+"""How it stands with models and their versions, as the index of the repository tells it. Nothing here waits, or does anything."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+
+import msgspec
+
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.override import Override
+
+
+class State(enum.Enum):
+    """In the protocol's words."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+NEXT = {
+    None: {State.LOADING, State.UNAVAILABLE},
+    State.LOADING: {State.READY, State.UNAVAILABLE},
+    State.READY: {State.UNLOADING},
+    State.UNLOADING: {State.UNAVAILABLE, State.LOADING},
+    State.UNAVAILABLE: {State.LOADING},
+}
+"""The states that may follow each; a version begins without one. What is reloaded stays READY, for it goes on being served."""
+
+Row = dict[str, str]
+"""A row of the index."""
+
+_RESTARTING = "its instance is being started again"
+
+
+class Version(msgspec.Struct):
+    """One version: ``handle`` and ``definition`` are what is served of it and what that was loaded by, None unless it is READY."""
+
+    state: State | None = None
+    reason: str = ""
+    handle: Handle | None = None
+    definition: Definition | None = None
+    leaving: int = 0
+    """How many handles that were served have still to answer what they were asked."""
+
+    def move(self, state: State, reason: str = "") -> None:
+        assert state in NEXT[self.state], (self.state, state)
+        self.state, self.reason = state, reason
+
+    def begin(self) -> None:
+        """It is being loaded."""
+        if self.state is not State.READY:
+            self.move(State.LOADING)
+
+    def serve(self, handle: Handle, definition: Definition) -> None:
+        """It is served by ``handle``, from now on or instead of another."""
+        if self.state is State.READY:
+            self.reason = ""
+        else:
+            self.move(State.READY)
+        self.handle, self.definition = handle, definition
+
+    def fail(self, reason: str) -> None:
+        """It cannot be loaded; what was served of it before still is."""
+        if self.state in (State.LOADING, None):
+            self.move(State.UNAVAILABLE, reason)
+        else:
+            self.reason = reason
+
+    def leave(self) -> None:
+        """It is served no more, and answers what it has been asked."""
+        self.move(State.UNLOADING)
+        self.handle = self.definition = None
+        self.leaving += 1
+
+    def end(self) -> None:
+        """What was served of it is out of memory."""
+        self.leaving -= 1
+        if self.state is State.UNLOADING and not self.leaving:
+            self.move(State.UNAVAILABLE, "unloaded")
+
+    def row(self, name: str, version: str) -> Row:
+        state, reason = self.state or State.UNAVAILABLE, self.reason
+        if self.handle is not None and not self.handle.is_healthy:
+            state, reason = State.UNAVAILABLE, _RESTARTING
+        return {"name": name, "version": version, "state": state.value, "reason": reason}
+
+
+class Model:
+    """A model that somebody has asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.versions: dict[str, Version] = {}
+        self.problem = ""
+        """Why none of its versions can be loaded."""
+        self.definition: Definition | None = None
+        """What it was when it was looked at last."""
+        self.tried = ""
+        """The fingerprint of what was loaded, or failed to, because its files had changed."""
+        self.override: Override | None = None
+        """What stands in the place of its files."""
+        self.replaced = ""
+        """The fingerprint of those files."""
+        self.overrides: list[Override] = []
+        """All whose files may still be in use."""
+        self.is_wanted = False
+        """Whether it was asked for by name, and not just for an ensemble that it is a part of."""
+        self.turn = asyncio.Lock()
+        """Held by the operation that is at work; others wait in order."""
+        self.generation = 0
+        """How many operations have begun."""
+        self.pending = 0
+        """How many have not ended."""
+        self.waiting: asyncio.Task[None] | None = None
+        """The last of them, if it has not begun and is a load with nothing put in the files' place."""
+        self.awaits = ""
+        """The part that its load waits for."""
+        self.leaving: set[asyncio.Task[None]] = set()
+        """Those at work to unload what it no longer serves."""
+
+    @property
+    def served(self) -> dict[str, Definition]:
+        """By version that is served what it was loaded by."""
+        return {number: one.definition for number, one in self.versions.items() if one.definition is not None}
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing is known of it but its name."""
+        return not self.versions and not self.problem
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is served of it and nothing done."""
+        return not self.pending and not self.leaving and not self.served
+
+    def forget(self) -> None:
+        """It is as if nobody had asked for it."""
+        self.is_wanted, self.problem, self.definition, self.override, self.replaced = False, "", None, None, ""
+
+
+def rows(name: str, model: Model | None) -> list[Row]:
+    """What the index says of model ``name``: its versions by rising number, why there are none, or just the name."""
+    if model is not None and model.versions:
+        return [model.versions[number].row(name, number) for number in sorted(model.versions, key=int)]
+    if model is not None and model.problem:
+        return [{"name": name, "version": "", "state": State.UNAVAILABLE.value, "reason": model.problem}]
+    return [{"name": name}]
