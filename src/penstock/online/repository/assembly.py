@@ -75,11 +75,11 @@ class Assembler:
             loaded.max_batch,
             len(loaded.models),
             decoupled=decoupled,
+            backend=source.backend.name,
+            filename=source.backend.filename,
         )
         statistics = self._statistics(config, source.version, loaded.load_s)
         scheduling = batching(config, self._limits.max_queue)
-            backend=source.backend.name,
-            filename=source.backend.filename,
         loop, layout = asyncio.get_running_loop(), layout_of(config)
         batcher = DynamicBatcher(scheduling, loop, statistics, tracer=self._tracer, layout=layout)
         check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))

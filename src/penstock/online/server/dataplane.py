@@ -138,13 +138,13 @@ class DataPlane:
         except PenstockError:
             return False
 
-    def server_metadata(self) -> dict[str, object]:
-        """Name, version and the extensions of the protocol that are spoken."""
     @property
     def server_ready(self) -> bool:
         """Whether the server counts as ready."""
         return self.ready and self.is_complete()
 
+    def server_metadata(self) -> dict[str, object]:
+        """Name, version and the extensions of the protocol that are spoken."""
         shared = ["system_shared_memory", "cuda_shared_memory"] if self.shared_memory.enabled else []
         return {"name": "penstock", "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
 
