@@ -15,21 +15,38 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from penstock.engines.python_model.simple_model import Context
+    from penstock.engines.python_model.typed import Tensor, model
     from penstock.errors import PenstockError
     from penstock.offline.build import BuildResult, Recipe, build
     from penstock.offline.tune.contract import Contract
     from penstock.runtime import Model, open
 
-__all__ = ["BuildResult", "Contract", "Model", "PenstockError", "Recipe", "__version__", "build", "open"]
+__all__ = [
+    "BuildResult",
+    "Context",
+    "Contract",
+    "Model",
+    "PenstockError",
+    "Recipe",
+    "Tensor",
+    "__version__",
+    "build",
+    "model",
+    "open",
+]
 
 # A program that only opens bundles must not pay for importing the offline half, so names are resolved when first used.
 _HOMES = {
     "BuildResult": "penstock.offline.build",
+    "Context": "penstock.engines.python_model.simple_model",
     "Contract": "penstock.offline.tune.contract",
     "Model": "penstock.runtime",
     "PenstockError": "penstock.errors",
     "Recipe": "penstock.offline.build",
+    "Tensor": "penstock.engines.python_model.typed",
     "build": "penstock.offline.build",
+    "model": "penstock.engines.python_model.typed",
     "open": "penstock.runtime",
 }
 

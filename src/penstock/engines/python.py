@@ -5,6 +5,7 @@ A model's code does what it likes with its process, so the server loads it in on
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -76,6 +77,8 @@ class PythonEngine:
         file = source_file(artifact)
         folder = Path(file).parent
         here.host, here.name, here.folder = self._host, typed.name, str(folder)
+        if typed.threads:
+            os.environ.setdefault("OMP_NUM_THREADS", str(typed.threads))
         sys.modules[_TRITON_MODULE] = as_module(_TRITON_MODULE)
         with told(file, "while it was imported", self._host.say):
             module = import_model(artifact)

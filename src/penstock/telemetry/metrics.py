@@ -121,6 +121,14 @@ MODEL_VALUES: tuple[tuple[Family, Callable[[ModelStatistics], Value]], ...] = (
         Family("penstock_batches_total", "counter", "Batches by why they left the queue", "reason"),
         lambda model: model.reasons,
     ),
+    (
+        Family("penstock_stages_total", "counter", "How often each stage of a Python model ran", "stage"),
+        lambda model: {name: stage.count for name, stage in model.stages.items()},
+    ),
+    (
+        Family("penstock_stage_seconds_total", "counter", "Time that each stage of a Python model took", "stage"),
+        lambda model: {name: stage.ns / 1e9 for name, stage in model.stages.items()},
+    ),
 )
 
 Buckets = tuple[Sequence[int], Number]

@@ -195,6 +195,8 @@ class ModelStatistics:
     first_response: Duration = field(default_factory=Duration)
     first_response_buckets: list[int] = field(default_factory=lambda: [0] * (len(FIRST_RESPONSE_BOUNDS_NS) + 1))
     """See ``FIRST_RESPONSE_BOUNDS_NS``."""
+    stages: dict[str, Duration] = field(default_factory=dict)
+    """Of a Python model, by name: those of every execution, and those that the model tells of itself."""
     load_s: float = 0.0
     """How long loading and warming up took."""
     recent: RecentDurations | None = None
@@ -346,7 +348,12 @@ class ModelStatistics:
                 for rows, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
+            **self._stage_entries(),
         }
+
+    def _stage_entries(self) -> dict[str, Any]:
+        stages = {name: _entry(stage.count, stage.ns) for name, stage in sorted(self.stages.items())}
+        return {"stage_stats": stages} if stages else {}
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:

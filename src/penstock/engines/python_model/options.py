@@ -20,6 +20,8 @@ class PythonOptions(msgspec.Struct, frozen=True):
     """Name of this instance."""
     instances: int = 1
     """How many there are."""
+    threads: int = 0
+    """What ``OMP_NUM_THREADS`` becomes, unless it is set; 0 leaves it alone."""
     max_batch: int | None = None
     """The configuration's ``max_batch_size``; None if it gives none."""
     config: dict[str, Any] = {}

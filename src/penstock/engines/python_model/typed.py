@@ -103,7 +103,7 @@ def _tensor(hint: Any) -> Tensor | None:
 def _outputs(hint: Any, declared: Signature) -> list[TensorSpec]:
     if (tensor := _tensor(hint)) is not None:
         name = declared.outputs[0].name if len(declared.outputs) == 1 else ONLY_OUTPUT
-        named = {name: tensor}
+        named: dict[str, Tensor | None] = {name: tensor}
     elif typing.get_origin(hint) is tuple:
         named = {f"{ONLY_OUTPUT}_{number}": _tensor(one) for number, one in enumerate(typing.get_args(hint))}
     elif isinstance(hint, type) and getattr(hint, "__annotations__", None):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.errors import InvalidConfig
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.definition import Definition
@@ -23,6 +24,7 @@ from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
 from penstock.online.scheduler.instance import Instance
 from penstock.online.scheduler.layout import layout_of
+from penstock.online.scheduler.model_calls import Call, ModelCall
 from penstock.online.scheduler.rate_limiter import RateLimiter
 from penstock.protocol.messages import Message
 from penstock.telemetry.quantiles import RecentDurations
@@ -66,7 +68,7 @@ class Assembler:
     def assemble(self, loaded: Loaded) -> Handle:
         """A handle on ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
         source, model = loaded.source, loaded.models[0]
-        decoupled = isinstance(model, StreamingModel)
+        decoupled = isinstance(model, StreamingModel) or (isinstance(model, RequestModel) and model.decoupled)
         config = complete(
             source.given,
             source.name,
@@ -89,6 +91,7 @@ class Assembler:
             for number, (one, gate) in enumerate(zip(loaded.models, gates, strict=True))
         ]
         handle = Handle(source.version, config, check, client_signature(config), batcher, loaded.models, runs)
+        handle.make_call = partial(ModelCall, asyncio.get_running_loop(), cast(Call, self._models.call))
         handle.labels = read_labels(config, source.folder)
         handle.identity = f"{source.artifact.digest} {source.engine} {source.options}"
         if config.response_cache.enable:
@@ -130,7 +133,7 @@ class Assembler:
         handle.cache = self._cache.of(identity, handle.version, handle.statistics, self._limits.max_queue)
 
 
-def _signature(model: LoadedModel | StreamingModel, given: Message) -> Signature:
+def _signature(model: LoadedModel | StreamingModel | RequestModel, given: Message) -> Signature:
     """The model's own, with those of its optional inputs that ``given`` names."""
     named = [tensor.name for tensor in given.input]
     optional: Sequence[TensorSpec] = getattr(model, "optional_inputs", ())

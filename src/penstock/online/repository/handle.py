@@ -8,11 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.instance import Instance
+from penstock.online.scheduler.model_calls import MakeCall
+from penstock.online.scheduler.python_process import PythonProcess, total_stages
 from penstock.protocol.messages import Message
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.tensor import Signature
@@ -35,7 +37,7 @@ class Handle:
         check: InputCheck,
         signature: Signature,
         scheduler: Scheduler,
-        models: Sequence[LoadedModel | StreamingModel] = (),
+        models: Sequence[LoadedModel | StreamingModel | RequestModel] = (),
         instances: Sequence[Instance] = (),
     ) -> None:
         self.name: str = config.name
@@ -58,6 +60,8 @@ class Handle:
         policies = scheduler.config.policies
         self.overrides_timeout = any(policy.allow_timeout_override for policy in policies)
         """Whether a request's own time-out is the queue's affair, and not a deadline."""
+        self.make_call: MakeCall | None = None
+        """What its models ask other models by; set before it is started."""
         self._models = list(models)
         self._instances = list(instances)
         self._going = 0
@@ -67,7 +71,11 @@ class Handle:
 
     @property
     def statistics(self) -> ModelStatistics:
-        return self.scheduler.statistics
+        statistics = self.scheduler.statistics
+        processes = [model for model in self._models if isinstance(model, PythonProcess)]
+        if processes:
+            statistics.stages = total_stages(processes)
+        return statistics
 
     @property
     def is_healthy(self) -> bool:
@@ -81,18 +89,24 @@ class Handle:
         return len(self._instances) - self._going
 
     @property
-    def first_model(self) -> LoadedModel | StreamingModel:
+    def first_model(self) -> LoadedModel | StreamingModel | RequestModel:
         return self._models[0]
 
-    def grow(self, models: Sequence[LoadedModel | StreamingModel]) -> None:
+    def grow(self, models: Sequence[LoadedModel | StreamingModel | RequestModel]) -> None:
         """Run one more instance of each of ``models``, from now on."""
         source = cast(BatchSource, self.scheduler)
+        self._connect(models)
         for model in models:
             instance = Instance(f"{self.name}-{len(self._instances)}", model, source)
             self._models.append(model)
             self._instances.append(instance)
             instance.start()
         self._tell_count()
+
+    def _connect(self, models: Sequence[object]) -> None:
+        for model in models:
+            if isinstance(model, PythonProcess):
+                model.make_call = self.make_call
 
     def shrink(self, count: int) -> None:
         """Have ``count`` instances end when each has answered what it works at."""
@@ -120,6 +134,7 @@ class Handle:
 
     def start(self) -> None:
         """Start the instances."""
+        self._connect(self._models)
         for instance in self._instances:
             instance.start()
 

@@ -6,18 +6,23 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
-from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.layout import Layout
+from penstock.online.repository.model_config import to_json
 from penstock.online.repository.policy import choose
 from penstock.online.repository.source import Source, Wishes, find
 from penstock.online.repository.warm_up import warm_up
 from penstock.online.scheduler.process_instance import ProcessModel, store_model
+from penstock.online.scheduler.python_process import PythonProcess
+
+_Model = LoadedModel | RequestModel
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -25,7 +30,7 @@ class Loaded(msgspec.Struct, frozen=True):
     thread."""
 
     source: Source
-    models: tuple[LoadedModel, ...]
+    models: tuple[_Model, ...]
     max_batch: int | None
     """None if requests cannot be merged."""
     load_s: float = 0.0
@@ -60,12 +65,13 @@ def load(source: Source) -> Loaded:
     Raises what the engine raises, with the model's name in front, and ResourceExhausted if there is too little memory; then nothing
     stays in memory.
     """
-    models: list[LoadedModel] = []
+    models: list[_Model] = []
+    is_apart = source.isolation == "process" or source.engine == "python"
     started = time.monotonic()
     try:
-        for model in _in_processes(source) if source.isolation == "process" else _in_threads(source):
+        for model in _in_processes(source) if is_apart else _in_threads(source):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
-        batchable = [warm_up(model, source.max_batch, source.name) for model in models]
+        rows = [_rows(model, source) for model in models]
     except (PenstockError, MemoryError) as error:
         for model in models:
             model.unload()
@@ -76,7 +82,14 @@ def load(source: Source) -> Loaded:
             ) from None
         error.message = f"model '{source.name}': {error.message}"
         raise
-    return Loaded(source, tuple(models), source.max_batch if all(batchable) else None, time.monotonic() - started)
+    return Loaded(source, tuple(models), min(rows) or None, time.monotonic() - started)
+
+
+def _rows(model: _Model, source: Source) -> int:
+    """The most rows of its batches, once it is warm; 0 if requests cannot be merged. Code is believed, and not run to try."""
+    if isinstance(model, RequestModel):
+        return source.max_batch if model.max_batch is None else model.max_batch
+    return source.max_batch if warm_up(model, source.max_batch, source.name) else 0
 
 
 def load_version(layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
@@ -108,8 +121,8 @@ def preload(layout: Layout, names: Iterable[str], wishes: Wishes) -> dict[tuple[
 
 
 def load_more(
-    definition: Definition, version: str, wishes: Wishes, first: LoadedModel | StreamingModel, count: int
-) -> Sequence[LoadedModel | StreamingModel]:
+    definition: Definition, version: str, wishes: Wishes, first: _Model | StreamingModel, count: int
+) -> Sequence[_Model | StreamingModel]:
     """Models for ``count`` more instances of a version whose ``first`` model is loaded. Raises as ``find`` and ``load``."""
     source = find(definition, version, wishes)
     if _is_shared(first, source):
@@ -124,7 +137,7 @@ def _refuse_changes(layout: Layout, definition: Definition) -> None:
         )
 
 
-def _is_shared(model: LoadedModel | StreamingModel, source: Source) -> bool:
+def _is_shared(model: _Model | StreamingModel, source: Source) -> bool:
     # With threads of its own a shared model would have its users queue up for one pool.
     return (
         bool(getattr(model, "reentrant", False))
@@ -141,17 +154,32 @@ def _in_threads(source: Source) -> Iterator[LoadedModel]:
         yield first if _is_shared(first, source) else engine.load(source.artifact, source.options)
 
 
-def _in_processes(source: Source) -> Iterator[LoadedModel]:
+def _in_processes(source: Source) -> Iterator[_Model]:
+    kind = PythonProcess if source.engine == "python" else ProcessModel
     file = store_model(source.artifact)
     try:
         for number in range(source.instances):
-            yield ProcessModel.load(
+            yield kind.load(
                 source.engine,
                 source.artifact,
-                source.options,
+                _python_options(source, number) if source.engine == "python" else source.options,
                 file,
                 source.cores[number] if source.cores else (),
                 source.model_timeout_s,
             )
     finally:
         os.close(file)
+
+
+def _python_options(source: Source, number: int) -> dict[str, Any]:
+    """What instance ``number`` of a Python model is told."""
+    given = source.given
+    return {
+        **source.options,
+        "name": source.name,
+        "version": source.version,
+        "instance": f"{source.name}_{number}",
+        "instances": source.instances,
+        "max_batch": given.max_batch_size if given.HasField("max_batch_size") else None,
+        "config": to_json(given),
+    }

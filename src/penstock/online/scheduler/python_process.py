@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 import msgspec
@@ -23,6 +23,7 @@ from penstock.online.scheduler.process_child import ProcessChild
 from penstock.online.scheduler.process_instance import ModelProcess
 from penstock.online.scheduler.tensor_arena import TensorArena
 from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.telemetry.statistics import Duration
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
@@ -210,11 +211,11 @@ class Talk:
         return wire.Replied(number, wire.Failed.of(reply), True, ("", ""))
 
 
-def total_stages(processes: Sequence[PythonProcess]) -> Mapping[str, tuple[int, int]]:
+def total_stages(processes: Sequence[PythonProcess]) -> dict[str, Duration]:
     """Of all ``processes`` together."""
-    total: wire.Stages = {}
+    total: dict[str, Duration] = {}
     for process in processes:
         for name, (count, ns) in list(process.stages.items()):
-            before = total.get(name, (0, 0))
-            total[name] = before[0] + count, before[1] + ns
+            before = total.get(name, Duration())
+            total[name] = Duration(before.count + count, before.ns + ns)
     return total
