@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -59,14 +59,20 @@ class InferRequest(msgspec.Struct):
     """Longest time in the queue that the caller asks for; 0 is the model's own."""
     priority: int = 0
     """Priority level, 1 the highest; 0 is the model's default."""
+    sequence_id: int | str = 0
+    """The sequence that the request belongs to; 0 or empty: to none."""
+    sequence_start: bool = False
+    sequence_end: bool = False
     client: str = ""
     traceparent: str = ""
     """The caller's trace, as the headers ``traceparent`` and ``tracestate`` tell it (W3C Trace Context)."""
     tracestate: str = ""
     trace: object = None
     """The record of this request, if one is kept; telemetry's."""
-    held: object = None
-    """The models kept loaded for it, where it is made on behalf of another; an ensemble's."""
+    step: object = None
+    """What the request is in its sequence; the scheduler's."""
+    held: Mapping[tuple[str, str], Any] | None = None
+    """The models kept loaded for it, by name and version, where it is made on behalf of another; an ensemble's."""
 
 
 class InferResponse(msgspec.Struct):

@@ -20,12 +20,15 @@ from penstock.online.repository.input_check import InputCheck, client_signature
 from penstock.online.repository.labels import read_labels
 from penstock.online.repository.loader import Loaded
 from penstock.online.repository.model_config import batching
+from penstock.online.repository.sequence_config import sequencing
+from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
 from penstock.online.scheduler.instance import Instance
 from penstock.online.scheduler.layout import layout_of
 from penstock.online.scheduler.model_calls import Call, ModelCall
 from penstock.online.scheduler.rate_limiter import RateLimiter
+from penstock.online.scheduler.sequence_batcher import SequenceBatcher
 from penstock.protocol.messages import Message
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
@@ -80,17 +83,14 @@ class Assembler:
             backend=source.backend.name,
             filename=source.backend.filename,
         )
-        statistics = self._statistics(config, source.version, loaded.load_s)
-        scheduling = batching(config, self._limits.max_queue)
-        loop, layout = asyncio.get_running_loop(), layout_of(config)
-        batcher = DynamicBatcher(scheduling, loop, statistics, tracer=self._tracer, layout=layout)
+        scheduler, sources = self._scheduler(config, loaded)
         check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
         gates = self._limiter.gates(config) if self._limiter is not None else [None] * len(loaded.models)
         runs = [
-            Instance(f"{source.name}-{number}", one, batcher, gate)
-            for number, (one, gate) in enumerate(zip(loaded.models, gates, strict=True))
+            Instance(f"{source.name}-{number}", one, batches, gate)
+            for number, (one, batches, gate) in enumerate(zip(loaded.models, sources, gates, strict=True))
         ]
-        handle = Handle(source.version, config, check, client_signature(config), batcher, loaded.models, runs)
+        handle = Handle(source.version, config, check, client_signature(config), scheduler, loaded.models, runs)
         handle.make_call = partial(ModelCall, asyncio.get_running_loop(), cast(Call, self._models.call))
         handle.labels = read_labels(config, source.folder)
         handle.identity = f"{source.artifact.digest} {source.engine} {source.options}"
@@ -114,6 +114,18 @@ class Assembler:
         if config.response_cache.enable:
             self._keep_answers(handle, lambda: f"{handle.identity} {scheduler.identity}")
         return handle
+
+    def _scheduler(self, config: Message, loaded: Loaded) -> tuple[Scheduler, Sequence[BatchSource]]:
+        """The scheduler, and for each instance what it works for."""
+        loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
+        statistics = self._statistics(config, loaded.source.version, loaded.load_s)
+        if config.HasField("sequence_batching"):
+            signature = _signature(loaded.models[0], loaded.source.given)
+            wanted = sequencing(config, signature, loaded.source.folder, max_queue)
+            batcher = SequenceBatcher(wanted, layout, loop, statistics, tracer=self._tracer)
+            return batcher, batcher.batchers
+        one = DynamicBatcher(batching(config, max_queue), loop, statistics, tracer=self._tracer, layout=layout)
+        return one, [one] * len(loaded.models)
 
     def _statistics(self, config: Message, version: str, load_s: float) -> ModelStatistics:
         return ModelStatistics(

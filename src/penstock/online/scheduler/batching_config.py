@@ -69,6 +69,8 @@ class BatchingConfig(msgspec.Struct, frozen=True):
     """Whether the model gives any number of answers to a request; such requests run alone."""
     instances: int = 1
     """How many take batches side by side; for predicting how long a queue takes."""
+    stateful: bool = False
+    """Whether the model remembers what it was asked: then nothing of a batch that failed runs again."""
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.preferred_batch_size):

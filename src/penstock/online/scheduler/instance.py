@@ -86,7 +86,7 @@ class Instance:
                 self._compute(model, batch)
 
     def _compute(self, model: LoadedModel, batch: Batch) -> None:
-        if not self._forward(model, batch, retries=len(batch.requests) > 1):
+        if not self._forward(model, batch, retries=len(batch.requests) > 1 and not self._source.config.stateful):
             for pending in batch.requests:
                 if pending.done is not None:
                     alone = Batch([pending], pending.rows, Reason.ALONE, time.monotonic_ns())

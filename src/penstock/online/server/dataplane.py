@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _EXTENSIONS = [
     "binary_tensor_data",
     "classification",
+    "sequence",
     "schedule_policy",
     "model_configuration",
     "model_repository",
@@ -37,6 +38,7 @@ _EXTENSIONS = [
     "logging",
 ]
 _RESERVED = "triton_"
+_MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
 """Of a caller's time-out, what may pass before its request is read and after its answer is written; a tenth of it at most."""
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
@@ -202,6 +204,12 @@ class DataPlane:
         for name in parameters:
             if name.startswith(_RESERVED):
                 raise InvalidArgument(f"parameter keys starting with '{_RESERVED}' are reserved, as in '{name}'")
+        if "sequence_id" in parameters:
+            request.sequence_id = _identity(parameters["sequence_id"])
+        if "sequence_start" in parameters:
+            request.sequence_start = _flag(parameters, "sequence_start")
+        if "sequence_end" in parameters:
+            request.sequence_end = _flag(parameters, "sequence_end")
         if "priority" in parameters:
             request.priority = _count(parameters, "priority")
         if "timeout" in parameters:
@@ -218,6 +226,26 @@ def _count(parameters: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
         raise InvalidArgument(f"parameter '{name}' has invalid value {value!r}. It should be a non-negative integer.")
     return value
+
+
+def _flag(parameters: dict[str, Any], name: str) -> bool:
+    value = parameters[name]
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"parameter '{name}' has invalid value {value!r}. It should be true or false.")
+    return value
+
+
+def _identity(value: Any) -> int | str:
+    """The id of a sequence; a negative integer is the unsigned one with its bits, for some clients have no other way to say it."""
+    if isinstance(value, str):
+        if len(value.encode()) > _MAX_ID_BYTES:
+            raise InvalidArgument(f"parameter 'sequence_id' is longer than {_MAX_ID_BYTES} bytes")
+        return value
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
+        raise InvalidArgument(
+            f"parameter 'sequence_id' has invalid value {value!r}. It should be a non-negative integer of 64 bits, or a text."
+        )
+    return value % 2**64
 
 
 def _describe(spec: TensorSpec) -> dict[str, object]:
