@@ -33,6 +33,14 @@ class TestConformance(EngineConformance):
         "test_integers_beyond_32_bits[UINT64]": "PyTorch does not add UINT64",
     }
 
+    @pytest.mark.slow  # imports torch anew
+    def test_estimate_bounds_what_a_model_of_20_mb_takes(self, tmp_path: Path) -> None:
+        super().test_estimate_bounds_what_a_model_of_20_mb_takes(tmp_path)
+
+    @pytest.mark.slow  # as above
+    def test_loads_in_a_process_of_its_own(self) -> None:
+        super().test_loads_in_a_process_of_its_own()
+
 
 class Nested(torch.nn.Module):
     """Takes nested tensors, a constant and an optional one; gives nested ones and none; branches on its data."""

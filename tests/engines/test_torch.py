@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,10 @@ class TestConformance(EngineConformance):
 
     def options(self, artifact: Artifact) -> dict[str, Any]:
         return torch_models.SCRIPTS.declared.get(artifact.digest, {})
+
+    @pytest.mark.slow  # imports torch anew
+    def test_estimate_bounds_what_a_model_of_20_mb_takes(self, tmp_path: Path) -> None:
+        super().test_estimate_bounds_what_a_model_of_20_mb_takes(tmp_path)
 
 
 class Pair(torch.nn.Module):
