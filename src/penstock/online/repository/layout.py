@@ -62,9 +62,9 @@ class Layout(msgspec.Struct, frozen=True):
         return models
 
     def namespace(self, root: Path) -> str:
-        """What tells the models of repository ``root`` from others of the same name: its folder's name, or its path."""
+        """What tells the models of repository ``root`` from others of the same name: its folder's name, numbered if others have it."""
         alike = [other for other in self.roots if other.name == root.name]
-        return root.name if len(alike) == 1 else str(root)
+        return root.name if len(alike) == 1 else f"{root.name}-{alike.index(root) + 1}"
 
     def scan(self) -> dict[str, str]:
         """By name the fingerprint of every model, or for one without, why. Raises NotFound if a repository is not there."""
@@ -147,9 +147,10 @@ class Layout(msgspec.Struct, frozen=True):
 
 def check_name(name: str) -> None:
     """Raises InvalidArgument if ``name`` cannot be a model's, whatever a repository holds."""
-    own = name.rpartition("/")[2]
-    if refusal := _refusal(own) or (_refusal(name.partition("/")[0]) if own != name else None):
-        raise refusal
+    parts = name.split("/", 1)
+    for refusal in map(_refusal, parts):
+        if refusal:
+            raise refusal
 
 
 def _refusal(name: str) -> PenstockError | None:

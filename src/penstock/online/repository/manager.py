@@ -56,12 +56,14 @@ class Manager:
         layout: Layout,
         wishes: Wishes,
         preloaded: Mapping[tuple[str, str], Preloaded] = {},
+        load: Callable[[Layout, Definition, str, Wishes], Loaded] = load_version,
     ) -> None:
         self._served = served
         self._assembler = assembler
         self._layout = layout
         self._wishes = wishes
         self._preloaded = dict(preloaded)
+        self._load_now = load
         self.is_explicit = False
         """Whether clients may load and unload; set by the composition root."""
         self._models: dict[str, Model] = {}
@@ -221,10 +223,12 @@ class Manager:
             try:
                 await self._bring_up(model, override)
                 self._missing.discard(model.name)
-            except PenstockError:
+            except PenstockError as error:
                 if is_due and not model.served:
                     self._missing.add(model.name)
-                if model.is_unknown and model.pending == 1:
+                if model.definition is not None and not model.versions:
+                    model.problem = error.message
+                elif model.is_unknown and model.pending == 1:
                     self._models.pop(model.name, None)
                 raise
             finally:
@@ -287,8 +291,10 @@ class Manager:
         """Serve what ``definition`` says; by version what failed. What is to go goes only if nothing did."""
         chosen, missing = choose(definition.given.version_policy, definition.versions)
         if not chosen and not missing:
-            model.problem = f"at least one version must be available under the version policy of model '{model.name}'"
-            raise InvalidConfig(model.problem, "put the model's files into a folder called '1'")
+            raise InvalidConfig(
+                f"at least one version must be available under the version policy of model '{model.name}'",
+                "put the model's files into a folder called '1'",
+            )
         steps = plan(model.served, definition, chosen)
         failures: dict[str, PenstockError] = {one: NotFound("it is not in the repository") for one in missing}
         for number in missing:
@@ -330,7 +336,7 @@ class Manager:
         if preloaded is not None and preloaded.fingerprint == definition.fingerprint:
             loaded = preloaded.loaded
         else:
-            work = partial(load_version, self._layout, definition, number, self._wishes)
+            work = partial(self._load_now, self._layout, definition, number, self._wishes)
             loaded = await self._on_thread(f"load-{definition.name}", work)
         try:
             return self._assembler.assemble(loaded)

@@ -1,0 +1,127 @@
+"""A repository on the disk with a manager of it: real files, threads and schedulers, and models that are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from handles import make_handle
+from penstock.artifact import Artifact, Format
+from penstock.errors import InvalidConfig, InvalidModel
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.layout import Layout
+from penstock.online.repository.loader import FilesChanged, Loaded
+from penstock.online.repository.manager import Manager
+from penstock.online.repository.served import ServedModels
+from penstock.online.repository.source import Source, Wishes
+from penstock.request import InferRequest, InferResponse
+from penstock.tensor import Array
+from penstock.testing import FakeModel, double
+
+PATIENCE_S = 20
+
+
+class FakeLoads:
+    """Loads and assembles fakes: a version whose file says ``broken`` fails, and one whose gate is shut waits for it."""
+
+    def __init__(self) -> None:
+        self.models: list[FakeModel] = []
+        self.begun: list[str] = []
+        self.gates: dict[str, threading.Event] = {}
+        self.at_once = self.most_at_once = 0
+        self.while_loading: Callable[[], object] = lambda: None
+        self.forward: Callable[[Mapping[str, Array]], dict[str, Array]] = double
+        self._lock = threading.Lock()
+
+    def load(self, layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
+        which = f"{definition.name}/{version}"
+        with self._lock:
+            self.begun.append(which)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if gate := self.gates.get(which):
+                assert gate.wait(PATIENCE_S)
+            self.while_loading()
+            text = (definition.versions[version] / "model.onnx").read_text()
+            if "broken" in text:
+                raise InvalidModel(f"the file says {text}")
+            if layout.fingerprint(definition.name) != definition.fingerprint:
+                raise FilesChanged("the files are being written")
+            model = FakeModel(forward=self.forward)
+            self.models.append(model)
+        finally:
+            with self._lock:
+                self.at_once -= 1
+        artifact = Artifact(b"x", Format.ONNX, text)
+        source = Source(definition.name, artifact, "fake", {}, 8, 1, version=version, given=definition.given)
+        return Loaded(source, (model,), 8)
+
+    def assemble(self, loaded: Loaded) -> Handle:
+        (model,) = loaded.models
+        assert isinstance(model, FakeModel)
+        if "contradicts" in loaded.source.artifact.digest:
+            raise InvalidConfig("the configuration contradicts the model")
+        handle: Handle = make_handle(model, loaded.source.name, loaded.source.version)
+        handle.identity = loaded.source.artifact.digest
+        return handle
+
+    def assemble_ensemble(self, definition: Definition, version: str) -> Handle:
+        handle: Handle = make_handle(FakeModel(), definition.name, version)
+        return handle
+
+    @property
+    def alive(self) -> int:
+        return sum(model.loaded for model in self.models)
+
+
+class Repository:
+    """A folder of models, and a manager of them."""
+
+    def __init__(self, root: Path, *, threads: int = 2) -> None:
+        self.root, self.served, self.loads = root, ServedModels(), FakeLoads()
+        self.layout = Layout((root,))
+        self.manager = Manager(self.served, self.loads, self.layout, Wishes(), load=self.loads.load)  # type: ignore[arg-type]
+        self._threads = threads
+
+    async def __aenter__(self) -> Self:
+        await self.manager.start({}, self._threads, 1)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.manager.close(PATIENCE_S)
+        await self.manager.unload_all()
+        assert self.loads.alive == 0, "nothing stays in memory"
+
+    def write(self, path: str, text: str = "") -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    async def states(self, name: str) -> dict[str, tuple[str, str]]:
+        rows = [row for row in await self.manager.index() if row["name"] == name]
+        return {row.get("version", ""): (row.get("state", ""), row.get("reason", "")) for row in rows}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def settled(self) -> None:
+        """Return when everything that is no longer served is out of memory."""
+        await self.until(lambda: self.loads.alive == sum(len(self.served.versions(one)) for one in self.served.names()))
+        while "UNLOADING" in {row.get("state") for row in await self.manager.index()}:
+            await asyncio.sleep(0.001)
+
+    async def ask(self, name: str, version: str = "") -> InferResponse:
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        request = InferRequest(name, {"x": np.ones((1, 2), np.float32)})
+        self.served.find(name, version).scheduler.submit(request, 1, None, outcome.set_result)
+        answer = await outcome
+        assert isinstance(answer, InferResponse), answer
+        return answer

@@ -1,0 +1,75 @@
+"""What clients give to load a model with."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidArgument
+from penstock.online.repository.override import Override, discard, read_parameters, store
+
+
+def test_a_configuration_and_files() -> None:
+    assert read_parameters("m", {}) == (None, {})
+    assert read_parameters("m", {"config": "{}"}) == ("{}", {})
+    parameters = {"config": "{}", "file:1/model.onnx": b"m", "file:labels.txt": b"l"}
+    assert read_parameters("m", parameters) == ("{}", {"1/model.onnx": b"m", "labels.txt": b"l"})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"file:1/model.onnx": b""}, "need its configuration too"),
+        ({"config": 1}, "must be a string"),
+        ({"config": "{}", "file:1/model.onnx": "text"}, "must hold bytes"),
+        ({"configuration": "{}"}, "there is no parameter 'configuration'"),
+        ({"config": "{}"} | {f"file:1/{number}": b"" for number in range(1001)}, "more than 1000 files"),
+    ],
+)
+def test_bad_parameters(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        read_parameters("m", parameters)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/etc/passwd",
+        "../m",
+        "1/../../m",
+        "1/..",
+        "1//m",
+        "1/",
+        "a\\b",
+        "1/\0",
+        ".hidden",
+        "1/" + "x" * 256,
+        "/".join("123456789"),
+    ],
+    ids=repr,
+)
+def test_paths_that_lead_elsewhere(path: str) -> None:
+    with pytest.raises(InvalidArgument, match="names no file in the folder of model 'm'"):
+        read_parameters("m", {"config": "{}", f"file:{path}": b""})
+
+
+def test_files_are_kept_where_only_their_owner_can_read_them_until_discarded() -> None:
+    folder = store({"1/model.onnx": b"m", "1/deep/weights": b"w"})
+    assert (folder / "1/deep/weights").read_bytes() == b"w"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    discard(Override("{}", str(folder)))
+    assert not folder.exists()
+    discard(Override("{}"))
+    discard(None)
+    assert Path().exists()
+
+
+def test_a_file_that_is_the_folder_of_another_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(InvalidArgument, match="the folder of another"):
+        store({"1": b"", "1/model.onnx": b""})
+    assert not list(tmp_path.iterdir())
