@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.errors import InvalidConfig
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.definition import Definition
+from penstock.online.repository.effective import effective_config, signature_of
 from penstock.online.repository.ensemble import inherited_labels, read_ensemble
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck, client_signature
@@ -33,7 +33,6 @@ from penstock.protocol.messages import Message
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.tracing import Tracer
-from penstock.tensor import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from penstock.online.server.cache.response_cache import ResponseCache
@@ -70,19 +69,8 @@ class Assembler:
 
     def assemble(self, loaded: Loaded) -> Handle:
         """A handle on ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
-        source, model = loaded.source, loaded.models[0]
-        decoupled = isinstance(model, StreamingModel) or (isinstance(model, RequestModel) and model.decoupled)
-        config = complete(
-            source.given,
-            source.name,
-            loaded.platform,
-            _signature(model, source.given),
-            loaded.max_batch,
-            len(loaded.models),
-            decoupled=decoupled,
-            backend=source.backend.name,
-            filename=source.backend.filename,
-        )
+        source = loaded.source
+        config = effective_config(source, loaded.models, loaded.max_batch)
         scheduler, sources = self._scheduler(config, loaded)
         check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
         gates = self._limiter.gates(config) if self._limiter is not None else [None] * len(loaded.models)
@@ -120,7 +108,7 @@ class Assembler:
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
         statistics = self._statistics(config, loaded.source.version, loaded.load_s)
         if config.HasField("sequence_batching"):
-            signature = _signature(loaded.models[0], loaded.source.given)
+            signature = signature_of(loaded.models[0], loaded.source.given)
             wanted = sequencing(config, signature, loaded.source.folder, max_queue)
             batcher = SequenceBatcher(wanted, layout, loop, statistics, tracer=self._tracer)
             return batcher, batcher.batchers
@@ -143,11 +131,3 @@ class Assembler:
                 f"model '{handle.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
             )
         handle.cache = self._cache.of(identity, handle.version, handle.statistics, self._limits.max_queue)
-
-
-def _signature(model: LoadedModel | StreamingModel | RequestModel, given: Message) -> Signature:
-    """The model's own, with those of its optional inputs that ``given`` names."""
-    named = [tensor.name for tensor in given.input]
-    optional: Sequence[TensorSpec] = getattr(model, "optional_inputs", ())
-    inputs = (*model.signature.inputs, *(spec for spec in optional if spec.name in named))
-    return Signature(inputs, model.signature.outputs)
