@@ -61,6 +61,12 @@ class Layout(msgspec.Struct, frozen=True):
                 )
         return models
 
+    def _find(self, name: str) -> Path | PenstockError | None:
+        """As ``models().get(name)``, without looking at all the others where there is no need to."""
+        folders = [root / name for root in self.roots if not self.namespacing and _refusal(name) is None]
+        present = [folder for folder in folders if folder.is_dir()]
+        return present[0] if len(present) == 1 and name not in self.by_hand else self.models().get(name)
+
     def namespace(self, root: Path) -> str:
         """What tells the models of repository ``root`` from others of the same name: its folder's name, numbered if others have it."""
         alike = [other for other in self.roots if other.name == root.name]
@@ -72,7 +78,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     def fingerprint(self, name: str) -> str:
         """Of model ``name`` now; empty if there is none. Raises NotFound if a repository is not there."""
-        found = self.models().get(name)
+        found = self._find(name)
         return self._fingerprint(found) if found is not None else ""
 
     def define(self, name: str, override: Override | None = None) -> Definition:
@@ -80,8 +86,7 @@ class Layout(msgspec.Struct, frozen=True):
 
         Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
         """
-        models = self.models()
-        found = models.get(name)
+        found = self._find(name)
         if isinstance(found, PenstockError):
             raise found
         if found is None and not (override and override.folder):
@@ -106,7 +111,7 @@ class Layout(msgspec.Struct, frozen=True):
             name=name,
             folder=folder,
             versions={version: folder / version for version in sorted(fingerprints, key=_number) if version},
-            given=self._resolved(given, found, models),
+            given=self._resolved(given, found) if self.namespacing else given,
             fingerprints=fingerprints,
             fingerprint=_digest(lines) if folder == found else self.fingerprint(name),
         )
@@ -122,10 +127,9 @@ class Layout(msgspec.Struct, frozen=True):
             known, given=given, fingerprints={"": "", **fingerprints}, fingerprint=self._fingerprint(target)
         )
 
-    def _resolved(self, given: Message, folder: Path | None, models: Mapping[str, object]) -> Message:
+    def _resolved(self, given: Message, folder: Path | None) -> Message:
         """``given`` with the steps of an ensemble naming models as they are served: those of its own repository first."""
-        if not self.namespacing:
-            return given
+        models = self.models()
         for step in given.ensemble_scheduling.step:
             own = self.namespace(folder.parent) if folder else ""
             wanted = {Path(step.model_namespace), Path(step.model_namespace).absolute()}
