@@ -14,7 +14,6 @@ from penstock.artifact import Artifact
 from penstock.online.scheduler.process_instance import store_model
 from penstock.online.scheduler.python_process import PythonProcess
 from penstock.request import InferRequest
-from penstock.tensor import Array
 
 HEAD = """
 import numpy as np
