@@ -257,17 +257,18 @@ def test_a_deadline_that_passes_while_waiting_ends_the_sequence() -> None:
     bench.run()
 
 
-def test_a_deadline_out_of_reach_is_refused_and_leaves_the_sequence() -> None:
-    bench = Bench()
-    with pytest.raises(DeadlineExceeded):
-        bench.submit(start=True, deadline=Deadline.after(-1, bench.loop.clock))
+def test_a_deadline_out_of_reach_is_refused_and_ends_the_sequence() -> None:
+    bench = Bench(fixed(slots=1))
+    for start in (True, False):
+        with pytest.raises(DeadlineExceeded):
+            bench.submit(start=True, deadline=Deadline.after(-1, bench.loop.clock))
+        bench.submit(start=True)
+        bench.run()
+        with pytest.raises(DeadlineExceeded):
+            bench.submit(start=start, end=True, deadline=Deadline.after(-1, bench.loop.clock))
+        with pytest.raises(InvalidArgument, match="START flag"):
+            bench.submit()
     assert bench.batcher.statistics.pending == 0
-    bench.submit(start=True)
-    bench.run()
-    with pytest.raises(DeadlineExceeded):
-        bench.submit(end=True, deadline=Deadline.after(-1, bench.loop.clock))
-    bench.submit()
-    bench.run()
     assert bench.values() == [0, 1]
 
 

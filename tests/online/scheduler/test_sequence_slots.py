@@ -143,23 +143,6 @@ def test_a_sequence_whose_end_was_given_up_is_over_once_the_rest_has_run() -> No
     assert desk.running == [other]
 
 
-def test_what_was_withdrawn_has_never_been() -> None:
-    desk = Desk(slots=1)
-    first = desk.add(1, start=True)
-    assert first is not None
-    desk.finish(first)
-    end = desk.add(1, end=True)
-    assert end is not None
-    desk.running.remove(end)
-    desk.table.withdraw(end)
-    assert desk.add(1) is not None
-    alone = Desk(slots=1)
-    start = alone.add(1, start=True)
-    assert start is not None
-    alone.table.withdraw(start)
-    assert not alone.table
-
-
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["add", "add", "add", "finish", "finish", "give_up", "idle"]),

@@ -76,7 +76,7 @@ class Answers:
                         done(_chosen(request, outputs))
                     else:
                         done(InferResponse(request.model_name, request.model_version, outputs, request.id))
-                except Exception:  # noqa: BLE001 - as in _tell
+                except Exception:  # noqa: BLE001 - as in tell
                     _log.exception("a receiver failed")
         if not statistics.pending:
             self._drained.set()
@@ -95,7 +95,7 @@ class Answers:
         answer = _response(pending.request, outputs)
         if isinstance(answer, InferResponse):
             answer.final = False
-            _tell(pending.done, answer)
+            tell(pending.done, answer)
         else:
             self.fail(pending, answer, Failure.BACKEND)
 
@@ -124,13 +124,14 @@ class Answers:
         self._statistics.pending -= 1
         if not self._statistics.pending:
             self._drained.set()
-        if done is not None:
-            _tell(done, outcome)
+        tell(done, outcome)
 
 
-def _tell(done: Done, outcome: Outcome) -> None:
+def tell(done: Done | None, outcome: Outcome) -> None:
+    """Call ``done``, if there is one, whatever it raises."""
     try:
-        done(outcome)
+        if done is not None:
+            done(outcome)
     except Exception:  # noqa: BLE001 - a receiver's bug must not keep the others' answers from them
         _log.exception("a receiver failed")
 

@@ -7,7 +7,7 @@ copying if the next batch is of the same sequences; a sequence that is left out 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 import msgspec
@@ -22,7 +22,7 @@ MAX_BYTES = 4 << 30
 
 
 class State(msgspec.Struct, frozen=True):
-    """An input of a model that is fed with its ``output`` of the request before, and with ``initial``, one row, at the start."""
+    """A model's ``input`` that is fed with its ``output`` of the request before, and at the start with ``initial``, one row."""
 
     input: str
     output: TensorSpec
@@ -31,9 +31,7 @@ class State(msgspec.Struct, frozen=True):
 
 class ImplicitStates:
     """Those of the sequences on one instance. ``gather`` and ``scatter`` belong to the instance, ``forget`` to the event loop.
-
-    ``batchable`` tells whether the states' first axis is that of the batch.
-    """
+    ``batchable``: the states' first axis is that of the batch."""
 
     def __init__(self, states: Rows[State], batchable: bool, max_bytes: int = MAX_BYTES) -> None:
         self._states = states
@@ -42,42 +40,30 @@ class ImplicitStates:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         # The rest, and the sequences' states, are guarded by the lock.
-        self._kept: Mapping[str, Array] = {}
-        """By input, what the latest batch gave."""
-        self._rows: dict[Sequence, int] = {}
-        """Whose state is in which of its rows."""
-        self._count = 0
-        """How many rows it has."""
-        self._alone = 0
-        """Bytes of states that sequences have for themselves."""
+        self._kept: Mapping[str, Array] = {}  # by input, what the latest batch gave
+        self._count = 0  # its rows
+        self._rows: dict[Sequence, int] = {}  # whose state is in which of them
+        self._alone = 0  # bytes of states that sequences have for themselves
 
     def key(self, step: Step) -> tuple[tuple[int, ...], ...]:
         """What must be equal for requests to be merged, once those before them in their sequences have ended."""
-        if not self._varies:
-            return ()
-        known = () if step.start or step.sequence is None else step.sequence.shapes
-        return known or tuple(state.initial.shape for state in self._states)
+        known = () if step.start else step.sequence.shapes
+        return (known or tuple(state.initial.shape for state in self._states)) if self._varies else ()
 
     def gather(self, rows: Rows[Step | None]) -> Mapping[str, Array]:
         """The inputs for a batch; a row is None if there is no request for it, and its state is then of no meaning."""
-        if not self._states:
-            return {}
         with self._lock:
             for step in rows:
                 if step is not None and step.start:
                     self._drop(step.sequence)
-            if len(rows) != self._count or any(
-                step is not None and self._rows.get(step.sequence) != number for number, step in enumerate(rows)
-            ):
+            batch = _batch(rows)
+            if len(rows) != self._count or any(self._rows.get(one) != row for one, row in batch.items()):
                 return {state.input: self._merge(state, rows) for state in self._states}
-            present = {step.sequence for step in rows if step is not None}
-            self._part(present)
+            self._part(batch)
             return self._kept
 
     def scatter(self, rows: Rows[Step | None], outputs: Mapping[str, Array]) -> None:
         """Keep what the model gave for the batch. Raises PenstockError, with all states as they were, if it cannot be."""
-        if not self._states:
-            return
         given = {state.input: self._checked(state, len(rows), outputs) for state in self._states}
         with self._lock:
             if self._alone + sum(map(_size, given.values())) > self._max_bytes:
@@ -85,33 +71,28 @@ class ImplicitStates:
                     f"the states of the model's sequences take more than {self._max_bytes} bytes",
                     "end sequences that are not used any more, or let fewer be candidates",
                 )
-            batch = {step.sequence: number for number, step in enumerate(rows) if step is not None}
-            self._part(batch.keys())
-            shapes = tuple((1, *one.shape[1:]) if self._batchable else one.shape for one in given.values())
+            batch = _batch(rows)
+            self._part(batch)
             for sequence in batch:
                 self._release(sequence)
-                sequence.shapes = shapes
-            over = {step.sequence for step in rows if step is not None and step.last}
-            self._kept, self._count = given, len(rows)
-            # A sequence without a place was ended while the model ran.
-            self._rows = {one: number for one, number in batch.items() if one not in over and one.place is not None}
-            self._let_go()
+                sequence.shapes = tuple((1, *one.shape[1:]) if self._batchable else one.shape for one in given.values())
+            self._kept, self._count, self._rows = given, len(rows), batch
+            for step in rows:
+                # A sequence without a place was ended while the model ran.
+                if step is not None and (step.last or step.sequence.place is None):
+                    self._drop(step.sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over."""
-        if self._states:
-            with self._lock:
-                self._drop(sequence)
+        with self._lock:
+            self._drop(sequence)
 
     def _merge(self, state: State, rows: Rows[Step | None]) -> Array:
-        parts = [self._row(state, step.sequence) for step in rows if step is not None]
-        if len(parts) < len(rows):
-            present = iter(parts)
-            parts = [next(present) if step is not None else parts[0] for step in rows]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = [self._row(state, step.sequence) if step is not None else None for step in rows]
+        filling = next(part for part in parts if part is not None)
+        return filling if len(parts) == 1 else np.concatenate([filling if part is None else part for part in parts])
 
     def _row(self, state: State, sequence: Sequence) -> Array:
-        """One sequence's state, not to be written to."""
         if sequence.states:
             return sequence.states[state.input]
         number = self._rows.get(sequence)
@@ -121,42 +102,40 @@ class ImplicitStates:
         array = self._kept[name]
         return array if self._count == 1 else array[number : number + 1]
 
-    def _part(self, staying: Collection[Sequence]) -> None:
-        """Give all sequences but those ``staying`` in the batch states of their own."""
-        for sequence, number in tuple(self._rows.items()):
-            if sequence not in staying:
-                rows = {name: self._kept_row(name, number) for name in self._kept}
-                # Copied, so that one sequence does not keep a whole batch in memory.
-                sequence.states = rows if self._count == 1 else {name: row.copy() for name, row in rows.items()}
-                self._alone += sum(map(_size, sequence.states.values()))
-                del self._rows[sequence]
+    def _part(self, batch: Mapping[Sequence, int]) -> None:
+        """Give sequences that are not in ``batch`` states of their own."""
+        for sequence in self._rows.keys() - batch.keys():
+            number = self._rows.pop(sequence)
+            rows = {name: self._kept_row(name, number) for name in self._kept}
+            # Copied, so that one sequence does not keep a whole batch in memory.
+            sequence.states = rows if self._count == 1 else {name: row.copy() for name, row in rows.items()}
+            self._alone += sum(map(_size, sequence.states.values()))
 
     def _drop(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.shapes = ()
-        if self._rows.pop(sequence, None) is not None:
-            self._let_go()
+        self._rows.pop(sequence, None)
+        if not self._rows:
+            self._kept, self._count = {}, 0
 
     def _release(self, sequence: Sequence) -> None:
         self._alone -= sum(map(_size, sequence.states.values()))
         sequence.states = {}
 
-    def _let_go(self) -> None:
-        """Of a batch of which nobody has anything any more."""
-        if not self._rows:
-            self._kept, self._count = {}, 0
-
     def _checked(self, state: State, rows: int, outputs: Mapping[str, Array]) -> Array:
         spec, array = state.output, outputs.get(state.output.name)
-        if array is None:
-            raise PenstockError(f"the model gave no output '{spec.name}', which is a state of its sequences")
-        has_rows = not self._batchable or array.shape[:1] == (rows,)
-        if array.dtype != spec.datatype.dtype or not spec.admits(array.shape) or not has_rows:
-            raise PenstockError(
-                f"the model's state '{spec.name}' is {array.dtype} of shape {list(array.shape)} for a batch of {rows}, "
-                f"and shall be {spec.datatype.value} of {list(spec.shape)}"
-            )
-        return array
+        is_whole = array is not None and (not self._batchable or array.shape[:1] == (rows,))
+        if array is not None and is_whole and array.dtype == spec.datatype.dtype and spec.admits(array.shape):
+            return array
+        got = "missing" if array is None else f"{array.dtype} of shape {list(array.shape)}"
+        want = f"{spec.datatype.value} of {list(spec.shape)} for a batch of {rows}"
+        raise PenstockError(
+            f"the model's output '{spec.name}', a state of its sequences, is {got}, and shall be {want}"
+        )
+
+
+def _batch(rows: Rows[Step | None]) -> dict[Sequence, int]:
+    return {step.sequence: number for number, step in enumerate(rows) if step is not None}
 
 
 def _size(array: Array) -> int:

@@ -7,7 +7,6 @@ the batcher then merges, and when, is the same as for any model. All here belong
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from functools import partial
 import msgspec
 
 from penstock.errors import Cancelled, InvalidArgument, PenstockError, Unavailable
+from penstock.online.scheduler.answers import tell
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.implicit_state import ImplicitStates, State
@@ -28,9 +28,8 @@ from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
 
-_log = logging.getLogger(__name__)
-
 _TOO_LATE = "timeout of the corresponding sequence has been expired", "a request of it could not run in time"
+_LOST = "the state of the sequence was lost with the model's process", "start it anew"
 
 
 class SequencingConfig(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ class SequencingConfig(msgspec.Struct, frozen=True):
 
 
 class SequenceBatcher:
-    """See the module; a ``Scheduler``. Instance n works for ``batchers[n]``."""
+    """See the module; a ``Scheduler``. Instance n works for ``batchers[n]``. ``plain`` is the layout but for what sequences need."""
 
     def __init__(
         self,
@@ -63,23 +62,15 @@ class SequenceBatcher:
         now_ns: Callable[[], int] = time.monotonic_ns,
         tracer: Tracer | None = None,
     ) -> None:
-        """``plain`` says how requests are merged, but for what sequences need; ``now_ns`` is as of ``DynamicBatcher``."""
         self._config = config
         self._statistics = ModelStatistics() if statistics is None else statistics
         self._loop = loop
         self._now_ns = now_ns
         self._table = SequenceTable(config.instances, config.slots)
         self._states = [ImplicitStates(config.states, config.batching.batchable) for _ in range(config.instances)]
+        layouts = [SequenceLayout(plain, config.fixed, config.controls, one, config.hidden) for one in self._states]
         self.batchers = [
-            DynamicBatcher(
-                config.batching,
-                loop,
-                self._statistics,
-                now_ns,
-                tracer,
-                SequenceLayout(plain, config.fixed, config.controls, states, config.hidden),
-            )
-            for states in self._states
+            DynamicBatcher(config.batching, loop, self._statistics, now_ns, tracer, layout) for layout in layouts
         ]
         self._names = [control for control in config.controls if control.kind is Kind.CORRID]
         self._is_ending = False
@@ -92,12 +83,11 @@ class SequenceBatcher:
     @property
     def statistics(self) -> ModelStatistics:
         for batcher in self.batchers:
-            _ = batcher.statistics  # brings them up to date
+            self._statistics = batcher.statistics  # the same, brought up to date
         return self._statistics
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Step:
-        """See ``Scheduler``. Raises InvalidArgument if the request is of no sequence, or of one that was not started; the sequence
-        is then as it was before."""
+        """See ``Scheduler``. Raises InvalidArgument also if the request is of no sequence, or of one that was not started."""
         statistics, now_ns = self._statistics, self._now_ns()
         sequence = self._table.find(request.sequence_id)
         try:
@@ -113,12 +103,11 @@ class SequenceBatcher:
         self._settle(step)
         if step.pending is None and request.deadline is not None:
             left_s = max(0.0, request.deadline.at - now_ns / 1e9)
-            step.timer = self._loop.call_later(left_s, partial(self._on_deadline, step))
+            step.timer = self._loop.call_later(left_s, partial(self._give_up, step, Unavailable(*_TOO_LATE)))
         return step
 
     async def drain(self) -> None:
-        """Return when every request submitted has been answered. New sequences are refused from now on; those under way end as soon
-        as they have no request left, for nobody can send them more."""
+        """Return when all has been answered. Sequences under way end as soon as they have no request left; new ones are refused."""
         self._is_ending = True
         for sequence in self._table:
             _stop_timer(sequence)
@@ -137,29 +126,26 @@ class SequenceBatcher:
         """If the request has not begun to run, its sequence is over."""
         if step.pending is not None:
             step.pending.cancel()
-        elif step.done is not None:
-            self._drop(step.sequence, self._table.give_up(step), Cancelled("the request was cancelled"))
+        else:
+            self._give_up(step, Cancelled("the request was cancelled"))
 
     def _check(self, request: InferRequest, rows: int, sequence: Known) -> None:
         name, identity = request.model_name, request.sequence_id
+        asked = f"inference request to model '{name}' must specify"
         if self._is_ending and not sequence.is_open:
             raise Unavailable(f"model '{name}' is being unloaded")
         if self._statistics.pending >= self.config.max_queue:
             raise Unavailable(f"the queue of model '{name}' is full", "try again later")
         if rows != 1:
-            raise InvalidArgument(
-                f"inference request to model '{name}' must specify batch-size 1 due to requirements of sequence batcher"
-            )
+            raise InvalidArgument(f"{asked} batch-size 1 due to requirements of sequence batcher")
         if not identity:
-            raise InvalidArgument(
-                f"inference request to model '{name}' must specify a non-zero or non-empty correlation ID"
-            )
+            raise InvalidArgument(f"{asked} a non-zero or non-empty correlation ID")
         for control in self._names:
             control.check(identity, name)
         if not request.sequence_start and not sequence.is_open:
             raise InvalidArgument(
-                f"inference request for sequence {identity} to model '{name}' must specify the START flag on the first "
-                "request of the sequence"
+                f"inference request for sequence {identity} to model '{name}' must specify the START flag on the first request "
+                "of the sequence"
             )
 
     def _settle(self, own: Step | None = None) -> None:
@@ -174,14 +160,11 @@ class SequenceBatcher:
             try:
                 self._give(step)
             except PenstockError as error:
-                if step is not own:
-                    self._answer(step, error)
-                    continue
-                step.done = None
-                table.withdraw(step)
-                self._settle()
-                self._rest(step.sequence)
-                raise
+                if step is own:
+                    step.done = None
+                self._answer(step, error)
+                if step is own:
+                    raise
 
     def _give(self, step: Step) -> None:
         """Pass a request on to its instance's batcher, which counts it from now on."""
@@ -195,19 +178,16 @@ class SequenceBatcher:
 
     def _answer(self, step: Step, outcome: Outcome) -> None:
         """What came of a request that was passed on."""
-        done, others = step.done, list[Step]()
-        if done is None:
-            return
         if isinstance(outcome, InferResponse) and not outcome.final:
-            _tell(done, outcome)
+            tell(step.done, outcome)
             return
-        step.done = None
+        done, step.done, others = step.done, None, list[Step]()
         if isinstance(outcome, PenstockError) and not step.began:
             others = self._table.give_up(step)[1:]
         else:
             # What the model was asked it has done, or will have before it is asked again, whatever became of the answer.
             self._table.finish(step)
-        _tell(done, step.verdict or outcome)
+        tell(done, step.verdict or outcome)
         self._drop(step.sequence, others, step.verdict or outcome)
         if isinstance(outcome, InstanceDied) and not self._config.states:
             self._lose(step.place.instance)
@@ -217,11 +197,10 @@ class SequenceBatcher:
         error = outcome if isinstance(outcome, Cancelled | Unavailable) else Unavailable(*_TOO_LATE)
         for step in steps:
             done, step.done = step.done, None
-            if done is not None:
-                _stop_timer(step)
-                self._statistics.pending -= 1
-                self._statistics.failed(Failure.of(error), step.arrived_ns, self._now_ns())
-                _tell(done, error)
+            _stop_timer(step)
+            self._statistics.pending -= 1
+            self._statistics.failed(Failure.of(error), step.arrived_ns, self._now_ns())
+            tell(done, error)
         self._settle()
         self._rest(sequence)
 
@@ -234,18 +213,14 @@ class SequenceBatcher:
             if step is None:
                 self._end(sequence)
             elif step.pending is not None and not step.began and not step.start:
-                step.verdict = Unavailable(
-                    "the state of the sequence was lost with the model's process", "start it anew"
-                )
+                step.verdict = Unavailable(*_LOST)
                 step.pending.cancel()
 
     def _rest(self, sequence: Known) -> None:
         """If the sequence has no requests left, it may be so for a while."""
         if sequence.place is not None and sequence.is_idle and sequence.timer is None:
-            if self._is_ending:
-                self._end(sequence)
-            else:
-                sequence.timer = self._loop.call_later(self._config.idle_us / 1e6, partial(self._end, sequence))
+            left_s = 0 if self._is_ending else self._config.idle_us / 1e6
+            sequence.timer = self._loop.call_later(left_s, partial(self._end, sequence))
         if not self._table:
             self._emptied.set()
 
@@ -256,18 +231,13 @@ class SequenceBatcher:
         self._settle()
         self._rest(sequence)
 
-    def _on_deadline(self, step: Step) -> None:
-        self._drop(step.sequence, self._table.give_up(step), Unavailable(*_TOO_LATE))
+    def _give_up(self, step: Step, error: PenstockError) -> None:
+        """End a request that was not passed on, and with it its sequence."""
+        if step.done is not None:
+            self._drop(step.sequence, self._table.give_up(step), error)
 
 
 def _stop_timer(one: Step | Known) -> None:
     if one.timer is not None:
         one.timer.cancel()
         one.timer = None
-
-
-def _tell(done: Done, outcome: Outcome) -> None:
-    try:
-        done(outcome)
-    except Exception:  # noqa: BLE001 - a receiver's bug must not keep the others' answers from them
-        _log.exception("a receiver failed")

@@ -13,20 +13,12 @@ from penstock.tensor import Array
 
 
 class SequenceLayout:
-    """Wraps ``plain``, which does the rest; a ``Layout`` of one instance, used by nothing else.
-
-    With ``fixed`` a request's row is its slot. Rows that have no request are filled with another's inputs.
-    """
+    """Wraps ``plain``, which does the rest; a ``Layout`` of one instance. With ``fixed`` a request's row is its slot, and rows that
+    have no request are filled with another's inputs. ``hidden`` are outputs that clients do not get."""
 
     def __init__(
-        self,
-        plain: Layout,
-        fixed: bool,
-        controls: Sequence[Control],
-        states: ImplicitStates,
-        hidden: frozenset[str] = frozenset(),
+        self, plain: Layout, fixed: bool, controls: Sequence[Control], states: ImplicitStates, hidden: frozenset[str]
     ) -> None:
-        """``hidden`` are the outputs that clients do not get."""
         self.is_ragged = plain.is_ragged
         self._plain = plain
         self._fixed = fixed
@@ -35,37 +27,30 @@ class SequenceLayout:
         self._hidden = hidden
 
     def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
-        rows = self._rows(requests)
-        steps = [step_of(pending) if pending is not None else None for pending in rows]
-        for step in steps:
-            if step is not None:
-                step.began = True
-        inputs = dict(self._plain.gather([pending or requests[0] for pending in rows]))
+        rows, steps = self._rows(requests)
+        for pending in requests:
+            _step(pending).began = True
+        inputs = dict(self._plain.gather(rows))
         inputs.update((control.name, control.of(steps)) for control in self._controls)
         inputs.update(self._states.gather(steps))
         return inputs
 
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
-        """As ``Layout.scatter``; raises PenstockError also if there is no room for the states, or they are none."""
-        rows = self._rows(requests)
-        shown = {name: array for name, array in outputs.items() if name not in self._hidden}
-        parts = self._plain.scatter([pending or requests[0] for pending in rows], shown)
+        rows, steps = self._rows(requests)
+        parts = self._plain.scatter(rows, {name: outputs[name] for name in outputs if name not in self._hidden})
         # Last, so that nothing that fails has changed a state.
-        self._states.scatter([step_of(pending) if pending is not None else None for pending in rows], outputs)
+        self._states.scatter(steps, outputs)
+        return [parts[_step(pending).place.slot] for pending in requests] if self._fixed else parts
+
+    def _rows(self, requests: Sequence[Pending]) -> tuple[Sequence[Pending], Sequence[Step | None]]:
+        """By row who fills it, and for whom it is."""
         if not self._fixed:
-            return parts
-        return [parts[step_of(pending).place.slot] for pending in requests]
-
-    def _rows(self, requests: Sequence[Pending]) -> Sequence[Pending | None]:
-        """Who is in which row."""
-        if not self._fixed:
-            return requests
-        by_slot = {step_of(pending).place.slot: pending for pending in requests}
-        return [by_slot.get(slot) for slot in range(max(by_slot) + 1)]
+            return requests, [_step(pending) for pending in requests]
+        by_slot = {_step(pending).place.slot: pending for pending in requests}
+        rows = [by_slot.get(slot) for slot in range(max(by_slot) + 1)]
+        return [one or requests[0] for one in rows], [None if one is None else _step(one) for one in rows]
 
 
-def step_of(pending: Pending) -> Step:
-    """What a request of a sequence is there."""
-    step = pending.request.step
-    assert isinstance(step, Step)
-    return step
+def _step(pending: Pending) -> Step:
+    assert isinstance(pending.request.step, Step)
+    return pending.request.step

@@ -23,7 +23,7 @@ SequenceId = int | str
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A slot (from 0) of an instance (from 0)."""
+    """A slot of an instance."""
 
     instance: int
     slot: int
@@ -33,7 +33,6 @@ class Step(msgspec.Struct, eq=False):
     """One request of a sequence from ``submit`` to its end; what the submitter holds."""
 
     give_up: Callable[[Step], None]
-    """What ``cancel`` calls."""
     sequence: Sequence
     request: InferRequest
     key: Hashable
@@ -47,18 +46,15 @@ class Step(msgspec.Struct, eq=False):
     began: bool = False
     """Whether an instance has taken it; set on the instance's thread."""
     place: Place = Place(0, 0)
-    """Where it runs, once it may."""
-    opened: bool = False
-    """Whether its sequence was under way before it came."""
     pending: Cancellable | None = None
-    """What its instance's batcher made of it; None until it may run."""
+    """What its instance's batcher made of it; None, and the place without meaning, until it may run."""
     timer: TimerHandle | None = None
-    """For its deadline, while it may not run."""
+    """For its deadline until then."""
     verdict: PenstockError | None = None
     """What is told of it instead of what became of it."""
 
     def cancel(self) -> None:
-        """See ``Cancellable``."""
+        """See ``scheduler.base.Cancellable``."""
         self.give_up(self)
 
 
@@ -73,7 +69,6 @@ class Sequence(msgspec.Struct, eq=False):
     running: Step | None = None
     """The one that its instance has."""
     waiting: deque[Step] = msgspec.field(default_factory=deque)
-    """Those behind, in order."""
     timer: TimerHandle | None = None
     """For how long it may be idle."""
     states: dict[str, Array] = msgspec.field(default_factory=dict)
@@ -82,7 +77,6 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def is_idle(self) -> bool:
-        """Whether all its requests have ended."""
         return self.running is None and not self.waiting
 
 
@@ -95,13 +89,12 @@ class SequenceTable:
         self.over: deque[tuple[int, Sequence]] = deque()
         """Sequences that ended, with the instance that they were on."""
         self._instances, self._count = instances, instances * slots
-        self._free: list[tuple[int, int]] = []  # a heap of slots that were used before
-        self._unused = 0  # the first of those that never were, counted through all instances
+        self._free: list[tuple[int, int]] = []  # a heap of those that were used before
+        self._unused = 0  # the first that never was, counted through all instances
         self._sequences: dict[SequenceId, Sequence] = {}
         self._backlog: dict[SequenceId, Sequence] = {}
 
     def __len__(self) -> int:
-        """Sequences, those in the backlog too."""
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -114,24 +107,14 @@ class SequenceTable:
     def add(self, step: Step) -> None:
         """Take in the next request of its sequence, which accepts it. A start of what is under way starts it anew."""
         sequence = self._sequences.setdefault(step.sequence.id, step.sequence)
-        step.opened, step.last = sequence.is_open, step.end
-        sequence.is_open = not step.end
+        step.last, sequence.is_open = step.end, not step.end
         sequence.waiting.append(step)
         self._advance(sequence)
-
-    def withdraw(self, step: Step) -> None:
-        """Undo ``add`` of the latest request, which became ready at once."""
-        step.sequence.running, step.sequence.is_open = None, step.opened
-        if not step.opened:
-            self.end(step.sequence)
 
     def finish(self, step: Step) -> None:
         """The instance is done with ``step``, or nothing more can keep it from running."""
         step.sequence.running = None
-        if step.last:
-            self.end(step.sequence)
-        else:
-            self._advance(step.sequence)
+        (self.end if step.last else self._advance)(step.sequence)
 
     def give_up(self, step: Step) -> list[Step]:
         """``step`` will not run, and so neither will those behind it up to the next start; all are returned, ``step`` first. What
@@ -144,18 +127,17 @@ class SequenceTable:
         first = steps.index(step)
         behind = next((number for number in range(first + 1, len(steps)) if steps[number].start), len(steps))
         sequence.waiting = deque(steps[:first] + steps[behind:])
-        if behind == len(steps):
-            sequence.is_open = False
+        sequence.is_open = sequence.is_open and behind < len(steps)
         before = steps[first - 1] if first else sequence.running
-        if before is not None:
-            before.last = True
-        else:
+        if before is None:
             self.end(sequence)
+        else:
+            before.last = True
         return steps[first:behind]
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence, none of whose requests an instance has, is over. What waits under its id is another's: it keeps the slot if
-        nobody waits for one, and stands behind the others otherwise."""
+        """It is over, and no instance has a request of it. What waits under its id is another sequence: that keeps the slot if nobody
+        else waits for one, and goes behind the others otherwise."""
         place = sequence.place
         if place is not None:
             self.over.append((place.instance, sequence))
@@ -163,11 +145,11 @@ class SequenceTable:
             self._advance(sequence)
             return
         sequence.place = None
+        self._backlog.pop(sequence.id, None)
         if sequence.waiting:
             self._backlog[sequence.id] = sequence
         else:
             del self._sequences[sequence.id]
-            self._backlog.pop(sequence.id, None)
         if place is not None:
             heapq.heappush(self._free, (place.slot, place.instance))
         while self._backlog and (found := self._take()) is not None:
@@ -184,17 +166,13 @@ class SequenceTable:
         if sequence.place is None:
             self._backlog.setdefault(sequence.id, sequence)
             return
-        step = sequence.running = sequence.waiting.popleft()
-        step.place = sequence.place
-        self.ready.append(step)
+        sequence.running = sequence.waiting.popleft()
+        sequence.running.place = sequence.place
+        self.ready.append(sequence.running)
 
     def _take(self) -> Place | None:
         """The lowest free slot; of several instances the first's. So batches are small, and instances share the work."""
-        if self._free:
-            slot, instance = heapq.heappop(self._free)
-        elif self._unused < self._count:
-            slot, instance = divmod(self._unused, self._instances)
+        if not self._free and self._unused < self._count:
+            self._free.append(divmod(self._unused, self._instances))
             self._unused += 1
-        else:
-            return None
-        return Place(instance, slot)
+        return Place(*reversed(heapq.heappop(self._free))) if self._free else None
