@@ -13,12 +13,13 @@ import msgspec
 from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, ResourceExhausted, Unavailable
+from penstock.online.repository.config_rules import prefix
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.model_config import to_json
 from penstock.online.repository.policy import choose
 from penstock.online.repository.source import Source, Wishes, find
-from penstock.online.repository.warm_up import warm_up
+from penstock.online.repository.warm_up import prepare
 from penstock.online.scheduler.process_instance import ProcessModel, store_model
 from penstock.online.scheduler.python_process import PythonProcess
 
@@ -71,7 +72,7 @@ def load(source: Source) -> Loaded:
     try:
         for model in _in_processes(source) if is_apart else _in_threads(source):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
-        rows = [_rows(model, source) for model in models]
+        rows = prepare(source, models)
     except (PenstockError, MemoryError) as error:
         for model in models:
             model.unload()
@@ -80,16 +81,9 @@ def load(source: Source) -> Loaded:
                 f"model '{source.name}' cannot be warmed up with batches of {source.max_batch} rows: too little memory",
                 "use a smaller 'max_batch'",
             ) from None
-        error.message = f"model '{source.name}': {error.message}"
+        error.message = prefix(source.name, "") + error.message.removeprefix(prefix(source.name, ""))
         raise
-    return Loaded(source, tuple(models), min(rows) or None, time.monotonic() - started)
-
-
-def _rows(model: _Model, source: Source) -> int:
-    """The most rows of its batches, once it is warm; 0 if requests cannot be merged. Code is believed, and not run to try."""
-    if isinstance(model, RequestModel):
-        return source.max_batch if model.max_batch is None else model.max_batch
-    return source.max_batch if warm_up(model, source.max_batch, source.name) else 0
+    return Loaded(source, tuple(models), rows or None, time.monotonic() - started)
 
 
 def load_version(layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:

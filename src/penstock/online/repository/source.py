@@ -22,6 +22,7 @@ from penstock.online.repository.auto_complete import declared_tensors
 from penstock.online.repository.backend import Backend, backend_of, engine_options
 from penstock.online.repository.config_check import parse
 from penstock.online.repository.definition import BY_HAND, Definition
+from penstock.online.repository.recorded_requests import folder_of
 from penstock.protocol.messages import Message, ModelConfig
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 
@@ -43,6 +44,8 @@ class Wishes(msgspec.Struct, frozen=True):
     """Longest that one call may take in a process of its own; 0 is for ever."""
     processes: int = 1
     """How many processes of this server share the cores."""
+    warmup_folder: str = ""
+    """Where recorded requests are, in a folder for each model; empty: nowhere."""
 
 
 _NONE = Wishes()
@@ -70,6 +73,8 @@ class Source(msgspec.Struct, frozen=True):
     """As in ``Definition``."""
     backend: Backend = _BY_HAND
     """What its configuration calls the engine; empty names for a target given by hand."""
+    recorded: Path | None = None
+    """Where its recorded requests are."""
 
     @property
     def platform(self) -> str:
@@ -198,4 +203,5 @@ def _planned(  # noqa: PLR0913, PLR0917 - what was found, and what holds where n
         given=definition.given,
         folder=definition.folder,
         backend=backend,
+        recorded=folder_of(wishes.warmup_folder, definition.name) if wishes.warmup_folder else None,
     )

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engines.base import LoadedModel
+from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.errors import PenstockError
+from penstock.online.repository.effective import Model, effective_config, signature_of
+from penstock.online.repository.recorded_requests import read_recorded
+from penstock.online.repository.source import Source
+from penstock.online.repository.warm_up_run import Runner
+from penstock.online.repository.warm_up_samples import read_samples
 from penstock.tensor import Array, DataType, Signature
 
 _log = logging.getLogger(__name__)
@@ -18,13 +23,66 @@ _TOLERANCE = 1e-2
 """Of an output's largest magnitude."""
 
 
-def warm_up(model: LoadedModel, max_batch: int, name: str = "") -> bool:
+def prepare(source: Source, models: Sequence[Model]) -> int:
+    """Warm ``models``, one for each instance of ``source``, up; the most rows of their batches, 0 if requests cannot be merged.
+
+    What the configuration describes is run, or else what can be guessed; then what was recorded, as far as it still fits.
+    Raises PenstockError if a model refuses what it is to take.
+    """
+    distinct = list({id(model): model for model in models}.values())
+    rows = min(_rows(source, model) for model in distinct)
+    if source.given.model_warmup or source.recorded is not None:
+        config = effective_config(source, models, rows or None)
+        runner = Runner(config, signature_of(models[0], source.given), source.folder)
+        for sample in read_samples(config, source.folder):
+            try:
+                for model in distinct * sample.count:
+                    runner.run(model, sample.request, sample.rows)
+            except PenstockError as error:
+                error.message = f"failed to run warmup sample '{sample.name}': {error.message}"
+                raise
+        _replay(source, runner, distinct)
+    return rows
+
+
+def _rows(source: Source, model: Model) -> int:
+    """As ``prepare``, having run what can be guessed. Code is believed, and not run to try."""
+    given = source.given
+    if isinstance(model, RequestModel):
+        return source.max_batch if model.max_batch is None else model.max_batch
+    is_made = given.batch_input or any(tensor.allow_ragged_batch for tensor in given.input)
+    # The user has said how many rows are merged, so nothing has to be found out.
+    is_said = given.HasField("max_batch_size")
+    is_described = is_said and given.model_warmup
+    if isinstance(model, StreamingModel) or is_made or is_described or given.HasField("sequence_batching"):
+        return source.max_batch if model.signature.batchable else 0
+    return source.max_batch if warm_up(model, source.max_batch, source.name, is_said=is_said) else 0
+
+
+def _replay(source: Source, runner: Runner, models: Sequence[Model]) -> None:
+    count = 0
+    for name, request in read_recorded(source.recorded, source.name) if source.recorded is not None else ():
+        try:
+            if isinstance(request, PenstockError):
+                raise request
+            for model in models:
+                runner.run(model, request)
+        except PenstockError as error:
+            _log.warning("model '%s': recorded request '%s' is left out: %s", source.name, name, error.message)
+        else:
+            count += 1
+    if count:
+        _log.info("model '%s' warmed up with %d recorded requests", source.name, count)
+
+
+def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_said: bool = False) -> bool:
     """Run batches of 1 and ``max_batch`` of zeros and a few different rows, and say whether requests may be merged.
 
     They may if the model answers row for row: as many rows as it was given, and the same for a row whatever rows stand beside
-    it. If its rows depend on each other, that is logged under ``name``.
-    A model may refuse rows in a shape that is only guessed (a free dimension counts as 1); then it stays cold and, as
-    nothing is known about its rows, unmerged.
+    it. If its rows depend on each other, that is logged under ``name``. With ``is_said`` the user has said that they do not, and
+    is believed.
+    A model may refuse rows in a shape that is only guessed (a free dimension counts as 1); then it stays cold and, if nothing
+    is known about its rows, unmerged.
     Raises PenstockError if it refuses the one shape that it declares.
     """
     signature = model.signature
@@ -33,12 +91,14 @@ def warm_up(model: LoadedModel, max_batch: int, name: str = "") -> bool:
             outputs = model.forward(_zeros(signature, batch))
         except PenstockError:
             if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
-                return False
+                return is_said and signature.batchable
             raise
         if signature.batchable and any(array.shape[:1] != (batch,) for array in outputs.values()):
             return False
-    if not signature.batchable or max_batch == 1 or _has_independent_rows(model, min(max_batch, _PROBE_ROWS)):
+    if is_said or not signature.batchable or max_batch == 1:
         return signature.batchable
+    if _has_independent_rows(model, min(max_batch, _PROBE_ROWS)):
+        return True
     _log.warning(
         "requests to model '%s' are not merged: its answer to one row changes with the rows beside it in the batch",
         name,

@@ -1,0 +1,98 @@
+"""Requests in files, as clients sent them: the header line that tells the length of the JSON, then the body of an HTTP request of the
+Open Inference Protocol, all tensors binary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.request import MAX_PARAMETERS, InferRequest, check_bytes_elements
+from penstock.tensor import DataType, element_count, from_wire, to_wire
+
+SUFFIX = ".request"
+MAX_BYTES = 64 << 20
+"""Of one file, and of all that a server records of one model version."""
+_HEADER = b"Inference-Header-Content-Length: "
+_MAX_HEADER = len(_HEADER) + 10
+_MAX_FILES = 1000
+
+
+class _Size(msgspec.Struct, forbid_unknown_fields=True):
+    binary_data_size: int
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    datatype: DataType
+    shape: list[int]
+    parameters: _Size
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: list[_Tensor]
+    parameters: dict[str, str | int | float | bool] = {}
+
+
+def encode(request: InferRequest) -> bytes:
+    """``request`` as the content of a file: its inputs, and those of its parameters that are text, numbers or flags."""
+    tensors, data = [], []
+    for name, array in request.inputs.items():
+        data.append(to_wire(array))
+        tensors.append(_Tensor(name, DataType.from_numpy(array.dtype), list(array.shape), _Size(len(data[-1]))))
+    parameters = {name: value for name, value in request.parameters.items() if isinstance(value, str | int | float)}
+    head = msgspec.json.encode(_Head(tensors, parameters))
+    return b"".join([_HEADER, b"%d\n" % len(head), head, *data])
+
+
+def decode(content: bytes, model_name: str) -> InferRequest:
+    """The request in ``content``, for ``model_name``; its inputs are views of ``content``. Raises InvalidArgument."""
+    line, newline, _ = content[: _MAX_HEADER + 1].partition(b"\n")
+    number, body = line.removeprefix(_HEADER), memoryview(content)[len(line) + 1 :]
+    if not newline or number == line or not number.isdigit():
+        raise InvalidArgument(f"it must begin with '{_HEADER.decode()}' and a number")
+    start = int(number)
+    if start > len(body):
+        raise InvalidArgument(f"its JSON is to have {start} bytes, and {len(body)} follow")
+    try:
+        head = msgspec.json.decode(body[:start], type=_Head)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"its JSON is not that of a request with binary inputs: {error}") from None
+    if len(head.parameters) > MAX_PARAMETERS:
+        raise InvalidArgument(f"it has more than {MAX_PARAMETERS} parameters")
+    request = InferRequest(model_name, {}, parameters=dict(head.parameters))
+    elements = 0
+    for tensor in head.inputs:
+        elements += element_count(tensor.shape) if tensor.datatype is DataType.BYTES else 0
+        check_bytes_elements(elements)
+        end = start + tensor.parameters.binary_data_size
+        if not start <= end <= len(body) or tensor.name in request.inputs:
+            raise InvalidArgument(f"its input '{tensor.name}' is there twice, or has more bytes than there are")
+        request.inputs[tensor.name] = from_wire(body[start:end], tensor.datatype, tensor.shape)
+        start = end
+    if start != len(body):
+        raise InvalidArgument(f"{len(body) - start} bytes are left over after its inputs")
+    return request
+
+
+def folder_of(root: str, model_name: str) -> Path:
+    """Where in ``root`` the requests of a model are, whose name may be anything."""
+    return Path(root) / quote(model_name, safe="").replace(".", "%2E")
+
+
+def read_recorded(folder: Path, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
+    """The requests in ``folder`` by their files' names, or what is wrong with one; nothing if the folder is not there."""
+    for path in sorted(folder.glob(f"*{SUFFIX}"))[:_MAX_FILES]:
+        try:
+            with path.open("rb") as file:
+                content = file.read(2 * MAX_BYTES + 1)
+            if len(content) > 2 * MAX_BYTES:
+                raise InvalidArgument(f"it has more than {2 * MAX_BYTES} bytes")
+            yield path.name, decode(content, model_name)
+        except OSError as error:
+            yield path.name, InvalidArgument(f"it cannot be read: {error.strerror}")
+        except PenstockError as error:
+            yield path.name, error
