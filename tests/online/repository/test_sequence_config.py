@@ -189,6 +189,14 @@ def test_what_cannot_be_is_refused_with_its_field(tmp_path: Path, fields: dict[s
         read(tmp_path, **fields)
 
 
+def test_a_model_that_is_given_single_requests_has_slots_but_no_rows() -> None:
+    given = parse("m", {"max_batch_size": 8, "sequence_batching": {"direct": {}}})
+    model = signature()
+    config = sequencing(complete(given, "m", "fake", model, 8, 1), model, Path(), 100, merges=False)
+    assert not config.fixed
+    assert config.slots == 8
+
+
 def test_a_decoupled_model_keeps_its_states_itself() -> None:
     given = parse("m", {"max_batch_size": 8, "sequence_batching": {"direct": {}}})
     model = signature()

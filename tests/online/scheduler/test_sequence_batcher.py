@@ -1,7 +1,7 @@
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engines.base import LoadedModel
+from penstock.engines.base import Answer, LoadedModel
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Cancelled, DeadlineExceeded, InvalidArgument, PenstockError, Unavailable
 from penstock.online.scheduler.batching_config import BatchingConfig
@@ -23,7 +23,7 @@ from penstock.online.scheduler.layout import Alone, Rows
 from penstock.online.scheduler.sequence_batcher import SequenceBatcher, SequencingConfig
 from penstock.online.scheduler.sequence_controls import Control, Kind
 from penstock.online.scheduler.sequence_slots import Step
-from penstock.request import Deadline, InferResponse, Outcome
+from penstock.request import Deadline, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import BatchTimes, Failure
 from penstock.tensor import Array, DataType
 from sequences import SlotSums, implicit_accumulator, make_request
@@ -494,6 +494,27 @@ def test_real_sequences_in_fixed_slots(instances: int) -> None:
     asked = interleaved(8, 6)
     models: list[LoadedModel] = [SlotSums(3) for _ in range(instances)]
     assert results(fixed(slots=3), models, asked) == sums(asked)
+
+
+class OneByOne:
+    """``model``, given requests as they are."""
+
+    reentrant, decoupled, max_batch = False, False, None
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.signature, self.unload = model.signature, model.unload
+        self._model = model
+
+    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
+        for number, request in enumerate(requests):
+            answer(number, self._model.forward(request.inputs), True)
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_real_sequences_of_a_model_that_is_given_single_requests(instances: int) -> None:
+    asked = interleaved(8, 6)
+    models: list[Any] = [OneByOne(load_accumulator()) for _ in range(instances)]
+    assert results(implicit(), models, asked) == sums(asked)
 
 
 def test_states_are_not_for_clients() -> None:

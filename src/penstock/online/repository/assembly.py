@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from penstock.engines.base import RequestModel
 from penstock.errors import InvalidConfig
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.definition import Definition
@@ -108,8 +109,9 @@ class Assembler:
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
         statistics = self._statistics(config, loaded.source.version, loaded.load_s)
         if config.HasField("sequence_batching"):
-            signature = signature_of(loaded.models[0], loaded.source.given)
-            wanted = sequencing(config, signature, loaded.source.folder, max_queue)
+            model, source = loaded.models[0], loaded.source
+            signature, merges = signature_of(model, source.given), not isinstance(model, RequestModel)
+            wanted = sequencing(config, signature, source.folder, max_queue, merges=merges)
             batcher = SequenceBatcher(wanted, layout, loop, statistics, tracer=self._tracer)
             return batcher, batcher.batchers
         one = DynamicBatcher(batching(config, max_queue), loop, statistics, tracer=self._tracer, layout=layout)

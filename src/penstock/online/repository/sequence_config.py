@@ -21,13 +21,15 @@ _FLAGS = {"int32_false_true": DataType.INT32, "fp32_false_true": DataType.FP32, 
 _DATA_TYPES = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number
 
 
-def sequencing(config: Message, signature: Signature, folder: Path, max_queue: int) -> SequencingConfig:
-    """How the sequences of a model are served. ``config`` is its effective configuration, already checked by itself, ``signature``
-    the model's own, ``folder`` where its files lie, and ``max_queue`` as of ``model_config.batching``. Reads files. Raises
-    InvalidConfig, which names model and field."""
+def sequencing(
+    config: Message, signature: Signature, folder: Path, max_queue: int, *, merges: bool = True
+) -> SequencingConfig:
+    """How the sequences of a model are served, which ``merges`` requests or is given each by itself. ``config`` is its effective
+    configuration, already checked by itself, ``signature`` the model's own, ``folder`` where its files lie, and ``max_queue`` as of
+    ``model_config.batching``. Reads files. Raises InvalidConfig, which names model and field."""
     wanted, max_batch = config.sequence_batching, max(1, config.max_batch_size)
-    fixed, first = not wanted.HasField("oldest"), (1,) if config.max_batch_size > 0 else ()
-    slots = max_batch if fixed else wanted.oldest.max_candidate_sequences or max_batch
+    fixed, first = merges and not wanted.HasField("oldest"), (1,) if config.max_batch_size > 0 else ()
+    slots = wanted.oldest.max_candidate_sequences or max_batch
     try:
         if wanted.iterative_sequence:
             raise InvalidConfig("'sequence_batching.iterative_sequence' is not supported", "leave it out")
