@@ -70,3 +70,9 @@ def test_an_error_of_another_process_is_of_its_class_or_the_one_above(cls: type[
 @pytest.mark.parametrize("kind", ["", "InstanceDied", "Code", "annotations", "ClassVar"])
 def test_an_error_that_is_not_known_here_is_one_of_ours(kind: str) -> None:
     assert type(revive(kind, "the cause", "")) is PenstockError
+
+
+def test_an_error_within_something_else_stays_what_it_is() -> None:
+    found = errors.prefixed("in 'a', ", errors.Unavailable("busy", "wait", 3))
+    assert type(found) is errors.Unavailable
+    assert (str(found), found.retry_after_s) == ("in 'a', busy (wait)", 3)

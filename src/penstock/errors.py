@@ -147,3 +147,10 @@ def revive(kind: str, message: str, hint: str) -> PenstockError:
         cls = cls.__base__
     revived: PenstockError = cls(message, hint)
     return revived
+
+
+def prefixed(prefix: str, error: PenstockError) -> PenstockError:
+    """``error`` as one that happened within something else, which ``prefix`` names."""
+    found = revive(type(error).__name__, prefix + error.message, error.hint)
+    found.retry_after_s = error.retry_after_s
+    return found

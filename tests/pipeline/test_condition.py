@@ -55,14 +55,14 @@ def test_rows_must_agree() -> None:
     condition = Condition.parse("t > 1")
     assert condition.holds(np.array([[2], [3]]))
     assert not condition.holds(np.array([[1], [0]]))
-    with pytest.raises(InvalidArgument, match="'t > 1' holds for some rows and not for others"):
+    with pytest.raises(InvalidArgument, match="'t > 1' holds for some rows only"):
         condition.holds(np.array([[2], [1]]))
 
 
 def test_text_and_nothing_are_no_numbers() -> None:
-    with pytest.raises(InvalidArgument, match="has text"):
+    with pytest.raises(InvalidArgument, match="tensor has text"):
         Condition.parse("t").holds(np.array([b"1"], object))
-    with pytest.raises(InvalidArgument, match="has no element"):
+    with pytest.raises(InvalidArgument, match="tensor has no element"):
         Condition.parse("t").holds(np.zeros(0))
 
 

@@ -65,7 +65,7 @@ class Bench:
     """Runs a graph; ``jobs`` are the steps under way, ``told`` all that ``done`` was given."""
 
     def __init__(self, graph: Graph, wanted: list[str] | None = None) -> None:
-        self.plan = graph.whole if wanted is None else graph.plan(wanted)
+        self.plan = graph.plan(graph.outputs if wanted is None else wanted)
         self.jobs: list[Job] = []
         self.all: list[Job] = []
         self.told: list[Told] = []
@@ -187,7 +187,7 @@ def test_a_step_that_was_being_started_when_the_run_ended_is_cancelled() -> None
         return jobs[-1]
 
     told: list[Told] = []
-    run = Run(DIAMOND.whole, start, told.append)
+    run = Run(DIAMOND.plan(["y"]), start, told.append)
     run.begin({"x": np.array([1])})
     assert jobs[0].cancelled
     assert len(told) == 1
@@ -197,7 +197,7 @@ def test_many_steps_that_are_done_at_once_are_no_recursion() -> None:
     chain = [step(str(n), [f"t{n}"], [f"t{n + 1}"]) for n in range(3000)]
     told: list[Told] = []
     run = Run(
-        make(["t0"], ["t3000"], *chain).whole,
+        make(["t0"], ["t3000"], *chain).plan(["t3000"]),
         lambda one, inputs, done: done(compute(one, inputs)),
         told.append,
     )
@@ -250,7 +250,7 @@ def test_an_optional_output_may_be_missing() -> None:
         ["y", "z"],
         step("always", ["x"], ["y"]),
         step("sometimes", ["x"], ["z"], "x > 5"),
-        optional_outputs=frozenset("z"),
+        optional=frozenset("z"),
     )
     bench = Bench(graph).begin(x=1)
     bench.finish("always")
@@ -267,7 +267,7 @@ def test_a_step_does_without_its_optional_inputs_only() -> None:
 def test_a_condition_that_cannot_be_decided_ends_the_run() -> None:
     bench = Bench(EITHER)
     bench.run.begin({"x": np.array([1]), "flag": np.array([0, 1])})
-    assert bench.error.message.startswith("step 'yes': 'flag != 0' holds for some rows")
+    assert bench.error.message.startswith("step 'yes': the condition 'flag != 0' holds for some rows")
 
 
 @st.composite
@@ -283,7 +283,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         steps.append(step(f"s{number}", reads, gives, condition))
         tensors += gives
     outputs = draw(st.lists(st.sampled_from(tensors), min_size=1, unique=True))
-    return make(inputs, outputs, *draw(st.permutations(steps)), optional_outputs=frozenset(outputs))
+    return make(inputs, outputs, *draw(st.permutations(steps)), optional=frozenset(outputs))
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
@@ -294,7 +294,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
             continue
         given = compute(one, {own: values[tensor] for own, tensor in one.inputs.items()})
         values |= {one.outputs[own]: array for own, array in given.items()}
-    return {name: int(values[name][0]) for name in graph.whole.wanted if name in values}
+    return {name: int(values[name][0]) for name in graph.outputs if name in values}
 
 
 @settings(deadline=None, max_examples=300)
@@ -326,7 +326,7 @@ def test_a_tensor_is_let_go_of_when_its_last_reader_has_started(graph: Graph, da
         job.inputs = {}
         job.done(outputs)
         del outputs, array
-        needed = set(graph.whole.wanted) | {tensor for other in bench.jobs for tensor in other.step.inputs.values()}
+        needed = set(graph.outputs) | {tensor for other in bench.jobs for tensor in other.step.inputs.values()}
         begun = {job.step.name for job in bench.all}
         # What waits for a step that has not started is needed by it, unless the step was skipped.
         waiting = [one for one in graph.steps if one.name not in begun]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 import msgspec
@@ -14,14 +15,7 @@ import numpy as np
 from penstock.errors import InvalidArgument, InvalidConfig
 from penstock.tensor import Array
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    ">": operator.gt,
-}
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {"<": lt, "<=": le, "==": eq, "!=": ne, ">=": ge, ">": gt}
 _FORM = re.compile(r"\s*(not\s+)?([^\s<>=!]+)\s*(?:(<=|>=|==|!=|<|>)\s*(\S+)\s*)?")
 
 
@@ -35,47 +29,35 @@ class Condition(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Condition:
         """From ``TENSOR`` (it is not zero), ``not TENSOR`` (it is zero) or e.g. ``TENSOR >= 0.5``. Raises InvalidConfig."""
-        match = _FORM.fullmatch(text)
-        if match is not None:
+        if match := _FORM.fullmatch(text):
             negation, tensor, comparison, number = match.groups()
             if comparison is None:
                 return cls(tensor, "==" if negation else "!=", 0.0)
-            try:
-                bound = float(number)
-            except ValueError:
-                bound = math.nan
-            if math.isfinite(bound) and not negation:
-                return cls(tensor, comparison, bound)
-        raise InvalidConfig(
-            f"the condition '{text[:100]}' cannot be read", "write 'TENSOR', 'not TENSOR', or e.g. 'TENSOR >= 0.5'"
-        )
+            with suppress(ValueError):
+                if math.isfinite(bound := float(number)) and not negation:
+                    return cls(tensor, comparison, bound)
+        hint = "write 'TENSOR', 'not TENSOR', or e.g. 'TENSOR >= 0.5'"
+        raise InvalidConfig(f"the condition '{text[:100]}' cannot be read", hint)
 
     def holds(self, array: Array) -> bool:
         """Whether it holds for ``array``, of one element, or of several that agree. Raises InvalidArgument if they do not."""
         if array.dtype.kind == "O" or not array.size:
-            raise InvalidArgument(
-                f"'{self}' needs a number, and the tensor has {'text' if array.size else 'no element'}"
-            )
+            has = "text" if array.size else "no element"
+            raise InvalidArgument(f"the condition '{self}' needs a number, and its tensor has {has}")
         found = _COMPARISONS[self.comparison](array.astype(np.float64), self.bound)
-        first = bool(found.flat[0])
-        if found.size > 1 and not (found == first).all():
+        if found.any() and not found.all():
             raise InvalidArgument(
-                f"'{self}' holds for some rows and not for others",
-                "send them in requests of their own: a step runs or not",
+                f"the condition '{self}' holds for some rows only", "send them in requests of their own"
             )
-        return first
+        return bool(found.any())
 
     def excludes(self, other: Condition) -> bool:
         """Whether both can never hold of one request."""
-        if self.tensor != other.tensor:
-            return False
         # Between and beyond the two bounds nothing changes, so that these points stand for all numbers.
-        middle = self.bound / 2 + other.bound / 2
-        points = (-math.inf, self.bound, middle, other.bound, math.inf)
-        return not any(self._is_met_by(point) and other._is_met_by(point) for point in (*points, math.nan))
-
-    def _is_met_by(self, number: float) -> bool:
-        return bool(_COMPARISONS[self.comparison](number, self.bound))
+        points = (-math.inf, self.bound, self.bound / 2 + other.bound / 2, other.bound, math.inf, math.nan)
+        one, two = _COMPARISONS[self.comparison], _COMPARISONS[other.comparison]
+        both = any(one(point, self.bound) and two(point, other.bound) for point in points)
+        return self.tensor == other.tensor and not both
 
     def __str__(self) -> str:
         return f"{self.tensor} {self.comparison} {self.bound:g}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from penstock.errors import Cancelled, InvalidArgument, PenstockError, revive
+from penstock.errors import Cancelled, InvalidArgument, PenstockError, prefixed
 from penstock.pipeline.graph import Plan, Step
 from penstock.tensor import Array
 
@@ -22,15 +22,14 @@ class Work(Protocol):
     """A step that has been started."""
 
     def cancel(self) -> object:
-        """Give it up. What it says afterwards, or meanwhile, is not listened to. Idempotent."""
-        ...
+        """Give it up. What it says from now on is not listened to. Idempotent."""
 
 
 Told = Mapping[str, Array] | PenstockError
 """Arrays by name, or what went wrong."""
 Start = Callable[[Step, dict[str, Array], Callable[[Told], None]], Work | None]
-"""``start(step, inputs, done)`` begins a step on ``inputs``, by its own names, which are views that nobody writes to. ``done`` is
-called once, with the outputs by its own names, perhaps before this returns None. Raises PenstockError."""
+"""``start(step, inputs, done)`` begins a step on ``inputs``, by its own names, which nobody writes to. ``done`` is called once with
+the outputs, by its own names too, perhaps before this returns None. Raises PenstockError."""
 
 
 class Run:
@@ -43,17 +42,15 @@ class Run:
         self._done: Callable[[Told], None] | None = done
         self._arrays: dict[str, Array | None] = {}
         """Of the tensors that are settled and needed; None if absent."""
-        self._uses = dict(plan.uses)
-        self._givers = dict(plan.givers)
+        self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
         """By step, how many of its tensors are not settled yet."""
-        self._ready: deque[int] = deque()
+        self._ready = deque(position for position, waits in enumerate(self._waits) if not waits)
         self._running: dict[int, Work | None] = {}
         self._is_advancing = False
 
     def begin(self, inputs: Mapping[str, Array]) -> None:
         """Start what can start on ``inputs``, of which some may be absent; once. ``done`` may be called before this returns."""
-        self._ready.extend(position for position, waits in enumerate(self._waits) if not waits)
         for name in self._plan.inputs:
             self._settle(name, inputs.get(name))
         self._advance()
@@ -97,7 +94,7 @@ class Run:
             self._running[position] = None
             work = self._start(step, inputs, partial(self._answered, position))
         except PenstockError as error:
-            self._end(_named(step, error))
+            self._end(prefixed(f"step '{step.name}': ", error))
         except Exception:  # noqa: BLE001 - a bug of ours must not leave the run without an end
             _log.exception("step '%s' could not be started", step.name)
             self._end(PenstockError("internal error"))
@@ -109,16 +106,13 @@ class Run:
 
     def _take(self, step: Step) -> dict[str, Array] | None:
         """What ``step`` is given; None if it is skipped. Lets go of what nobody else reads. Raises InvalidArgument."""
-        inputs, runs, arrays = {}, True, self._arrays
+        arrays = self._arrays
+        found = {own: arrays[tensor] for own, tensor in step.inputs.items()}
+        inputs = {own: array for own, array in found.items() if array is not None}
+        runs = step.optional.issuperset(found.keys() - inputs.keys())
         if step.condition is not None:
             decides = arrays[step.condition.tensor]
-            runs = decides is not None and step.condition.holds(decides)
-        for own, tensor in step.inputs.items():
-            array = arrays[tensor]
-            if array is not None:
-                inputs[own] = array
-            elif own not in step.optional:
-                runs = False
+            runs = runs and decides is not None and step.condition.holds(decides)
         for tensor in step.reads:
             self._uses[tensor] -= 1
             if not self._uses[tensor]:
@@ -131,26 +125,23 @@ class Run:
         del self._running[position]
         step = self._plan.steps[position]
         if isinstance(told, PenstockError):
-            self._end(_named(step, told))
+            self._end(prefixed(f"step '{step.name}': ", told))
             return
         for own, tensor in step.outputs.items():
-            array = told.get(own)
-            if array is None:
+            if own not in told:
                 self._end(PenstockError(f"step '{step.name}' gave no output '{own}'"))
                 return
-            self._settle(tensor, array)
-        del told
+            self._settle(tensor, told[own])
         self._advance()
 
     def _finish(self) -> None:
-        outputs = {}
-        for name in self._plan.wanted:
-            array = self._arrays[name]
-            if array is not None:
-                outputs[name] = array
-            elif name not in self._plan.optional:
-                self._end(_absent(self._plan, name))
-                return
+        found = {name: self._arrays[name] for name in self._plan.wanted}
+        outputs = {name: array for name, array in found.items() if array is not None}
+        for name in found:
+            if name not in outputs and name not in self._plan.optional:
+                givers = ", ".join(f"'{step.name}'" for step in self._plan.steps if name in step.outputs.values())
+                why = f"step {givers} was skipped" if givers else "it is an input that was not given"
+                self._end(InvalidArgument(f"there is no output '{name}': {why}", "declare it as optional"))
         self._end(outputs)
 
     def _end(self, told: Told) -> None:
@@ -159,23 +150,7 @@ class Run:
             return
         running, self._running = self._running, {}
         self._arrays.clear()
-        self._ready.clear()
         for work in running.values():
             if work is not None:
                 work.cancel()
         done(told)
-
-
-def _named(step: Step, error: PenstockError) -> PenstockError:
-    """``error``, and whose it is."""
-    named = revive(type(error).__name__, f"step '{step.name}': {error.message}", error.hint)
-    named.retry_after_s = error.retry_after_s
-    return named
-
-
-def _absent(plan: Plan, name: str) -> InvalidArgument:
-    givers = [f"'{step.name}'" for step in plan.steps if name in step.outputs.values()]
-    why = f"step {', '.join(givers)} was skipped" if givers else "it is an input that was not given"
-    return InvalidArgument(
-        f"there is no output '{name}': {why}", "declare the output as optional, or ask for others only"
-    )
