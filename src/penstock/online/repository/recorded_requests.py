@@ -59,7 +59,7 @@ def decode(content: bytes, model_name: str) -> InferRequest:
         raise InvalidArgument(f"its JSON is to have {start} bytes, and {len(body)} follow")
     try:
         head = msgspec.json.decode(body[:start], type=_Head)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"its JSON is not that of a request with binary inputs: {error}") from None
     if len(head.parameters) > MAX_PARAMETERS:
         raise InvalidArgument(f"it has more than {MAX_PARAMETERS} parameters")

@@ -157,6 +157,7 @@ class Application:
         tracer = self._recording.tracer
         limits = Limits(config.max_queue, config.max_request_rows, config.metrics_summaries)
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
+        self._dataplane.recorder = self._recording.requests
         models = Models(self._repository.find, self._dataplane.call)
         limiter = RateLimiter(read_resources(config.rate_limit_resource)) if config.rate_limit != "off" else None
         assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
@@ -309,7 +310,14 @@ class Application:
 
 
 def _wishes(config: ServerConfig) -> Wishes:
-    return Wishes(config.max_batch, config.instances, config.isolation, config.model_timeout_s, config.processes)
+    return Wishes(
+        config.max_batch,
+        config.instances,
+        config.isolation,
+        config.model_timeout_s,
+        config.processes,
+        config.warmup_folder,
+    )
 
 
 def _all_of(failures: Mapping[str, PenstockError]) -> PenstockError:

@@ -66,6 +66,11 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """How many models are loaded at once while the server runs; at the start, one per core if that is more."""
     model_namespacing: bool = False
     """Whether models of one name in several repositories are served, as ``<repository>/<name>``, instead of refused."""
+    warmup_folder: str = ""
+    """Folder with recorded requests, ``<model>/….request``, that models are warmed up with; empty: there are none."""
+    warmup_record: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """How many requests of different shapes are recorded of each model into ``warmup_folder``, readable by the server's user only;
+    0: none."""
     max_batch: _Count | None = None
     """Most rows that are merged into one batch, for every model; not given: what its bundle says, or 64."""
     max_request_rows: _Count = 1024
@@ -161,6 +166,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
             raise ValueError("several 'processes' cannot listen on one 'unix_socket'")
         if self.load_models and self.model_control_mode != "explicit":
             raise ValueError("'load_models' is for 'model_control_mode' explicit")
+        if self.warmup_record and not self.warmup_folder:
+            raise ValueError("'warmup_record' needs a 'warmup_folder'")
         if not (self.allow_http or self.allow_grpc):
             raise ValueError("either HTTP or gRPC has to be allowed")
 

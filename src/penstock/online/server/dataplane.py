@@ -16,6 +16,7 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.admission import Admission
 from penstock.online.server.classification import Labels, classify_outputs
+from penstock.online.server.request_recorder import RequestRecorder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
 from penstock.request import Deadline, Done, InferRequest, InferResponse
@@ -67,6 +68,8 @@ class DataPlane:
         """Whether start-up is over and the server is not shutting down; set by the composition root."""
         self.is_complete: Callable[[], bool] = lambda: True
         """Whether all models are served that have to be for the server to count as ready; may be set by the composition root."""
+        self.recorder: RequestRecorder | None = None
+        """Keeps requests to warm models up with; may be set by the composition root."""
 
     def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
         """Have ``request`` answered; ``done`` is called on the event loop as ``Done`` says, perhaps before this returns.
@@ -111,6 +114,8 @@ class DataPlane:
                     "ask over a gRPC stream, or with generate_stream",
                 )
             rows, key = handle.check(request)
+            if self.recorder is not None:
+                done = self.recorder.watch(request, done)
         except PenstockError as error:
             self._fail(handle, error, done)
             return None

@@ -9,6 +9,7 @@ from typing import Any
 from penstock import __version__
 from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.server.config import ServerConfig
+from penstock.online.server.request_recorder import RequestFolder, RequestRecorder
 from penstock.telemetry.access_log import AccessLog
 from penstock.telemetry.background_writer import BackgroundWriter
 from penstock.telemetry.logging import LogSetting, LogSettings
@@ -60,7 +61,13 @@ class Recording:
                 log_format=config.log_format,
             )
         )
-        self._writers = [*exporters.values(), *([access_log] if access_log else [])]
+        self._writers: list[BackgroundWriter[Any]] = [*exporters.values(), *([access_log] if access_log else [])]
+        self.requests: RequestRecorder | None = None
+        """Keeps requests to warm models up with; one process does, as all of them get the same."""
+        if config.warmup_record and process == 0:
+            files = RequestFolder(config.warmup_folder, config.warmup_record)
+            self._writers.append(writer := BackgroundWriter("recorded requests", files, limit=100))
+            self.requests = RequestRecorder(writer, config.warmup_record)
 
     @property
     def dropped(self) -> int:

@@ -1,0 +1,82 @@
+"""The first requests of different shapes that each model answers, kept in files to warm it up with when it is next loaded."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Hashable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from penstock.online.repository.recorded_requests import MAX_BYTES, SUFFIX, encode, folder_of
+from penstock.request import Done, InferRequest, InferResponse, Outcome
+from penstock.telemetry.background_writer import BackgroundWriter
+from penstock.tensor import Array
+
+
+class RequestRecorder:
+    """Belongs to the event loop. Keeps at most ``most`` requests, of ``MAX_BYTES`` in all, of each model version."""
+
+    def __init__(self, writer: BackgroundWriter[InferRequest], most: int) -> None:
+        self._writer = writer
+        self._most = most
+        self._kept: dict[tuple[str, str], dict[Hashable, int]] = {}
+        """By model and version, how many bytes the inputs of each shapes took."""
+
+    def watch(self, request: InferRequest, done: Done) -> Done:
+        """What is to be called instead of ``done``, so that ``request`` is kept if it is answered and of new shapes."""
+        kept = self._kept.setdefault((request.model_name, request.model_version), {})
+        if len(kept) >= self._most:
+            return done
+        shapes = _shapes(request)
+        if shapes in kept:
+            return done
+
+        def answered(outcome: Outcome) -> None:
+            # Before the answer is passed on, for then the memory of the inputs is given back.
+            if isinstance(outcome, InferResponse) and shapes not in kept and len(kept) < self._most:
+                size = sum(map(_size, request.inputs.values()))
+                if sum(kept.values()) + size <= MAX_BYTES:
+                    kept[shapes] = size
+                    inputs = {name: array.copy() for name, array in request.inputs.items()}
+                    self._writer.put(InferRequest(request.model_name, inputs, parameters=request.parameters))
+            done(outcome)
+
+        return answered
+
+
+def _shapes(request: InferRequest) -> Hashable:
+    return tuple([(name, array.dtype.char, array.shape) for name, array in request.inputs.items()])
+
+
+def _size(array: Array) -> int:
+    return array.nbytes + (sum(map(len, array.flat)) if array.dtype.kind == "O" else 0)
+
+
+class RequestFolder:
+    """A ``Sink``: writes requests below ``root``, and keeps the newest ``most`` of each model."""
+
+    def __init__(self, root: str, most: int) -> None:
+        self._root = root
+        self._most = most
+
+    def write(self, records: Sequence[InferRequest]) -> None:
+        for request in records:
+            folder = folder_of(self._root, request.model_name)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # One of the same shapes, of an earlier run of the server, is replaced.
+            _write(folder / (sha256(repr(_shapes(request)).encode()).hexdigest()[:16] + SUFFIX), encode(request))
+            files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+            for path in files[: -self._most]:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Readable by nobody else, and there as a whole or not at all."""
+    number, beside = tempfile.mkstemp(dir=path.parent)
+    with open(number, "wb") as file:
+        file.write(content)
+    os.replace(beside, path)
