@@ -173,8 +173,7 @@ class SequenceBatcher:
         instance = step.place.instance
         key = step.key, self._states[instance].key(step)
         pending = self.batchers[instance].submit(step.request, 1, key, partial(self._answer, step))
-        pending.arrived_ns = step.arrived_ns
-        step.pending = pending
+        step.pending, pending.arrived_ns = pending, step.arrived_ns
 
     def _answer(self, step: Step, outcome: Outcome) -> None:
         """What came of a request that was passed on."""
