@@ -16,6 +16,7 @@ from penstock.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.online.repository.config_rules import prefix
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.layout import Layout
+from penstock.online.repository.memory import low_priority
 from penstock.online.repository.model_config import to_json
 from penstock.online.repository.policy import choose
 from penstock.online.repository.source import Source, Wishes, find
@@ -67,10 +68,9 @@ def load(source: Source) -> Loaded:
     stays in memory.
     """
     models: list[_Model] = []
-    is_apart = source.isolation == "process" or source.engine == "python"
     started = time.monotonic()
     try:
-        for model in _in_processes(source) if is_apart else _in_threads(source):
+        for model in _in_processes(source) if _is_apart(source) else _in_threads(source):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
         rows = prepare(source, models)
     except (PenstockError, MemoryError) as error:
@@ -89,7 +89,9 @@ def load(source: Source) -> Loaded:
 def load_version(layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
     """Find and load one version of a model. Raises as ``find`` and ``load``, and FilesChanged if meanwhile the model's files do."""
     try:
-        loaded = load(find(definition, version, wishes))
+        source = find(definition, version, wishes)
+        with low_priority(leaves_threads=source.has_own_threads, starts_processes=_is_apart(source)):
+            loaded = load(source)
     except PenstockError:
         _refuse_changes(layout, definition)
         raise
@@ -129,6 +131,11 @@ def _refuse_changes(layout: Layout, definition: Definition) -> None:
         raise FilesChanged(
             f"the files of model '{definition.name}' are being written", "load it when they are complete"
         )
+
+
+def _is_apart(source: Source) -> bool:
+    """Whether it runs in processes of its own."""
+    return source.isolation == "process" or source.engine == "python"
 
 
 def _is_shared(model: _Model | StreamingModel, source: Source) -> bool:

@@ -22,9 +22,10 @@ def give_back() -> None:
 
 
 @contextmanager
-def low_priority(*, leaves_threads: bool) -> Iterator[None]:
-    """Work inside gives way to that of other threads. ``leaves_threads``: it may start threads that go on, which must not."""
-    if not hasattr(os, "setpriority") or (leaves_threads and not _can_raise()):
+def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Iterator[None]:
+    """Work inside gives way to that of other threads, unless what it starts had to give way for ever: processes, or, where this
+    process may not raise priorities, threads that go on."""
+    if starts_processes or (leaves_threads and not _can_raise()):
         yield
         return
     thread = threading.get_native_id()
