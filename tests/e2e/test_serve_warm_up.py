@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
 import numpy as np
 
+import models
 import python_models
-from http_servers import Client, post
+from http_servers import Client, get, post
 from penstock.online.repository.recorded_requests import encode
 from penstock.request import InferRequest
 from penstock.tensor import Array
@@ -30,10 +32,10 @@ output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
 
 
-def resend(content: bytes) -> bytes:
+def resend(content: bytes, name: str = "counting") -> bytes:
     """The file's first line is a header, and the rest the body."""
     header, _, body = content.partition(b"\n")
-    return post(body, f"{header.decode()}\r\n", "/v2/models/counting/infer")
+    return post(body, f"{header.decode()}\r\n", f"/v2/models/{name}/infer")
 
 
 def ask(client: Client, x: Array) -> set[float]:
@@ -66,3 +68,28 @@ def test_recorded_requests_warm_the_next_server_up(tmp_path: Path) -> None:
         code, log = server.end()
     assert code == 0
     assert "model 'counting' warmed up with 3 recorded requests" in log
+
+
+FAILING = """max_batch_size: 4
+model_warmup { name: "odd" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 5 zero_data: true } } }
+"""
+
+
+def test_a_warm_up_that_fails_leaves_the_old_version_in_place(tmp_path: Path) -> None:
+    folder = tmp_path / "linear"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(models.linear().data)
+    arguments = ("--model-repository", str(tmp_path))
+    explicit = {"model_control_mode": "explicit", "load_models": "linear"}
+    with ServerProcess(arguments=arguments, **explicit) as server, Client(server.address) as client:
+        x = encode(InferRequest("linear", {"x": np.ones((1, 3), np.float32)}))
+        before = client.ask(resend(x, "linear")).data
+        (folder / "config.pbtxt").write_text(FAILING)
+        refused = client.ask(post(b"", path="/v2/repository/models/linear/load"))
+        assert refused.status == 400
+        assert "version 1 is at UNAVAILABLE state: model 'linear': failed to run warmup sample 'odd': " in refused.error
+        assert client.ask(resend(x, "linear")).data == before
+        (folder / "config.pbtxt").write_text(FAILING.replace("dims: 5", "dims: 3"))
+        assert client.ask(post(b"", path="/v2/repository/models/linear/load")).status == 200
+        statistics = json.loads(client.ask(get("/v2/models/linear/stats")).body)["model_stats"][0]
+        assert statistics["inference_count"] == 0, "a warm-up is no client's request"

@@ -227,6 +227,37 @@ def test_a_python_model_that_refuses_a_sample(tmp_path: Path) -> None:
         load(source_of(tmp_path, PYTHON + sample(more='input_data_file: "13"', dims="2")))
 
 
+ECHO_START = """
+def initialize(self, args):
+    self.seen = []
+
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        self.seen.append(tuple(int(request_input.as_numpy()[0, 0]) for request_input in request.inputs()[1:]))
+        y = request.inputs()[0].as_numpy() * 0 + len([one for one in self.seen if one == (1, 7)])
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
+    return answers
+"""
+
+
+def test_a_python_model_of_sequences_is_told_that_they_start(tmp_path: Path) -> None:
+    python_models.write(tmp_path / "m", ECHO_START)
+    controls = """sequence_batching { control_input [
+      { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } },
+      { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 7 ] } } ] }
+    """
+    loaded = load(source_of(tmp_path, PYTHON + controls + sample(dims="2", rows=3)))
+    try:
+        x, flag = np.zeros((1, 2), np.float32), np.zeros((1, 1), np.int32)
+        answers: list[Any] = []
+        request = InferRequest("m", {"x": x, "START": flag, "READY": flag})
+        loaded.models[0].execute([request], lambda _, outputs, __: bool(answers.append(outputs)))  # type: ignore[union-attr]
+        assert answers[0]["y"].tolist() == [[3, 3]]
+    finally:
+        loaded.drop()
+
+
 def record(root: Path, name: str, inputs: Mapping[str, Array]) -> None:
     folder = folder_of(str(root), "m")
     folder.mkdir(parents=True, exist_ok=True)

@@ -145,7 +145,7 @@ Message = Load | Loaded | Run | Ran | Failed | Execute | Executed | Answered | R
 
 def without_inputs(request: InferRequest) -> InferRequest:
     """``request`` as it is told."""
-    return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None)
+    return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None)
 
 
 class Channel:

@@ -77,6 +77,10 @@ class RequestFolder:
 def _write(path: Path, content: bytes) -> None:
     """Readable by nobody else, and there as a whole or not at all."""
     number, beside = tempfile.mkstemp(dir=path.parent)
-    with open(number, "wb") as file:
-        file.write(content)
-    os.replace(beside, path)
+    try:
+        with open(number, "wb") as file:
+            file.write(content)
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
