@@ -61,11 +61,15 @@ def _read(config: Message, find: Find) -> Ensemble:
         optional = frozenset(tensor.name for tensor in handle.config.input if tensor.optional)
         wiring = dict(step.input_map), dict(step.output_map), conditions.get(number), optional
         steps.append(Step(names[number], *wiring, handle.signature, handle.config.max_batch_size > 0))
-    listed = (
-        config.parameters[_OPTIONAL].string_value if _OPTIONAL in config.parameters else ""
-    )  # looking up would add it
+    # Looking up what is not there would add it.
+    listed = config.parameters[_OPTIONAL].string_value if _OPTIONAL in config.parameters else ""
     optional = frozenset(filter(None, map(str.strip, listed.split(","))))
-    outer, inner = client_signature(config), client_signature(_reshaped(config))
+    reshaped = ModelConfig()
+    reshaped.CopyFrom(config)
+    for tensor in (*reshaped.input, *reshaped.output):
+        if tensor.HasField("reshape"):
+            tensor.dims[:] = tensor.reshape.shape
+    outer, inner = client_signature(config), client_signature(reshaped)
     pairs = zip((*outer.inputs, *outer.outputs), (*inner.inputs, *inner.outputs), strict=True)
     return Ensemble(
         name=config.name,
@@ -126,13 +130,3 @@ def _conditions(config: Message, models: Sequence[str]) -> Mapping[int, Conditio
             raise InvalidConfig(f"it is not clear which step parameter '{key}' is for", hint)
         conditions[meant[0]] = Condition.parse(config.parameters[key].string_value)
     return conditions
-
-
-def _reshaped(config: Message) -> Message:
-    """``config`` with its tensors in the shapes that the steps see."""
-    inner = ModelConfig()
-    inner.CopyFrom(config)
-    for tensor in (*inner.input, *inner.output):
-        if tensor.HasField("reshape"):
-            tensor.dims[:] = tensor.reshape.shape
-    return inner

@@ -125,9 +125,13 @@ class EnsembleScheduler:
         if self._stopped:
             raise self._answers.refused(Unavailable(f"model '{self.ensemble.name}' is being unloaded"))
         if self._statistics.pending >= self.config.max_queue:
-            message = f"the queue of model '{self.ensemble.name}' is full"
-            raise self._answers.refused(Unavailable(message, "try again later"))
-        owned = self._find() if request.held is None else {}
+            full = f"the queue of model '{self.ensemble.name}' is full"
+            raise self._answers.refused(Unavailable(full, "try again later"))
+        try:
+            owned = self.resolve({}) if request.held is None else {}
+        except NotFound as error:
+            message = f"in ensemble '{self.ensemble.name}', {error.message}"
+            raise self._answers.refused(Unavailable(message, error.hint or "load it")) from None
         for handle in owned.values():
             handle.hold()
         self._submitted, now_ns = self._submitted + 1, time.monotonic_ns()
@@ -143,9 +147,8 @@ class EnsembleScheduler:
 
     def cancel(self, pending: Pending) -> None:
         """See ``Pending.cancel``."""
-        assert isinstance(pending, _Passing)
-        assert pending.run is not None
-        pending.run.cancel()
+        if isinstance(pending, _Passing) and pending.run is not None:
+            pending.run.cancel()
 
     async def drain(self) -> None:
         """Return when every request submitted has been answered."""
@@ -154,14 +157,6 @@ class EnsembleScheduler:
     def stop(self) -> None:
         """Take no more requests."""
         self._stopped = True
-
-    def _find(self) -> dict[Key, Handle]:
-        """All models that a request is passed to. Raises Unavailable, and counts the request, if one is not served."""
-        try:
-            return self.resolve({})
-        except NotFound as error:
-            message = f"in ensemble '{self.ensemble.name}', {error.message}"
-            raise self._answers.refused(Unavailable(message, error.hint or "load it")) from None
 
     def _admit(self) -> None:
         """Pass on what may be passed on, in the order of arrival."""
@@ -172,8 +167,8 @@ class EnsembleScheduler:
             self._inside += 1
             passing.started_ns = time.monotonic_ns()
             inputs, passing.request.inputs = passing.request.inputs, {}
-            assert passing.run is not None
-            passing.run.begin({name: self._to_parts(name, array) for name, array in inputs.items()})
+            if passing.run is not None:
+                passing.run.begin({name: self._to_parts(name, array) for name, array in inputs.items()})
 
     def _ask(
         self, passing: _Passing, step: Step, inputs: dict[str, Array], done: Callable[[Told], None]
@@ -196,7 +191,15 @@ class EnsembleScheduler:
         return self._models.call(request, answered, handle)
 
     def _ended(self, passing: _Passing, told: Told) -> None:
-        self._let_go(passing)
+        if passing in self._waiting:
+            del self._waiting[passing]
+        else:
+            self._inside -= 1
+        if self._waiting:
+            self._loop.call_soon(self._admit)
+        for handle in passing.owned.values():
+            handle.release()
+        passing.run = None  # which refers to it
         if not isinstance(told, PenstockError):
             try:
                 told = {name: self._to_client(name, array) for name, array in told.items()}
@@ -210,17 +213,6 @@ class EnsembleScheduler:
         started_ns, now_ns = passing.started_ns, time.monotonic_ns()
         times = BatchTimes(started_ns, started_ns, now_ns, now_ns)
         self._answers.give(Batch([passing], passing.rows, Reason.ALONE, started_ns), [told], times, now_ns)
-
-    def _let_go(self, passing: _Passing) -> None:
-        if passing in self._waiting:
-            del self._waiting[passing]
-        else:
-            self._inside -= 1
-        for handle in passing.owned.values():
-            handle.release()
-        passing.run = None  # which refers to it
-        if self._waiting:
-            self._loop.call_soon(self._admit)
 
     def _to_parts(self, name: str, array: Array) -> Array:
         reshape = self.ensemble.reshapes.get(name)
