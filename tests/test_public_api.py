@@ -10,7 +10,19 @@ import pytest
 
 import penstock
 
-NAMES = ["BuildResult", "Contract", "Model", "PenstockError", "Recipe", "__version__", "build", "open"]
+NAMES = [
+    "BuildResult",
+    "Context",
+    "Contract",
+    "Model",
+    "PenstockError",
+    "Recipe",
+    "Tensor",
+    "__version__",
+    "build",
+    "model",
+    "open",
+]
 
 
 def imported_by(code: str) -> set[str]:

@@ -57,11 +57,11 @@ class PythonEngine:
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, PythonOptions)
         findings = check_artifact(artifact, self.formats)
-        if typed.wants_environment:
+        if "EXECUTION_ENV_PATH" in typed.parameters:
             message = "'EXECUTION_ENV_PATH' is not supported: a model runs with the server's own Python"
             findings.append(Finding(Severity.ERROR, message, "install what it needs beside Penstock, and leave it out"))
         try:
-            compile(artifact.data, source_file(artifact), "exec")
+            compile(artifact.data, source_file(artifact), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             line = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
             findings.append(Finding(Severity.ERROR, f"it is no Python: {line}{getattr(error, 'msg', error)}"))
@@ -77,6 +77,7 @@ class PythonEngine:
         file = source_file(artifact)
         folder = Path(file).parent
         here.host, here.name, here.folder = self._host, typed.name, str(folder)
+        here.waits_for_itself = typed.instances == 1
         if typed.threads:
             os.environ.setdefault("OMP_NUM_THREADS", str(typed.threads))
         sys.modules[_TRITON_MODULE] = as_module(_TRITON_MODULE)
@@ -85,9 +86,7 @@ class PythonEngine:
         found = _find(module, typed.parameters.get(_CLASS, ""))
         with told(file, "while it was loaded", self._host.say):
             if isinstance(found, type) and found.__name__ == _TRITON:
-                model = TritonModel.load(found, typed, folder)
-                here.waits_for_itself = typed.instances == 1
-                return model
+                return TritonModel.load(found, typed, folder)
             return load_simple(found, typed, Context(typed, folder, self.stages))
 
 

@@ -134,7 +134,7 @@ WRONG = {
     "no output": ("return [pb_utils.InferenceResponse([])]", "gave no output 'y'"),
     "another output": ('return [answer("z", x)]', "gave the output 'z', which its configuration does not have"),
     "another dtype": ('return [answer("y", x.astype(np.int8))]', "output 'y' is INT8, and must be FP32"),
-    "no dtype of ours": ('return [answer("y", x.astype(complex))]', "output 'y' has dtype complex128"),
+    "no dtype of ours": ('return [answer("y", x.astype(complex))]', "output 'y' is of dtype complex128"),
     "objects": ('return [answer("y", x.astype(object))]', "output 'y' is BYTES, and must be FP32"),
     "too large": ('return [answer("y", np.broadcast_to(np.float32(0), (1 << 40, 2)))]', "tensors of .* bytes are more"),
     "an exception": ("raise ValueError('bad value')", "message: ValueError: bad value$"),
@@ -143,26 +143,49 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_answers_are_told(processes: Processes, case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    code, message = WRONG[case]
-    body = f"""
-    def execute(self, requests):
-        x = requests[0].inputs()[0].as_numpy()
-        if x[0, 0] == 0:
-            {code}
-        return [answer("y", x)]
-    """
-    head = """
+CODED = """
+import json
 import numpy as np
+import penstock
 import triton_python_backend_utils as pb_utils
+from penstock import Tensor
+
 def answer(name, array):
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array)])
+
 class TritonPythonModel:
+    def execute(self, requests):
+        names = dict(globals())
+        exec("def run(requests, x):\\n    " + json.loads(requests[0].parameters())["code"], names)
+        return names["run"](requests, requests[0].inputs()[0].as_numpy())
 """
-    model = processes.load(body, head=head)
-    assert re.search(message, failure(model, [request(0)]))
-    np.testing.assert_array_equal(ask(model, [request(5)])[0]["y"], [[5, 5]])
+"""Runs the code that its request brings."""
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PythonProcess]:
+    processes = Processes(tmp_path_factory.mktemp("coded"))
+    yield processes.load(CODED, head="", options=config())
+    processes.end()
+
+
+@pytest.fixture(scope="module")
+def coded_stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PythonProcess]:
+    processes = Processes(tmp_path_factory.mktemp("coded_stream"))
+    yield processes.load(CODED, head="", options=decoupled())
+    processes.end()
+
+
+def code_request(code: str) -> InferRequest:
+    return request(5, parameters={"code": code})
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_answers_are_told(coded: PythonProcess, case: str) -> None:
+    code, message = WRONG[case]
+    assert re.search(message, failure(coded, [code_request(code)]))
+    (outcome,) = ask(coded, [code_request("return [answer('y', x)]")])
+    assert outcome["y"].tolist() == [[5, 5]]
 
 
 @pytest.mark.parametrize("element", ["1", "[b'a']", "None"])
@@ -266,11 +289,10 @@ def test_a_decoupled_model_sees_that_nobody_wants_more(processes: Processes) -> 
         ("requests[0].get_response_sender().send(1)", "it is no InferenceResponse"),
     ],
 )
-def test_mistakes_of_a_decoupled_model_end_the_request(processes: Processes, code: str, message: str) -> None:
+def test_mistakes_of_a_decoupled_model_end_the_request(coded_stream: PythonProcess, code: str, message: str) -> None:
     answers = Answers()
-    model = processes.load(f"def execute(self, requests):\n    {code}", decoupled())
     try:
-        model.execute([request(1)], answers)
+        coded_stream.execute([code_request(code)], answers)
     except PenstockError as error:
         answers(0, error, True)
     assert message in str(answers.all()[0])
@@ -628,42 +650,28 @@ def test_a_class_loads_and_unloads(processes: Processes, tmp_path: Path) -> None
     assert (tmp_path / "0" / "1" / "unloaded").exists()
 
 
-def test_a_function_that_yields_is_decoupled(processes: Processes) -> None:
-    source = """
-import penstock
-from collections.abc import Iterator
-from penstock import Tensor
-
-@penstock.model
-def count(n: Tensor["INT64"]) -> Iterator[Tensor["INT64"]]:
-    yield from range(int(n))
-"""
-    model, answers = processes.load(source, {}, head=""), Answers()
-    assert model.decoupled
-    model.execute([InferRequest("m", {"n": np.array(3)})], answers)
-    assert [int(outcome["output"]) for outcome in answers.all()] == [0, 1, 2]
+RESULTS = {
+    "another shape": ("return x", "shape .* and must have"),
+    "another dtype": ("return x.sum(axis=1).astype('f8')", "output 'output' is FP64, and must be FP32"),
+    "too many": ("return x.sum(axis=1), x", "it gave 2 outputs, and has 1"),
+    "another name": ("return {'z': x}", r"it gave the outputs \['z'\], and has \['output'\]"),
+    "nothing": ("return None", "output 'output' is BYTES, and must be FP32"),
+}
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("return x", "shape .* and must have"),
-        ("return x.sum(axis=1).astype('f8')", "output 'output' is FP64, and must be FP32"),
-        ("return x.sum(axis=1), x", "it gave 2 outputs, and has 1"),
-        ("return {'z': x}", r"it gave the outputs \['z'\], and has \['output'\]"),
-        ("return None", "output 'output' is BYTES, and must be FP32"),
-    ],
-)
-def test_wrong_results_of_a_function_are_told(processes: Processes, code: str, message: str) -> None:
+def test_wrong_results_of_a_function_are_told(processes: Processes) -> None:
+    lines = "\n".join(f"    if x[0, 0] == {n}:\n        {code}" for n, (code, _) in enumerate(RESULTS.values()))
     source = f"""
 import penstock
 from penstock import Tensor
 
 @penstock.model
 def f(x: Tensor["FP32", -1, 2]) -> Tensor["FP32", -1]:
-    {code}
+{lines}
 """
-    assert re.search(message, failure(processes.load(source, {}, head=""), [request(1)]))
+    model = processes.load(source, {}, head="")
+    for number, (_, message) in enumerate(RESULTS.values()):
+        assert re.search(message, failure(model, [request(number)]))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -71,18 +71,7 @@ _ERRORS: dict[int, type[PenstockError]] = {
 class PreferredMemory:
     """Accepted and without effect: all tensors are in main memory."""
 
-    def __init__(self, preferred_memory: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0) -> None:
-        self.preferred_memory, self.preferred_device_id = preferred_memory, preferred_device_id
-
-
-class InferenceTrace:
-    """Accepted and without effect: the server traces what it is asked, also by models."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def get_context(self) -> str | None:
-        return None
+    def __init__(self, *_: int) -> None: ...
 
 
 class InferenceResponse:
@@ -94,12 +83,12 @@ class InferenceResponse:
         error: TritonError | str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """``parameters`` are for models that ask this one's code directly; clients are not given them."""
         if not all(isinstance(tensor, Tensor) for tensor in output_tensors):
             raise TritonModelException("'output_tensors' must be a list of Tensor objects")
         self._tensors = list(output_tensors)
         self._error = TritonError(error) if isinstance(error, str) else error
         self._parameters = dict(parameters or {})
+        """Clients are not given them."""
 
     @classmethod
     def of(cls, outcome: Outcome) -> InferenceResponse:
@@ -126,10 +115,6 @@ class InferenceResponse:
         if self._error is not None:
             return _ERRORS.get(self._error.code(), PenstockError)(self._error.message())
         return {tensor.name(): tensor.as_numpy() for tensor in self._tensors}
-
-
-Send = Callable[[dict[str, Array] | PenstockError | None, bool], bool]
-"""Gives one answer to a request, and says whether anybody wants more; without outcome and not final it only asks."""
 
 
 class ResponseSender:
@@ -173,7 +158,7 @@ class InferenceRequest:
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        trace: object = None,
         parameters: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> None:
@@ -183,7 +168,7 @@ class InferenceRequest:
         self._outputs = list(requested_output_names)
         self._model, self._version = model_name, model_version
         self._flags, self._timeout, self._priority = flags, timeout, priority
-        self._memory, self._trace = preferred_memory or PreferredMemory(), trace or InferenceTrace()
+        self._memory = preferred_memory or PreferredMemory()
         self._parameters = dict(parameters or {})
         self.sender: ResponseSender | None = None
         """Of a request that the model is given."""
@@ -240,8 +225,8 @@ class InferenceRequest:
     def preferred_memory(self) -> PreferredMemory:
         return self._memory
 
-    def trace(self) -> InferenceTrace:
-        return self._trace
+    def trace(self) -> None:
+        """What a request passes on to those that it causes: the server knows by itself."""
 
     def model_name(self) -> str:
         return self._model
@@ -259,10 +244,10 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
         """Have the model answer; waits. ``decoupled``: an iterator over the responses of a decoupled model."""
         replies: SimpleQueue[Outcome] = SimpleQueue()
-        inbox = Inbox(self, replies.put, replies.qsize, decoupled)
-        return _each(inbox, replies) if decoupled else InferenceResponse.of(replies.get())
+        give_up = self._begin(replies.put, replies.qsize, decoupled)
+        return _each(replies, give_up) if decoupled else InferenceResponse.of(replies.get())
 
-    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | AsyncIterator[InferenceResponse]]:
+    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | AsyncIterator[InferenceResponse]:
         """As ``exec``, to be awaited."""
         loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()
 
@@ -270,7 +255,28 @@ class InferenceRequest:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(replies.put_nowait, outcome)
 
-        return _await(Inbox(self, put, replies.qsize, decoupled), replies, decoupled)
+        give_up = self._begin(put, replies.qsize, decoupled)
+        if decoupled:
+            return _each_async(replies, give_up)
+        try:
+            return InferenceResponse.of(await replies.get())
+        finally:
+            give_up()
+
+    def _begin(self, put: Callable[[Outcome], None], unread: Callable[[], int], decoupled: bool) -> Callable[[], None]:
+        """Have ``put`` called with the replies, until what is returned gives the request up, or too many of them lie unread."""
+        if here.waits_for_itself and self._model == here.name and threading.current_thread() is threading.main_thread():
+            put(Unavailable(f"model '{here.name}' has one instance, which would wait for itself", "give it another"))
+            return lambda: None
+
+        def take(outcome: Outcome) -> None:
+            if unread() >= _UNREAD:
+                give_up()
+                outcome = ResourceExhausted(f"more than {_UNREAD} responses were left unread")
+            put(outcome)
+
+        give_up = here.host.call(self.to_server(), take, decoupled)
+        return give_up
 
     def to_server(self) -> InferRequest:
         """As the server takes it. Raises TritonModelException."""
@@ -293,68 +299,29 @@ class InferenceRequest:
         )
 
 
-class Inbox:
-    """Receives the replies to ``request``, and gives it up if too many of them lie unread."""
-
-    def __init__(
-        self, request: InferenceRequest, put: Callable[[Outcome], None], unread: Callable[[], int], decoupled: bool
-    ) -> None:
-        self._put, self._unread = put, unread
-        self.give_up: Callable[[], None] = lambda: None
-        if (
-            here.waits_for_itself
-            and request.model_name() == here.name
-            and threading.current_thread() is threading.main_thread()
-        ):
-            put(Unavailable(f"model '{here.name}' has one instance, which would wait for itself", "give it another"))
-        else:
-            self.give_up = here.host.call(request.to_server(), self._take, decoupled)
-
-    def _take(self, outcome: Outcome) -> None:
-        if self._unread() >= _UNREAD:
-            self.give_up()
-            outcome = ResourceExhausted(f"more than {_UNREAD} responses were left unread")
-        self._put(outcome)
+def _responses(outcome: Outcome) -> tuple[list[InferenceResponse], bool]:
+    """What ``outcome`` says, if it says anything, and whether it is the last."""
+    if isinstance(outcome, PenstockError):
+        return [InferenceResponse.of(outcome)], True
+    return [InferenceResponse.of(outcome)] if outcome.outputs else [], outcome.final
 
 
-def _is_last(outcome: Outcome) -> bool:
-    return isinstance(outcome, PenstockError) or outcome.final
-
-
-def _says_something(outcome: Outcome) -> bool:
-    return isinstance(outcome, PenstockError) or bool(outcome.outputs)
-
-
-def _each(inbox: Inbox, replies: SimpleQueue[Outcome]) -> Iterator[InferenceResponse]:
+def _each(replies: SimpleQueue[Outcome], give_up: Callable[[], None]) -> Iterator[InferenceResponse]:
     try:
-        while True:
-            outcome = replies.get()
-            if _says_something(outcome):
-                yield InferenceResponse.of(outcome)
-            if _is_last(outcome):
-                return
+        final = False
+        while not final:
+            responses, final = _responses(replies.get())
+            yield from responses
     finally:
-        inbox.give_up()
+        give_up()
 
 
-async def _each_async(inbox: Inbox, replies: asyncio.Queue[Outcome]) -> AsyncIterator[InferenceResponse]:
+async def _each_async(replies: asyncio.Queue[Outcome], give_up: Callable[[], None]) -> AsyncIterator[InferenceResponse]:
     try:
-        while True:
-            outcome = await replies.get()
-            if _says_something(outcome):
-                yield InferenceResponse.of(outcome)
-            if _is_last(outcome):
-                return
+        final = False
+        while not final:
+            responses, final = _responses(await replies.get())
+            for response in responses:
+                yield response
     finally:
-        inbox.give_up()
-
-
-async def _await(
-    inbox: Inbox, replies: asyncio.Queue[Outcome], decoupled: bool
-) -> InferenceResponse | AsyncIterator[InferenceResponse]:
-    if decoupled:
-        return _each_async(inbox, replies)
-    try:
-        return InferenceResponse.of(await replies.get())
-    finally:
-        inbox.give_up()
+        give_up()

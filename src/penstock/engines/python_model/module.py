@@ -29,7 +29,7 @@ def import_model(artifact: Artifact) -> ModuleType:
     module = ModuleType(MODULE)
     module.__file__ = file
     sys.modules[MODULE] = module
-    exec(compile(artifact.data, file, "exec"), module.__dict__)  # noqa: S102 - it is the model
+    exec(compile(artifact.data, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the model
     return module
 
 

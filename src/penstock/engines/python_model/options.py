@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.tensor import DataType, Signature, TensorSpec
-
-_ENVIRONMENT = "EXECUTION_ENV_PATH"
+from penstock.engines.python_model.tensors import datatype_of
+from penstock.tensor import Signature, TensorSpec
 
 
 class PythonOptions(msgspec.Struct, frozen=True):
@@ -35,27 +34,19 @@ class PythonOptions(msgspec.Struct, frozen=True):
         given = self.config.get("parameters", {})
         return {name: str(value.get("string_value", "")) for name, value in given.items()}
 
-    @property
-    def wants_environment(self) -> bool:
-        return _ENVIRONMENT in self.parameters
-
 
 def specs_of(tensors: list[dict[str, Any]], batched: bool) -> tuple[TensorSpec, ...]:
     """The inputs or outputs of a configuration, with their batch dimension. Raises ValueError, KeyError for one that is none."""
     specs = []
     for tensor in tensors:
-        name = str(tensor["data_type"]).removeprefix("TYPE_")
-        datatype = DataType("BYTES" if name == "STRING" else name)
         dims = (tensor.get("reshape") or {}).get("shape", tensor["dims"])
-        specs.append(TensorSpec(tensor["name"], datatype, (-1,) * batched + tuple(int(dim) for dim in dims)))
+        shape = (-1,) * batched + tuple(int(dim) for dim in dims)
+        specs.append(TensorSpec(tensor["name"], datatype_of(tensor["data_type"]), shape))
     return tuple(specs)
 
 
 def joined(options: PythonOptions, signature: Signature) -> Signature:
     """``signature`` with what only the configuration declares, such as the inputs that a sequence batcher makes."""
-    inputs = {spec.name: spec for spec in signature.inputs}
-    outputs = {spec.name: spec for spec in signature.outputs}
-    return Signature(
-        (*inputs.values(), *(spec for spec in options.inputs if spec.name not in inputs)),
-        (*outputs.values(), *(spec for spec in options.outputs if spec.name not in outputs)),
-    )
+    inputs = {spec.name: spec for spec in (*options.inputs, *signature.inputs)}
+    outputs = {spec.name: spec for spec in (*options.outputs, *signature.outputs)}
+    return Signature(tuple(inputs.values()), tuple(outputs.values()))

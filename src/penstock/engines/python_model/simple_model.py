@@ -10,7 +10,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from penstock.engines.base import Answer
 from penstock.engines.python_model.host import Stages, here
 from penstock.engines.python_model.module import reason
 from penstock.engines.python_model.options import PythonOptions
@@ -91,26 +90,6 @@ class SimpleModel:
         return PenstockError(f"the model failed: {reason(error)}")
 
 
-class SimpleStream(SimpleModel):
-    """The ``RequestModel`` of a function that yields its answers; one request after the other."""
-
-    decoupled = True
-    max_batch = 0
-
-    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        assert self._run is not None
-        for number, request in enumerate(requests):
-            try:
-                for result in self._run(**request.inputs):
-                    if not answer(number, self._checked(result), False):
-                        break
-                answer(number, None, True)
-            except PenstockError as error:
-                answer(number, error, True)
-            except (Exception, SystemExit) as error:
-                answer(number, self._failed(error), True)
-
-
 def load_simple(found: Any, options: PythonOptions, context: Context) -> SimpleModel:
     """The model that ``found``, a marked function or a class, is. Raises InvalidModel, and what it raises."""
     run, unload = found, _nothing
@@ -125,7 +104,7 @@ def load_simple(found: Any, options: PythonOptions, context: Context) -> SimpleM
     form = read_form(run, Signature(options.inputs, options.outputs), Context)
     if form.context:
         run = _with(run, form.context, context)
-    return (SimpleStream if form.streams else SimpleModel)(run, form.signature, unload)
+    return SimpleModel(run, form.signature, unload)
 
 
 def _with(run: Callable[..., Any], name: str, context: Context) -> Callable[..., Any]:

@@ -7,25 +7,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError, Unsupported
-from penstock.tensor import Array, DataType, TensorSpec, from_wire, to_wire
+from penstock.tensor import Array, DataType, TensorSpec
 
-_STRING = "TYPE_STRING"
-_NUMBERED = (
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "BYTES",
-    "BF16",
-)
+_NUMBERED = [*(one for one in DataType if one is not DataType.BF16), DataType.BF16]
 """In the order of the schema's numbers, from 1."""
 _MAX_ELEMENTS = 1 << 24
 """Of a BYTES output."""
@@ -48,10 +32,10 @@ class Tensor:
 
     @classmethod
     def from_dlpack(cls, name: str, tensor: Any) -> Tensor:
-        """``tensor`` without a copy: an object with ``__dlpack__``, or a capsule, in main memory."""
+        """``tensor``, an object with ``__dlpack__`` in main memory, without a copy."""
         try:
-            return cls(name, np.from_dlpack(tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)))
-        except (BufferError, RuntimeError, TypeError) as error:
+            return cls(name, np.from_dlpack(tensor))
+        except (AttributeError, BufferError, RuntimeError, TypeError) as error:
             raise TritonModelException(f"tensor '{name}' cannot be taken over DLPack: {error}") from None
 
     def to_dlpack(self) -> Any:
@@ -79,50 +63,27 @@ class Tensor:
         return True
 
 
-class _Capsule:
-    """A DLPack capsule of main memory as numpy takes it."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
-
-
 def triton_string_to_numpy(triton_type_string: str) -> Any:
     """``TYPE_FP32`` is ``numpy.float32``, and so on."""
-    name = "BYTES" if triton_type_string == _STRING else triton_type_string.removeprefix("TYPE_")
-    return DataType(name).dtype.type
+    return datatype_of(triton_type_string).dtype.type
+
+
+def datatype_of(word: str) -> DataType:
+    """Of the schema's name ``word``. Raises ValueError."""
+    return DataType.BYTES if word == "TYPE_STRING" else DataType(word.removeprefix("TYPE_"))
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
     """As ``triton_string_to_numpy`` by the schema's number."""
-    return DataType(_NUMBERED[data_type - 1]).dtype.type if 1 <= data_type <= len(_NUMBERED) else None
+    return _NUMBERED[data_type - 1].dtype.type if 1 <= data_type <= len(_NUMBERED) else None
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
     """The schema's number of a dtype; None if it has none."""
     try:
-        return _NUMBERED.index(DataType.from_numpy(np.dtype(data_type)).value) + 1
+        return _NUMBERED.index(DataType.from_numpy(np.dtype(data_type))) + 1
     except Unsupported:
         return None
-
-
-def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
-    """The elements, each behind its length; None if there are none."""
-    return bytes(to_wire(input_tensor)) if input_tensor.size else None
-
-
-def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """The elements of ``serialize_byte_tensor``, in one dimension."""
-    count = offset = 0
-    while offset + 4 <= len(encoded_tensor):
-        offset += 4 + int.from_bytes(encoded_tensor[offset : offset + 4], "little")
-        count += 1
-    return from_wire(encoded_tensor, DataType.BYTES, (count,))
 
 
 def check_output(spec: TensorSpec, array: Array, has_shape: bool = True) -> None:
@@ -131,9 +92,10 @@ def check_output(spec: TensorSpec, array: Array, has_shape: bool = True) -> None
     try:
         datatype = DataType.from_numpy(array.dtype)
     except Unsupported:
-        raise PenstockError(f"{begin} has dtype {array.dtype}, and must be {spec.datatype.value}") from None
+        datatype = None
     if datatype is not spec.datatype:
-        raise PenstockError(f"{begin} is {datatype.value}, and must be {spec.datatype.value}")
+        found = datatype.value if datatype else f"of dtype {array.dtype}"
+        raise PenstockError(f"{begin} is {found}, and must be {spec.datatype.value}")
     if has_shape and not spec.admits(array.shape):
         raise PenstockError(f"{begin} has shape {list(array.shape)}, and must have {list(spec.shape)}")
     if datatype is DataType.BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -14,7 +14,6 @@ from penstock.errors import InvalidModel, Unsupported
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _MARK = "__penstock_model__"
-_STREAMS = (Iterator, Iterable, Generator, AsyncIterator)
 ONLY_OUTPUT = "output"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -58,8 +57,6 @@ class Form(msgspec.Struct, frozen=True):
     signature: Signature
     context: str = ""
     """The parameter that is given the context; empty if none is."""
-    streams: bool = False
-    """Whether it gives its answers one after the other."""
 
 
 def read_form(function: Callable[..., Any], declared: Signature, context: type) -> Form:
@@ -85,15 +82,11 @@ def read_form(function: Callable[..., Any], declared: Signature, context: type) 
                 f"parameter '{name}' of '{function.__name__}' has no Tensor as its type hint",
                 f'write e.g. {name}: Tensor["FP32", -1, 4]',
             )
-    returned = hints.get("return")
-    streams = inspect.isgeneratorfunction(function)
-    if typing.get_origin(returned) in _STREAMS:
-        returned, streams = typing.get_args(returned)[0], True
-    outputs = _outputs(returned, declared)
+    outputs = _outputs(hints.get("return"), declared)
     if not inputs or not outputs:
         what = "inputs" if not inputs else "outputs"
         raise InvalidModel(f"it is not known what {what} '{function.__name__}' has", "give it type hints")
-    return Form(Signature(tuple(inputs), tuple(outputs)), wants, streams)
+    return Form(Signature(tuple(inputs), tuple(outputs)), wants)
 
 
 def _tensor(hint: Any) -> Tensor | None:

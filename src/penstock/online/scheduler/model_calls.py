@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from penstock.errors import Unavailable
@@ -33,7 +34,7 @@ class ModelCall:
 
     def cancel(self) -> None:
         """Idempotent, and of no effect after the last answer."""
-        if not self._loop.is_closed():
+        with suppress(Unavailable):
             self._on_loop(self._cancel)
 
     def _begin(self, request: InferRequest, done: Done, decoupled: bool) -> None:

@@ -94,8 +94,8 @@ class Worker:
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
         with self._using:
             self._asked = number = self._asked + 1
-            self._open[number] = done
             inputs = self._to_parent.write(request.inputs)
+            self._open[number] = done
             if not self._pass_on(wire.Asked(number, wire.without_inputs(request), inputs, decoupled)):
                 self._end_call(number, Unavailable("the server is ending"))
         return lambda: self._drop(number)

@@ -64,7 +64,7 @@ class RequestRuns:
         answered: list[Pending] = []
         outputs: list[dict[str, Array]] = []
         for pending, outcome in zip(batch.requests, outcomes, strict=True):
-            found = self._shaped(pending, failed if outcome is None else outcome)
+            found = failed if outcome is None else _shaped(self._source.layout, pending, outcome)
             if isinstance(found, dict):
                 answered.append(pending)
                 outputs.append(found)
@@ -72,9 +72,6 @@ class RequestRuns:
                 self._source.finish(_part(batch, [pending]), found, times)
         if answered:
             self._source.finish(_part(batch, answered), outputs, times)
-
-    def _shaped(self, pending: Pending, outcome: dict[str, Array] | PenstockError) -> dict[str, Array] | PenstockError:
-        return outcome if isinstance(outcome, PenstockError) else _shaped(self._source.layout, pending, outcome)
 
 
 class _Stream:
@@ -94,8 +91,7 @@ class _Stream:
         with self._lock:
             if self._ended:
                 return False
-            if isinstance(outcome, dict):
-                outcome = _shaped(self._source.layout, pending, outcome)
+            outcome = None if outcome is None else _shaped(self._source.layout, pending, outcome)
             if isinstance(outcome, dict):
                 self._pass_on(pending, outcome)
             if final or isinstance(outcome, PenstockError):
@@ -121,12 +117,14 @@ def _given(layout: Layout, pending: Pending) -> InferRequest:
     return msgspec.structs.replace(pending.request, inputs=dict(layout.gather([pending])))
 
 
-def _shaped(layout: Layout, pending: Pending, outputs: dict[str, Array]) -> dict[str, Array] | PenstockError:
-    """``outputs`` as clients see them. Where nothing is reshaped, how many rows it answers is the model's own affair."""
-    if isinstance(layout, Rows | Alone):
-        return outputs
+def _shaped(
+    layout: Layout, pending: Pending, outcome: dict[str, Array] | PenstockError
+) -> dict[str, Array] | PenstockError:
+    """Outputs as clients see them. Where nothing is reshaped, how many rows a model answers is its own affair."""
+    if isinstance(outcome, PenstockError) or isinstance(layout, Rows | Alone):
+        return outcome
     try:
-        return layout.scatter([pending], outputs)[0]
+        return layout.scatter([pending], outcome)[0]
     except PenstockError as error:
         return error
 
