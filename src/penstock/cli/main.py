@@ -42,6 +42,7 @@ _PANELS = {
     },
     "Online": {
         "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
+        "tritonserver": "Serve model repositories with the flags of Triton's tritonserver.",
         "infer": "Run a bundle or model over the rows of an npz file, in this process.",
         "doctor": "Hold the configurations of a model repository against its models, and mend them.",
         "bench": "Load a server, closed loop or open loop, and report latencies.",
@@ -115,7 +116,9 @@ def make_app(command: str | None) -> typer.Typer:
         for name, summary in commands.items():
             body: Callable[..., Any] = _load(name) if name == command else _unloaded
             text = None if name == command else summary
-            app.command(name, short_help=summary, help=text, rich_help_panel=panel)(body)
+            # The flags of another program are its command's to read.
+            context = {"ignore_unknown_options": name == "tritonserver"}
+            app.command(name, short_help=summary, help=text, rich_help_panel=panel, context_settings=context)(body)
     return app
 
 

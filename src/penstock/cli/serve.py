@@ -29,6 +29,14 @@ def serve(
         list[str] | None,
         typer.Option(help="With explicit, a model to load at the start, * for all; may be given several times."),
     ] = None,
+    repository_poll_secs: Annotated[
+        float | None, typer.Option(help="With poll, how often the folders are looked at; 15 unless given.")
+    ] = None,
+    exit_on_error: Annotated[
+        bool | None, typer.Option(help="Whether the server ends if a model cannot be loaded at the start.")
+    ] = None,
+    strict_readiness: Annotated[bool | None, typer.Option(help="Whether a missing model makes it unready.")] = None,
+    model_config_name: Annotated[str | None, typer.Option(help="Read configs/NAME.pbtxt where it is there.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port for HTTP; 0 picks a free one; 8000 unless given.")] = None,
     grpc_port: Annotated[

@@ -164,6 +164,7 @@ class Application:
         self._layout = layout
         self._manager = Manager(self._repository, assembler, layout, _wishes(config), preloaded)
         self._manager.is_explicit = config.model_control_mode == "explicit"
+        self._dataplane.name = config.server_name
         if config.strict_readiness:
             self._dataplane.is_complete = lambda: self._manager.is_complete
         files = allow_open_files(config.max_connections + _OTHER_FILES)

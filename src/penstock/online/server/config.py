@@ -23,6 +23,10 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
     host: Annotated[str, msgspec.Meta(min_length=1)] = "127.0.0.1"
     """Address to listen on; ``0.0.0.0`` is reachable from elsewhere."""
+    grpc_host: str = ""
+    """Address of the port for gRPC; empty: ``host``. With another, each of the two ports speaks only its own protocol."""
+    metrics_host: str = ""
+    """Address of the port for metrics; empty: ``host``."""
     http_port: _Port = 8000
     """Port for HTTP, where gRPC is understood too; 0 picks a free one."""
     grpc_port: _Port | None = None
@@ -46,6 +50,14 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """File with the key of ``tls_certificate``, in PEM and without a password; empty: it is in the same file."""
     tls_client_ca: str = ""
     """File with the authorities, in PEM, one of which must have signed a client's certificate; empty: clients need none."""
+    http_tls: bool = True
+    """Whether TLS is for HTTP too, if it is spoken; if not, each of the two ports speaks only its own protocol."""
+    http_restricted_api: tuple[str, ...] = ()
+    """Which parts of the API ask for a header, as ``api,api:header=value``."""
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    """The same over gRPC, where the header is ``triton-grpc-protocol-`` and the name given."""
+    server_name: str = "penstock"
+    """What the server calls itself in its metadata."""
     dialects: tuple[Dialect, ...] = DIALECTS
     """Protocols of other servers that are understood over HTTP, beside the Open Inference Protocol; none, if empty."""
     model_repository: tuple[str, ...] = ()
@@ -170,11 +182,22 @@ class ServerConfig(msgspec.Struct, frozen=True):
             raise ValueError("'warmup_record' needs a 'warmup_folder'")
         if not (self.allow_http or self.allow_grpc):
             raise ValueError("either HTTP or gRPC has to be allowed")
+        if self.http_restricted_api and self.dialects:
+            raise ValueError("'dialects' would be a way around 'http_restricted_api': set them to []")
 
     def port(self, name: Literal["http", "grpc", "metrics"]) -> int:
         """The port for ``name``; 0 is any."""
         given: int | None = getattr(self, f"{name}_port")
         return given if given is not None else DEFAULT_PORTS[name] if self.http_port else 0
+
+    def host_of(self, name: Literal["http", "grpc", "metrics"]) -> str:
+        """The address for ``name``."""
+        return {"grpc": self.grpc_host, "metrics": self.metrics_host}.get(name) or self.host
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the ports for HTTP and gRPC are open to different clients, so that neither may speak the other's protocol."""
+        return self.host_of("grpc") != self.host or (bool(self.tls_certificate) and not self.http_tls)
 
     @property
     def client_shm(self) -> bool:
@@ -182,6 +205,6 @@ class ServerConfig(msgspec.Struct, frozen=True):
         if self.allow_client_shm != "auto":
             return self.allow_client_shm == "true"
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return not self.is_apart and ipaddress.ip_address(self.host).is_loopback
         except ValueError:
-            return self.host == "localhost"
+            return not self.is_apart and self.host == "localhost"

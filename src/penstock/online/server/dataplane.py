@@ -66,6 +66,8 @@ class DataPlane:
         """Transports look for the caller's trace only where it is enabled."""
         self.ready = False
         """Whether start-up is over and the server is not shutting down; set by the composition root."""
+        self.name = "penstock"
+        """What the server calls itself; may be set by the composition root."""
         self.is_complete: Callable[[], bool] = lambda: True
         """Whether all models are served that have to be for the server to count as ready; may be set by the composition root."""
         self.recorder: RequestRecorder | None = None
@@ -153,7 +155,7 @@ class DataPlane:
     def server_metadata(self) -> dict[str, object]:
         """Name, version and the extensions of the protocol that are spoken."""
         shared = ["system_shared_memory", "cuda_shared_memory"] if self.shared_memory.enabled else []
-        return {"name": "penstock", "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
+        return {"name": self.name, "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, object]:
         """Versions served, platform, inputs and outputs. Raises NotFound."""

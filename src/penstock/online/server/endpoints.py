@@ -26,6 +26,7 @@ from penstock.online.server.http.api import METRICS
 from penstock.online.server.http.shared import Shared
 from penstock.online.server.listener import Endpoint, Listener
 from penstock.online.server.processes import reserve
+from penstock.online.server.restriction import guard_methods
 from penstock.online.server.sniffer import Factory
 from penstock.online.server.tls import make_context
 
@@ -62,6 +63,7 @@ class Endpoints:
         self._listener = Listener(connections, config, clock)
         self._metrics_listener = Listener(for_metrics, config, clock)
         self._service = GrpcService(dataplane, control, access, config.max_pipelined, budget)
+        self._service.methods = guard_methods(self._service.methods, config.grpc_restricted_protocol)
         self._grpcio: Any = None
         self._budget = budget
         http = Shared(dataplane, control, config, connections, access, budget)
@@ -89,7 +91,9 @@ class Endpoints:
         for name, allowed in wanted:
             if allowed:
                 with _explained(config, name):
-                    ports[f"{name}_port"] = held.enter_context(reserve(config.host, config.port(name))).getsockname()[1]
+                    ports[f"{name}_port"] = held.enter_context(
+                        reserve(config.host_of(name), config.port(name))
+                    ).getsockname()[1]
         return msgspec.structs.replace(config, **ports)
 
     async def listen(self) -> Addresses:
@@ -97,9 +101,9 @@ class Endpoints:
         config = self._config
         found: dict[str, str] = {}
         if config.allow_http:
-            found["http"] = await self._listen("http", self._http, self._grpc)
+            found["http"] = await self._listen("http", self._http, None if config.is_apart else self._grpc)
         if self._grpc is not None:
-            found["grpc"] = await self._listen("grpc", self._http, self._grpc)
+            found["grpc"] = await self._listen("grpc", None if config.is_apart else self._http, self._grpc)
         elif config.allow_grpc:
             found["grpc"] = await self._listen_grpcio()
         if config.allow_metrics:
@@ -142,10 +146,10 @@ class Endpoints:
     async def _listen(self, name: _Name, http: Factory | None, http2: Factory | None) -> str:
         config = self._config
         endpoint = Endpoint(
-            host=config.host,
+            host=config.host_of(name),
             port=config.port(name),
             reuse_port=config.processes > 1,
-            tls=make_context(config) if name != "metrics" else None,
+            tls=make_context(config) if name == "grpc" or (name == "http" and config.http_tls) else None,
             http=http,
             http2=http2,
         )
@@ -180,7 +184,7 @@ def _explained(config: ServerConfig, name: _Name | Literal["unix_socket"]) -> It
             raise Unavailable(f"cannot listen on '{config.unix_socket}': {reason}", "choose another path") from None
         is_of_port = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise Unavailable(
-            f"cannot listen on {config.host}:{config.port(name)}: {reason}",
+            f"cannot listen on {config.host_of(name)}:{config.port(name)}: {reason}",
             f"choose another --{name}-port; 0 picks a free one"
             if is_of_port
             else "--host must be an address of this machine; 0.0.0.0 is all of them",

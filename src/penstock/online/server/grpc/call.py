@@ -56,6 +56,16 @@ class Receiver(Protocol):
         """The client has sent its last message, and still waits for answers."""
 
 
+class Deaf:
+    """Receiver of a stream that has ended before it began."""
+
+    def message(self, data: Buffer) -> None:
+        """Nobody answers it."""
+
+    def half_close(self) -> None:
+        """Nobody waits for it."""
+
+
 class Method(msgspec.Struct, frozen=True):
     """One method of a service: ``unary`` takes the call and its only message; ``stream`` takes the call when it begins.
 

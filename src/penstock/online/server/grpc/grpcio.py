@@ -50,7 +50,7 @@ class GrpcioServer:
         """Listen; returns the address bound. Raises OSError, InvalidConfig."""
         config = self._config
         self._server = aio.server(handlers=self._handlers(self._service.methods), options=self._options())
-        host = config.host or "0.0.0.0"  # noqa: S104 - what an empty host stands for
+        host = config.host_of("grpc") or "0.0.0.0"  # noqa: S104 - what an empty host stands for
         address = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
         try:
             if config.tls_certificate:

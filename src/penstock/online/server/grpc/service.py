@@ -10,13 +10,12 @@ from penstock.online.server.admission import ByteBudget
 from penstock.online.server.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.call import Call, Method, Receiver
+from penstock.online.server.grpc.call import Call, Deaf, Method, Receiver
 from penstock.online.server.grpc.control import GrpcControl
 from penstock.online.server.grpc.health import Health
 from penstock.online.server.grpc.inference import Inference, stopping
 from penstock.online.server.grpc.reflection import VERSIONS, Reflection
 from penstock.online.server.grpc.stream import InferStream
-from penstock.tensor import Buffer
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -71,7 +70,7 @@ class GrpcService:
             client = self._inference.admit(call)
         except PenstockError as error:
             call.finish(error)
-            return _Deaf()
+            return Deaf()
         stream = InferStream(call, client, self._inference, self._max_stream_requests, self._streams.discard)
         self._streams.add(stream)
         return stream
@@ -81,13 +80,3 @@ class GrpcService:
         stream = Reflection(call, package, services, self._streams.discard)
         self._streams.add(stream)
         return stream
-
-
-class _Deaf:
-    """Of a stream that has ended before it began."""
-
-    def message(self, data: Buffer) -> None:
-        """Nobody answers it."""
-
-    def half_close(self) -> None:
-        """Nobody waits for it."""

@@ -191,6 +191,8 @@ class Connection(Line):
         else:
             try:
                 self._head.read(name, value)
+                if self.shared.keys and name.lower() in self.shared.keys:
+                    self._head.keys[name.lower()] = value
             except InvalidArgument as error:
                 self._refuse(400, str(error))
                 raise _Refused from None

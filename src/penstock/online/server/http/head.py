@@ -41,6 +41,8 @@ class Head(msgspec.Struct, gc=False):
     """What ``Accept-Encoding`` likes best; empty for identity."""
     credential: bytes | None = None
     """The key in ``Authorization`` or ``X-API-Key``."""
+    keys: dict[bytes, bytes] = {}
+    """Headers that open restricted parts of the API, by name in lower case."""
     traceparent: str = ""
     tracestate: str = ""
 

@@ -19,6 +19,7 @@ from penstock.online.server.http.encoder import AnswerEncoder
 from penstock.online.server.http.head import Heads
 from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Resource, Routes
+from penstock.online.server.restriction import guard_resources, read_restrictions
 from penstock.tensor import DataType, TensorSpec
 
 FREE_BYTES = 16 << 10
@@ -46,7 +47,11 @@ class Shared:
         self.access = access if access is not None and access.enabled else None
         """Only where keys are asked for."""
         self.budget = budget
-        self.routes = Routes([*RESOURCES, *dialect_resources(config.dialects)] if resources is None else resources)
+        restrictions = read_restrictions(config.http_restricted_api)
+        self.keys = frozenset(header.encode() for header, _ in restrictions.values())
+        """Headers that open restricted parts, in lower case."""
+        found = [*RESOURCES, *dialect_resources(config.dialects)] if resources is None else resources
+        self.routes = Routes(guard_resources(found, restrictions))
         self.heads = Heads()
         self.decode = RequestDecoder(dataplane.shared_memory, self.inputs_of)
         self.encode = AnswerEncoder()

@@ -1,0 +1,237 @@
+"""The flags of Triton's ``tritonserver``, as a table of what each does to the settings of this server. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.config import did_you_mean
+from penstock.errors import InvalidArgument
+from penstock.online.server.config import ServerConfig
+
+Settings = dict[str, Any]
+
+DEFAULTS: Mapping[str, Any] = {
+    "host": "0.0.0.0",  # noqa: S104 - where Triton listens unless told otherwise
+    "grpc_host": "0.0.0.0",  # noqa: S104
+    "server_name": "triton",
+    "allow_client_shm": "false",
+    "dialects": [],
+    "max_request_bytes": 1 << 30,
+}
+"""Settings whose defaults are others for those who come from Triton, which does not bound tensors."""
+
+_WORDS = {"true": "1", "on": "1", "false": "0", "off": "0"}
+_PARTS = re.compile(r"(?:([^,=]+),)?([^,=]+)=(.+)", re.DOTALL)
+_CACHE_BYTES = 64 << 20
+
+
+class Flag(NamedTuple):
+    """``apply`` takes the settings and the flag's text, and returns a note for the user, or nothing. Raises ValueError."""
+
+    apply: Callable[[Settings, str], str | None]
+    may_stand_alone: bool = False
+    """Without a value, for true."""
+
+
+def translate(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
+    """Settings of ``ServerConfig`` by name, and notes on what has no effect. Raises InvalidArgument.
+
+    As with Triton, a value follows after ``=`` or as the next argument, and a name may be cut short where that leaves one.
+    """
+    settings: Settings = {}
+    notes: list[str] = []
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        if not argument.startswith("--"):
+            raise InvalidArgument(f"'{argument:.40}' belongs to no flag", "flags begin with --")
+        given, equals, text = argument[2:].partition("=")
+        name = _full_name(given)
+        if not equals:
+            text = _next(name, rest)
+        try:
+            if note := FLAGS[name].apply(settings, text):
+                notes.append(f"--{name} {note}")
+        except (ValueError, msgspec.ValidationError) as error:
+            raise InvalidArgument(f"--{name} is wrong: {error}") from None
+    return settings, [*dict.fromkeys(notes), *_settle(settings)]
+
+
+def _full_name(given: str) -> str:
+    names = [name for name in FLAGS if given and name.startswith(given)]
+    if given in FLAGS or len(names) == 1:
+        return given if given in FLAGS else names[0]
+    raise InvalidArgument(f"unknown flag '--{given:.80}'", did_you_mean(given, names or FLAGS))
+
+
+def _next(name: str, rest: deque[str]) -> str:
+    if rest and not rest[0].startswith("--"):
+        return rest.popleft()
+    if FLAGS[name].may_stand_alone:
+        return "true"
+    raise InvalidArgument(f"--{name} needs a value", f"write --{name}=VALUE")
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """Name (may be empty), setting and value, which errors do not repeat, since it may be a password."""
+    match = _PARTS.fullmatch(text)
+    if match is None:
+        raise ValueError("write <name>,<setting>=<value>")
+    return match[1] or "", match[2], match[3]
+
+
+def _sets(setting: str) -> Flag:
+    """Sets what is read as its type; a list grows with every value."""
+    kind = _TYPES[setting]
+
+    def apply(settings: Settings, text: str) -> None:
+        if not text:
+            raise ValueError("it must not be empty")
+        if get_origin(kind) is tuple:
+            settings[setting] = (*settings.get(setting, ()), text)
+        elif get_origin(kind) is Literal:
+            settings[setting] = next((choice for choice in get_args(kind) if choice.lower() == text.lower()), text)
+        else:
+            word = text if kind is str else _WORDS.get(text.lower(), text)
+            settings[setting] = msgspec.convert(word, kind, strict=False)
+
+    return Flag(apply, kind is bool)
+
+
+def _idle(reason: str) -> Flag:
+    return Flag(lambda settings, text: f"has no effect here: {reason}", may_stand_alone=True)
+
+
+def _refused(reason: str) -> Flag:
+    def apply(settings: Settings, text: str) -> None:
+        if _WORDS.get(text.lower(), text) not in ("0", ""):
+            raise ValueError(f"it cannot be used, since {reason}")
+
+    return Flag(apply, may_stand_alone=True)
+
+
+def _cache(settings: Settings, text: str) -> None:
+    name, setting, value = _parts(text)
+    if (name, setting) == ("local", "size"):
+        _sets("cache_bytes").apply(settings, value)
+    elif name == "redis":
+        settings.setdefault("redis", {})[setting] = value
+    else:
+        raise ValueError("write local,size=<bytes> or redis,<setting>=<value>")
+
+
+def _chooses(names: Mapping[str, str]) -> Flag:
+    def apply(settings: Settings, text: str) -> str | None:
+        mode, setting, value = _parts(text)
+        name = f"{mode.lower()},{setting}" if mode else setting
+        if name in names:
+            return _sets(names[name]).apply(settings, value)
+        return f"has no effect here for '{name:.40}': the server chooses it"
+
+    return Flag(apply)
+
+
+_TYPES: dict[str, Any] = {
+    **{field.name: field.type for field in msgspec.structs.fields(ServerConfig)},
+    **dict.fromkeys(("allow-client-shm", "grpc-use-ssl", "grpc-use-ssl-mutual"), bool),
+    **dict.fromkeys(("grpc-server-cert", "grpc-server-key", "grpc-root-cert"), str),
+}
+"""Of settings, and of flags that have to be seen together."""
+
+_SAME_NAME = """
+    log-info log-warning log-error log-format log-file exit-on-error strict-readiness
+    model-repository model-control-mode repository-poll-secs model-config-name model-namespacing
+    allow-http http-port http-restricted-api allow-grpc grpc-port grpc-restricted-protocol allow-metrics metrics-port
+    trace-level trace-file trace-rate trace-count trace-log-frequency rate-limit rate-limit-resource"""
+_OTHER_NAME = {
+    "id": "server_name",
+    "exit-timeout-secs": "drain_timeout_s",
+    "log-verbose": "log_verbose_level",
+    "model-store": "model_repository",
+    "load-model": "load_models",
+    "model-load-thread-count": "model_load_threads",
+    "http-address": "host",
+    "grpc-address": "grpc_host",
+    "metrics-address": "metrics_host",
+    "response-cache-byte-size": "cache_bytes",
+    **{name: name for name in _TYPES if "-" in name},
+}
+_TRACE = {
+    **{name: f"trace_{name}" for name in ("level", "rate", "count", "mode")},
+    "triton,file": "trace_file",
+    "triton,log-frequency": "trace_log_frequency",
+    "opentelemetry,url": "trace_endpoint",
+}
+_CLOUD = "this front end is not spoken"
+_REFUSED = {
+    "the processes of one server share its ports; see PENSTOCK_SERVER_PROCESSES": "reuse-http-port reuse-grpc-port",
+    "headers are not handed to models": "http-header-forward-pattern grpc-header-forward-pattern",
+    _CLOUD: "allow-sagemaker allow-vertex-ai",
+}
+_IDLE = {
+    "a load that failed is not tried again by itself": "model-load-retry-count",
+    "what a configuration leaves out is always filled in": "disable-auto-complete-config strict-model-config",
+    "one loop serves all connections; see PENSTOCK_SERVER_PROCESSES": "http-thread-count grpc-infer-thread-count",
+    "tensors count too; see PENSTOCK_SERVER_MAX_REQUEST_BYTES": "http-max-input-size",
+    "the server has limits of its own": """
+        grpc-infer-allocation-pool-size grpc-max-response-pool-size grpc-infer-response-compression-level
+        grpc-keepalive-time grpc-keepalive-timeout grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+        grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes
+        grpc-max-connection-age grpc-max-connection-age-grace""",
+    "metrics are taken when they are asked for": "metrics-interval-ms allow-cpu-metrics",
+    "engines are Python packages": "backend-config backend-directory repoagent-directory cache-directory",
+    "models run on the CPU, in memory that the system manages": """
+        allow-gpu-metrics enable-peer-access pinned-memory-pool-byte-size cuda-memory-pool-byte-size
+        cuda-virtual-address-size min-supported-compute-capability model-load-gpu-limit
+        host-policy buffer-manager-thread-count""",
+    _CLOUD: """
+        sagemaker-port sagemaker-safe-port-range sagemaker-thread-count
+        vertex-ai-port vertex-ai-thread-count vertex-ai-default-model""",
+}
+
+FLAGS: Mapping[str, Flag] = {
+    **{name: _sets(name.replace("-", "_")) for name in _SAME_NAME.split()},
+    **{name: _sets(setting) for name, setting in _OTHER_NAME.items()},
+    **{name: _refused(reason) for reason, names in _REFUSED.items() for name in names.split()},
+    **{name: _idle(reason) for reason, names in _IDLE.items() for name in names.split()},
+    "metrics-config": _chooses({"summary_latencies": "metrics_summaries"}),
+    "trace-config": _chooses(_TRACE),
+    "cache-config": Flag(_cache),
+}
+"""By name, without the dashes."""
+
+
+def _settle(settings: Settings) -> list[str]:
+    """Make settings of what several flags say together; the notes on it. Raises InvalidArgument."""
+    if settings.get("model_control_mode") != "poll":
+        settings.pop("repository_poll_secs", None)
+    if "://" not in settings.get("trace_endpoint", "://"):
+        settings["trace_endpoint"] = f"http://{settings['trace_endpoint']}"
+    if "allow-client-shm" in settings:
+        settings["allow_client_shm"] = str(settings.pop("allow-client-shm")).lower()
+    flags = ("use-ssl", "use-ssl-mutual", "server-cert", "server-key", "root-cert")
+    is_used, is_mutual, certificate, key, root = (settings.pop(f"grpc-{flag}", "") for flag in flags)
+    if is_used or is_mutual:
+        if not certificate or (is_mutual and not root):
+            raise InvalidArgument("TLS lacks a file", "give --grpc-server-cert, and --grpc-root-cert if it is mutual")
+        settings |= {"tls_certificate": certificate, "tls_key": key, "http_tls": False}
+        settings["tls_client_ca"] = root if is_mutual else ""
+    redis = settings.pop("redis", {})
+    if redis:
+        settings |= {"cache_bytes": settings.get("cache_bytes", _CACHE_BYTES), "cache_redis": _redis_url(redis)}
+    return [f"--cache-config has no effect here for '{setting:.40}': the server chooses it" for setting in redis]
+
+
+def _redis_url(given: dict[str, str]) -> str:
+    """Takes out of ``given`` what it makes use of."""
+    user, password, tls = (given.pop(name, "") for name in ("user", "password", "tls_enabled"))
+    host, port, db = given.pop("host", "localhost"), given.pop("port", "6379"), given.pop("db", "0")
+    who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
+    scheme = "rediss" if _WORDS.get(tls.lower(), tls) == "1" else "redis"
+    return f"{scheme}://{who}{f'[{host}]' if ':' in host else host}:{port}/{quote(db)}"

@@ -1,0 +1,61 @@
+"""``penstock tritonserver``: serve model repositories for scripts that start Triton's ``tritonserver``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from penstock.cli.main import fail, run
+from penstock.cli.triton_flags import DEFAULTS, translate
+from penstock.config import resolve
+from penstock.errors import PenstockError
+from penstock.online.server import app
+from penstock.online.server.config import ServerConfig
+
+
+def tritonserver(
+    flags: Annotated[list[str] | None, typer.Argument(metavar="--FLAG=VALUE", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON on stdout when ready.")] = False,
+) -> None:
+    """Serve model repositories as Triton's tritonserver does, with its flags and its defaults.
+
+    Every flag of Triton's is known; a line on stderr names those that have no effect. Settings without a flag come from the
+    environment (PENSTOCK_SERVER_...). Ends with 0 after SIGTERM or Ctrl-C, and with 1 on any error, as Triton does.
+
+    [bold]Examples[/bold]
+
+      penstock tritonserver --model-repository=models
+
+      penstock tritonserver --model-store models --model-control-mode explicit --load-model digits --http-port 9000
+    """
+
+    def announce(ready: app.Ready) -> None:
+        services = {"GRPCInferenceService": ready.grpc, "HTTPService": ready.http, "Metrics Service": ready.metrics}
+        for name, address in services.items():
+            if address:
+                print(f"Started {name} at {address}", file=sys.stderr, flush=True)
+        if json:
+            print(msgspec.json.encode(ready).decode(), flush=True)
+
+    try:
+        settings, notes = translate(flags or [])
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+        app.serve(resolve(ServerConfig, "server", DEFAULTS, os.environ, settings).config, [], announce)
+    except PenstockError as error:
+        fail(error, json)
+        raise typer.Exit(1) from None
+
+
+def main() -> None:
+    """Entry point of the console script: the same as ``penstock tritonserver``."""
+    sys.argv.insert(1, "tritonserver")
+    run()
+
+
+if __name__ == "__main__":
+    main()
