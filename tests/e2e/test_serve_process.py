@@ -116,6 +116,7 @@ def test_a_request_larger_than_what_is_merged_runs_alone(model: Path) -> None:
 HANGING = """
 import sys, threading
 from penstock.errors import PenstockError
+from penstock.online.repository import loader
 from penstock.online.repository.loader import Loaded
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig
@@ -136,12 +137,12 @@ def slow(source):
 
 drain_timeout_s = 0.1
 if sys.argv[1] == "load":
-    app.load = hang
+    loader.load = hang
 elif sys.argv[1] == "slow load":
-    app.load = slow
+    loader.load = slow
     drain_timeout_s = 30
 else:
-    app.load = lambda source: Loaded(source, (FakeModel(forward=hang),), 8)
+    loader.load = lambda source: Loaded(source, (FakeModel(forward=hang),), 8)
 config = ServerConfig(http_port=0, event_loop=sys.argv[2], shutdown_grace_s=0, drain_timeout_s=drain_timeout_s)
 try:
     app.serve(config, [sys.argv[3]], lambda ready: print(ready.http, flush=True))

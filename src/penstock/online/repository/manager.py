@@ -73,6 +73,8 @@ class Manager:
         self._leaving: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Future[Any]] = set()
         self._seen: dict[str, str] = {}
+        self._level = logging.DEBUG
+        """At which success is told of: the ready line tells of what is loaded at the start."""
 
     @property
     def is_complete(self) -> bool:
@@ -88,6 +90,7 @@ class Manager:
         outcomes = await asyncio.gather(*work, return_exceptions=True)
         self._preloaded.clear()
         self._seats = asyncio.Semaphore(threads)
+        self._level = logging.INFO
         failures = {}
         for name, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, PenstockError):
@@ -245,7 +248,9 @@ class Manager:
             _log.error("model '%s', generation %d: %s", model.name, model.generation, LoadFailed(model.name, failures))
             raise LoadFailed(model.name, failures)
         model.override, model.replaced = used, definition.fingerprint
-        _log.info("model '%s', generation %d serves %s", model.name, model.generation, ", ".join(model.served))
+        _log.log(
+            self._level, "model '%s', generation %d serves %s", model.name, model.generation, ", ".join(model.served)
+        )
 
     async def _define(self, model: Model, override: Override | None) -> tuple[Definition, Override | None]:
         """What ``model`` is now, and the override that this is by: one made before holds until the files that it replaces change."""
