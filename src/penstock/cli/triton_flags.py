@@ -139,6 +139,7 @@ def _chooses(names: Mapping[str, str]) -> Flag:
 
 _TYPES: dict[str, Any] = {
     **{field.name: field.type for field in msgspec.structs.fields(ServerConfig)},
+    "repository-poll-secs": float,
     **dict.fromkeys(("allow-client-shm", "grpc-use-ssl", "grpc-use-ssl-mutual"), bool),
     **dict.fromkeys(("grpc-server-cert", "grpc-server-key", "grpc-root-cert"), str),
 }
@@ -146,7 +147,7 @@ _TYPES: dict[str, Any] = {
 
 _SAME_NAME = """
     log-info log-warning log-error log-format log-file exit-on-error strict-readiness
-    model-repository model-control-mode repository-poll-secs model-config-name model-namespacing
+    model-repository model-control-mode model-config-name model-namespacing
     allow-http http-port http-restricted-api allow-grpc grpc-port grpc-restricted-protocol allow-metrics metrics-port
     trace-level trace-file trace-rate trace-count trace-log-frequency rate-limit rate-limit-resource"""
 _OTHER_NAME = {
@@ -209,8 +210,9 @@ FLAGS: Mapping[str, Flag] = {
 
 def _settle(settings: Settings) -> list[str]:
     """Make settings of what several flags say together; the notes on it. Raises InvalidArgument."""
-    if settings.get("model_control_mode") != "poll":
-        settings.pop("repository_poll_secs", None)
+    poll_secs = settings.pop("repository-poll-secs", None)
+    if poll_secs is not None and settings.get("model_control_mode") == "poll":
+        settings["repository_poll_secs"] = poll_secs
     if "://" not in settings.get("trace_endpoint", "://"):
         settings["trace_endpoint"] = f"http://{settings['trace_endpoint']}"
     if "allow-client-shm" in settings:

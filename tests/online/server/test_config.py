@@ -20,6 +20,7 @@ from penstock.online.server.config import ServerConfig
         ({"max_inflight_bytes": 1}, "'max_inflight_bytes' must be at least 'max_request_bytes'"),
         ({"processes": 2, "isolation": "process"}, "models cannot have processes of their own"),
         ({"processes": 2, "unix_socket": "s"}, "cannot listen on one 'unix_socket'"),
+        ({"http_restricted_api": ["health:key=value"]}, "'dialects' would be a way around 'http_restricted_api'"),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:

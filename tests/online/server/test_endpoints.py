@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from h2_servers import Peer
 from handles import make_handle
@@ -118,6 +120,54 @@ def test_what_is_not_allowed_has_no_port() -> None:
     serving(without_grpc, allow_grpc=False)
     serving(without_http, allow_http=False)
     serving(without_metrics, allow_metrics=False)
+
+
+def test_ports_with_addresses_of_their_own_do_not_speak_for_one_another() -> None:
+    def ask(found: Addresses) -> None:
+        assert [of(address)[0] for address in (found.http, found.grpc, found.metrics)] == [
+            "127.0.0.1",
+            "127.0.0.2",
+            "127.0.0.3",
+        ]
+        assert (status(found.http), status(found.metrics, "/metrics")) == (200, 200)
+        assert (speaks_grpc(found.http), speaks_grpc(found.grpc)) == (False, True)
+        with socket.create_connection(of(found.grpc), timeout=20) as client:
+            client.sendall(get("/v2/health/live"))
+            assert not client.recv(100).startswith(b"HTTP/")
+
+    serving(ask, grpc_host="127.0.0.2", metrics_host="127.0.0.3")
+
+
+def test_restricted_methods_are_restricted_on_every_port() -> None:
+    def ask(found: Addresses) -> None:
+        assert not is_live(found.grpc)
+        assert not is_live(found.http)
+        assert (status(found.http), status(found.grpc)) == (200, 200)
+
+    def is_live(address: str) -> bool:
+        with Peer(of(address)) as peer:
+            peer.greet()
+            return bool(peer.ask(1, b"", SERVER_LIVE).status == 0)
+
+    serving(ask, grpc_restricted_protocol=("health:key=value",))
+
+
+def test_tls_may_be_for_grpc_alone(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    context.set_alpn_protocols(["h2"])
+
+    def ask(found: Addresses) -> None:
+        assert (status(found.http), speaks_grpc(found.http)) == (200, False)
+        with (
+            socket.create_connection(of(found.grpc), timeout=20) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+        ):
+            assert wrapped.selected_alpn_protocol() == "h2"
+
+    serving(ask, tls_certificate=str(tmp_path / "server.pem"), http_tls=False)
 
 
 def test_an_address_of_ipv6_is_written_in_brackets() -> None:

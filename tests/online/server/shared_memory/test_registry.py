@@ -205,6 +205,7 @@ def test_switched_off_all_is_refused() -> None:
         ({"host": "example.org"}, False),
         ({"host": "0.0.0.0", "allow_client_shm": "true"}, True),
         ({"allow_client_shm": "false"}, False),
+        ({"grpc_host": "0.0.0.0"}, False),
     ],
 )
 def test_by_default_it_is_on_where_clients_are_local(settings: dict[str, Any], expected: bool) -> None:
