@@ -123,6 +123,7 @@ def listeners(port: int) -> int:
 
 SLOW_AGAIN = """
 import os, sys, time
+from penstock.online.repository import loader
 from penstock.online.repository.loader import Loaded, Source
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig
@@ -140,7 +141,7 @@ def on_ready(ready):
     open(loaded, "w").close()
     print(ready.http, flush=True)
 
-app.load = load
+loader.load = load
 Source.has_own_threads = property(lambda source: True)
 app.serve(ServerConfig(http_port=0, processes=2, shutdown_grace_s=0), [sys.argv[1]], on_ready)
 """

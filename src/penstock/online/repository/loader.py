@@ -16,7 +16,7 @@ from penstock.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.online.repository.config_rules import prefix
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.layout import Layout
-from penstock.online.repository.memory import low_priority
+from penstock.online.repository.memory import give_back, low_priority
 from penstock.online.repository.model_config import to_json
 from penstock.online.repository.policy import choose
 from penstock.online.repository.source import Source, Wishes, find
@@ -112,8 +112,15 @@ def preload(layout: Layout, names: Iterable[str], wishes: Wishes) -> dict[tuple[
             for version in () if model.is_ensemble else choose(model.given.version_policy, model.versions).versions:
                 source = find(model, version, wishes)
                 if not source.has_own_threads:
-                    found[name, version] = Preloaded(load(source), model.fingerprint)
+                    found[name, version] = Preloaded(_without_bytes(load(source)), model.fingerprint)
+    give_back()
     return found
+
+
+def _without_bytes(loaded: Loaded) -> Loaded:
+    """``loaded`` for keeping: what it was loaded from is as large as itself."""
+    artifact = msgspec.structs.replace(loaded.source.artifact, data=b"")
+    return msgspec.structs.replace(loaded, source=msgspec.structs.replace(loaded.source, artifact=artifact))
 
 
 def load_more(
