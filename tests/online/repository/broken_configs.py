@@ -103,7 +103,6 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("input-twice", f"input [ {{ {_X} }}, {{ {_X} }} ]", "input", "two called 'x'"),
     ("output-twice", 'output [ { name: "y" }, { name: "y" } ]', "output", "two called 'y'"),
     ("no-type", 'input { name: "x" dims: 3 }', "input[0].data_type", "missing"),
-    ("no-dims", 'input { name: "x" data_type: TYPE_FP32 }', "input[0].dims", "missing"),
     ("dim-zero", 'input { name: "x" data_type: TYPE_FP32 dims: 0 }', "input[0].dims", "holds 0"),
     ("dim-negative", 'output { name: "y" data_type: TYPE_FP32 dims: -2 }', "output[0].dims", "holds -2"),
     ("dims-beyond-memory", 'input { name: "x" data_type: TYPE_FP32 dims: [4294967296, 4294967296] }', "input[0].dims", "large"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidArgument
+from penstock.errors import Code, InvalidArgument, PenstockError
 from penstock.online.repository.override import Override, discard, read_parameters, store
 
 
@@ -47,7 +47,6 @@ def test_bad_parameters(parameters: dict[str, Any], said: str) -> None:
         "a\\b",
         "1/\0",
         ".hidden",
-        "1/" + "x" * 256,
         "/".join("123456789"),
     ],
     ids=repr,
@@ -55,6 +54,12 @@ def test_bad_parameters(parameters: dict[str, Any], said: str) -> None:
 def test_paths_that_lead_elsewhere(path: str) -> None:
     with pytest.raises(InvalidArgument, match="names no file in the folder of model 'm'"):
         read_parameters("m", {"config": "{}", f"file:{path}": b""})
+
+
+def test_a_name_that_no_file_can_have_is_a_failure_of_the_repository_as_clients_expect() -> None:
+    with pytest.raises(PenstockError, match="failed to load 'm', failed to poll from model repository") as refusal:
+        read_parameters("m", {"config": "{}", f"file:{'A' * 256}": b""})
+    assert refusal.value.code is Code.INTERNAL
 
 
 def test_files_are_kept_where_only_their_owner_can_read_them_until_discarded() -> None:

@@ -137,12 +137,6 @@ _TENSOR: list[_Row] = [
     ("", lambda value, config: config.HasField("ensemble_scheduling") and not value, "is missing: no model tells it", ""),
     (".name", _is_missing, _MISSING, ""),
     (".data_type", lambda value, tensor: tensor.dims and not value, _MISSING, ""),
-    (
-        ".dims",
-        lambda value, tensor: tensor.data_type and not value,
-        _MISSING,
-        "a scalar has dims: [ 1 ] and reshape { }",
-    ),
     (".dims", _bad_dims, "{1}", ""),
     (".reshape.shape", _bad_dims, "{1}", ""),
     (".reshape", lambda value, tensor: tensor.dims and _trunks(tensor.dims) != _trunks(value.shape),

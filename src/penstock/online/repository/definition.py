@@ -27,6 +27,8 @@ class Definition(msgspec.Struct, frozen=True):
     """By version what changes whenever its files do; below the empty name, that of what all share but the configuration."""
     fingerprint: str = ""
     """Changes whenever any of the model's files does, in a repository or not."""
+    written_in: str = ""
+    """The file that ``given`` was read from, as errors name it; empty if it was none."""
 
     @property
     def is_ensemble(self) -> bool:

@@ -112,6 +112,7 @@ class Layout(msgspec.Struct, frozen=True):
             folder=folder,
             versions={version: folder / version for version in sorted(fingerprints, key=_number) if version},
             given=self._resolved(given, found) if self.namespacing else given,
+            written_in=where if given.ListFields() else "",
             fingerprints=fingerprints,
             fingerprint=_digest(lines) if folder == found else self.fingerprint(name),
         )

@@ -230,7 +230,7 @@ class Manager:
                 if is_due and not model.served:
                     self._missing.add(model.name)
                 if model.definition is not None and not model.versions:
-                    model.problem = error.message
+                    model.problem = str(error)
                 elif model.is_unknown and model.pending == 1:
                     self._models.pop(model.name, None)
                 raise
@@ -266,7 +266,7 @@ class Manager:
         except NotFound as error:
             raise PenstockError(f"failed to load '{name}', failed to poll from model repository", error.hint) from None
         except PenstockError as error:
-            model.problem = error.message
+            model.problem = str(error)
             _log.error("model '%s' is not what it should be: %s", name, error)
             raise InvalidConfig(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}", error.hint
@@ -322,7 +322,9 @@ class Manager:
         try:
             handle = await self._make(definition, number)
         except PenstockError as error:
-            version.fail(error.message)
+            if isinstance(error, InvalidConfig) and definition.written_in:
+                error.message = f"{definition.written_in}: {error.message.removeprefix(f'{definition.written_in}: ')}"
+            version.fail(str(error))
             return error
         except Exception:
             version.fail("internal error")

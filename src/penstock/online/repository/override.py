@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
 
 _FILE = "file:"
 _MAX_FILES = 1000
 _MAX_DEPTH = 8
-_PART = re.compile(r"[^/\\\x00-\x1f\x7f]{1,255}")
+_MAX_NAME = 255
+_PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class Override(msgspec.Struct, frozen=True):
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
     """What the parameters of a request to load model ``name`` say: the configuration, and files by path in the model's folder.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument, and PenstockError for a name that is too long for a file.
     """
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
@@ -58,6 +59,11 @@ def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | Non
 
 def _checked(path: str, name: str) -> str:
     parts = path.split("/")
+    if any(len(part) > _MAX_NAME for part in parts):  # which clients know as a failure of the repository
+        raise PenstockError(
+            f"failed to load '{name}', failed to poll from model repository: '{_FILE}{path[:80]}' is too long",
+            f"at most {_MAX_NAME} characters for a file's name",
+        )
     if len(parts) > _MAX_DEPTH or any(part.startswith(".") or not _PART.fullmatch(part) for part in parts):
         raise InvalidArgument(
             f"'{_FILE}{path[:80]}' names no file in the folder of model '{name}'", "write e.g. 'file:1/model.onnx'"

@@ -115,9 +115,14 @@ def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source
 
     Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
     """
-    path, given = definition.versions[version], definition.given
+    path, given, where = definition.versions[version], definition.given, definition.written_in
+    if given.HasField("sequence_batching") and wishes.processes > 1:
+        raise InvalidConfig(
+            f"model '{definition.name}' has 'sequence_batching', and the requests of a sequence may come to any process",
+            "serve it with one of 'processes'",
+        )
     is_by_hand = path.name != version or is_bundle(path) or path.is_file()
-    backend = _BY_HAND if is_by_hand else backend_of(given, definition.name, _names(path))
+    backend = _BY_HAND if is_by_hand else backend_of(given, definition.name, _names(path), where)
     path /= backend.filename
     instances = sum(max(1, group.count) for group in given.instance_group) or wishes.instances
     most = 1 if given.HasField("max_batch_size") and given.max_batch_size == 0 else given.max_batch_size
@@ -132,7 +137,7 @@ def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source
     options: dict[str, Any] = {"threads": 0, "spinning": False} if engine == "onnxruntime" else {"threads": 0}
     if getattr(get_engine(engine), "takes_signature", False):
         options["inputs"], options["outputs"] = declared_tensors(given)
-    options |= engine_options(given, definition.name, engine)
+    options |= engine_options(given, definition.name, engine, where)
     return _planned(definition, version, own, artifact, engine, options, DEFAULT_MAX_BATCH, 1, backend)
 
 

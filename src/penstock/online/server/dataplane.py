@@ -213,9 +213,7 @@ class DataPlane:
                 raise InvalidArgument(f"parameter keys starting with '{_RESERVED}' are reserved, as in '{name}'")
         if "sequence_id" in parameters:
             request.sequence_id = _identity(parameters["sequence_id"])
-        if "sequence_start" in parameters:
             request.sequence_start = _flag(parameters, "sequence_start")
-        if "sequence_end" in parameters:
             request.sequence_end = _flag(parameters, "sequence_end")
         if "priority" in parameters:
             request.priority = _count(parameters, "priority")
@@ -236,7 +234,7 @@ def _count(parameters: dict[str, Any], name: str) -> int:
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool:
-    value = parameters[name]
+    value = parameters.get(name, False)
     if not isinstance(value, bool):
         raise InvalidArgument(f"parameter '{name}' has invalid value {value!r}. It should be true or false.")
     return value
