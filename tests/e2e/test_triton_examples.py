@@ -7,6 +7,7 @@ repository; without it these tests are skipped. ``test_triton_clients.py`` goes 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,15 +42,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("repositories")
     folders = write_examples(root / "examples"), write_custom(root / "custom")
     arguments = [word for folder in folders for word in ("--model-repository", str(folder))]
-    with ServerProcess(arguments=tuple(arguments)) as server:
+    with ServerProcess(arguments=tuple(arguments), server_name="triton") as server:
         yield server
 
 
 @pytest.fixture
-def controlled(tmp_path: Path) -> Iterator[ServerProcess]:
-    """With those eight models alone, to be loaded."""
-    arguments = ("--model-repository", str(write_examples(tmp_path / "examples")), "--model-control-mode", "explicit")
-    with ServerProcess(arguments=arguments) as server:
+def controlled(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """With as many models, to be loaded, as the example counts: eight over gRPC, seven over HTTP."""
+    folder = write_examples(tmp_path / "examples")
+    if "http" in request.node.name:
+        shutil.rmtree(folder / "densenet_onnx")
+    arguments = ("--model-repository", str(folder), "--model-control-mode", "explicit")
+    with ServerProcess(arguments=arguments, server_name="triton") as server:
         yield server
 
 
