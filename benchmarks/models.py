@@ -114,11 +114,12 @@ class GraphBuilder:
         return path
 
 
-def mlp(path: Path) -> Path:
-    """32 → 64 → 8: a model that costs next to nothing, so that all else shows."""
-    graph = GraphBuilder()
-    hidden = graph.op("Relu", graph.linear("input", 32, 64))
-    return graph.save(path, graph.linear(hidden, 64, 8), [32], [8])
+def mlp(path: Path, widths: tuple[int, int, int] = (32, 64, 8), seed: int = 0) -> Path:
+    """32 → 64 → 8 if nothing else is said: a model that costs next to nothing, so that all else shows."""
+    rows, inner, columns = widths
+    graph = GraphBuilder(seed)
+    hidden = graph.op("Relu", graph.linear("input", rows, inner))
+    return graph.save(path, graph.linear(hidden, inner, columns), [rows], [columns])
 
 
 def identity(path: Path, size: int) -> Path:
@@ -135,9 +136,9 @@ def small_cnn(path: Path) -> Path:
     return graph.save(path, graph.classify(x, 128, 10), [3, 64, 64], [10])
 
 
-def resnet18(path: Path) -> Path:
-    """ResNet-18 for 3×224×224 images, BatchNormalization not folded."""
-    graph = GraphBuilder()
+def resnet18(path: Path, size: int = 224, seed: int = 0) -> Path:
+    """ResNet-18 for 3×``size``×``size`` images, BatchNormalization not folded."""
+    graph = GraphBuilder(seed)
     x = graph.conv("input", 3, 64, 7, 2)
     x = graph.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     channels_in = 64
@@ -145,7 +146,7 @@ def resnet18(path: Path) -> Path:
         for block in range(2):
             x = graph.residual(x, channels_in, channels, 2 if block == 0 and channels > 64 else 1)
             channels_in = channels
-    return graph.save(path, graph.classify(x, 512, 1000), [3, 224, 224], [1000])
+    return graph.save(path, graph.classify(x, 512, 1000), [3, size, size], [1000])
 
 
 def encoder(path: Path) -> Path:

@@ -3,5 +3,7 @@
 One that has parts names them in ``PARTS``.
 """
 
-SCENARIOS = ("digits", "serving", "server_path", "goodput", "telemetry_cost", "int8", "compress", "startup")
+SCENARIOS = (
+    "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "compress", "startup",
+)  # fmt: skip
 """In the order of ``RESULTS.md``."""

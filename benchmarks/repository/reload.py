@@ -1,0 +1,169 @@
+"""Models that stay while others come, go and change: an open loop of requests at a share of the server's capacity, since in a
+saturated closed loop p99 tells of the queue only. Quiet and busy windows alternate; in a busy one a client has one control
+operation after the other done, without a pause: reloads with a changed file, unloading and loading, another number of
+instances. An MLP of 4 MB stays; an MLP of 4 MB and a ResNet-18 of 45 MB change, and are asked too, as long as they are loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import models
+from benchmarks.repository.control import Control, add, replace, repository_server
+from benchmarks.results import Row, claim, fact
+from benchmarks.rounds import ratio
+from benchmarks.servers import Server, pinned, split_cores
+from penstock.perf.load import closed_loop, open_loop, run
+from penstock.perf.loops import Window
+from penstock.perf.oip_client import infer_request
+from penstock.perf.tally import LoadResult
+
+_CONNECTIONS = 16
+_SHARE = 0.5
+"""Of what a single connection gets in a closed loop, where nothing is merged."""
+_OTHERS = {"mlp_changes": 10, "mlp_grows": 10, "cnn_changes": 1}
+"""Requests per second to models that change; one of the CNN keeps the core busy for milliseconds."""
+_OPERATIONS = 200
+_FEWEST = 5
+"""Windows of each kind."""
+_MOST_S = 200.0
+_WIDTHS = (512, 1024, 512)
+_IMAGE = 64
+
+Operation = Callable[[], Awaitable[None]]
+
+
+class Operations:
+    """What is done to the models, in turn; ``seconds`` are by kind how long each took."""
+
+    def __init__(self, root: Path, variants: dict[str, list[Path]], control: Control) -> None:
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self._root = root
+        self._control = control
+        self._files = {name: itertools.cycle(files) for name, files in variants.items()}
+        self._turns = itertools.cycle(self._kinds())
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.seconds.values()))
+
+    async def work(self, seconds: float) -> None:
+        """One after the other for so long; the last one may take longer."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            kind, operation = next(self._turns)
+            start = time.monotonic()
+            await operation()
+            self.seconds[kind].append(time.monotonic() - start)
+
+    def _kinds(self) -> Iterator[tuple[str, Operation]]:
+        for kind, count in (("mlp", 2), ("cnn", 1), ("mlp", 1)):
+            yield f"{kind}: reload", lambda kind=kind: self._reload(f"{kind}_changes")  # type: ignore[misc]
+            yield f"{kind}: unload", lambda kind=kind: self._control.unload(f"{kind}_leaves")  # type: ignore[misc]
+            yield f"{kind}: load", lambda kind=kind: self._control.load(f"{kind}_leaves")  # type: ignore[misc]
+            config = {"instance_group": [{"count": count}]}
+            yield "instances", lambda config=config: self._control.load("mlp_grows", config)  # type: ignore[misc]
+
+    async def _reload(self, name: str) -> None:
+        replace(self._root, name, next(self._files[name]))
+        await self._control.load(name)
+
+
+def reload(quick: bool) -> list[Row]:
+    """The rows of this part."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "models"
+        variants = make(Path(folder), root)
+        flags = ("--model-control-mode", "explicit", "--load-model", "*")
+        with repository_server(root, split_cores()[0], *flags) as server, pinned(split_cores()[1]):
+            return run(measure(server, root, variants, *((4, 1.5) if quick else (_OPERATIONS, 2.0))))
+
+
+def make(folder: Path, root: Path) -> dict[str, list[Path]]:
+    """Fill the repository ``root``; by the name of a model that changes, its other files."""
+    mlps = [models.mlp(folder / f"mlp{seed}.onnx", _WIDTHS, seed) for seed in range(2)]
+    cnns = [models.resnet18(folder / f"cnn{seed}.onnx", _IMAGE, seed) for seed in range(2)]
+    for name in ("stays", "mlp_changes", "mlp_leaves", "mlp_grows"):
+        add(root, name, mlps[0])
+    for name in ("cnn_changes", "cnn_leaves"):
+        add(root, name, cnns[0])
+    return {"mlp_changes": mlps[::-1], "cnn_changes": cnns[::-1]}
+
+
+async def measure(
+    server: Server, root: Path, variants: dict[str, list[Path]], operations: int, seconds: float
+) -> list[Row]:
+    """Alternate until enough ``operations`` are done; windows last ``seconds``."""
+    rng = np.random.default_rng(0)
+    row = {"input": rng.standard_normal((1, _WIDTHS[0])).astype(np.float32)}
+    image = {"input": rng.standard_normal((1, 3, _IMAGE, _IMAGE)).astype(np.float32)}
+    stays = [infer_request(server.address, "stays", row, binary=True)]
+    changing = [
+        infer_request(server.address, name, image if name.startswith("cnn") else row, binary=True)
+        for name, rate in _OTHERS.items()
+        for _ in range(rate)
+    ]
+    capacity = (await closed_loop(server.address, stays, 1, Window(2.0, 0.5))).throughput
+    control = Control(server.address)
+    done = Operations(root, variants, control)
+    results: dict[str, list[LoadResult]] = {"quiet": [], "busy": []}
+    others: list[LoadResult] = []
+    numbers = itertools.count()
+
+    async def window(busy: bool) -> None:
+        span = Window(seconds, 0.3)
+        number = next(numbers)
+        found, other, _ = await asyncio.gather(
+            open_loop(server.address, stays, _SHARE * capacity, span, max_connections=_CONNECTIONS, seed=number),
+            open_loop(server.address, changing, len(changing), span, seed=number),
+            done.work(seconds + 0.3 if busy else 0.0),
+        )
+        results["busy" if busy else "quiet"].append(found)
+        others.append(other)
+
+    end = time.monotonic() + _MOST_S
+    await window(busy=True)  # what is loaded and unloaded for the first time
+    results["busy"].clear()
+    while (len(results["busy"]) < _FEWEST or done.count < operations) and time.monotonic() < end:
+        for busy in (False, True) if len(others) % 4 == 1 else (True, False):
+            await window(busy)
+    control.close()
+    return rows(results, others, done, capacity)
+
+
+def rows(
+    results: dict[str, list[LoadResult]], others: list[LoadResult], done: Operations, capacity: float
+) -> list[Row]:
+    quiet, busy = results["quiet"], results["busy"]
+    failed = [sum(one.errors for one in some) for some in (quiet + busy, others)]
+    asked = [sum(one.requests for one in some) for some in (quiet + busy, others)]
+    kinds = {kind for some in (*quiet, *busy, *others) for kind in some.first_errors.items()}
+    found = []
+    for name in ("p50_ms", "p99_ms", "max_ms"):
+        over, under = ([getattr(one, name) for one in some] for some in (busy, quiet))
+        figures = " : ".join(f"{statistics.median(values):.3g}" for values in (over, under))
+        value = ratio(over, under)
+        note = f"{figures} ms, medians of {len(busy)} windows"
+        title = f"{name.partition('_')[0]} while others change to that of quiet windows"
+        if name == "p99_ms":
+            found.append(claim(title, value, "×", "<=", 1.5, note=note))
+        else:
+            found.append(fact(title, value.value, "×", interval=value, note=note))
+    times = "; ".join(f"{kind} {1e3 * statistics.median(some):.0f}" for kind, some in sorted(done.seconds.items()))
+    return [
+        claim(
+            "failed requests to a model that stays", failed[0], "", "<=", 0,
+            note=f"of {asked[0]:,}, {_SHARE * capacity:,.0f} a second",
+        ),
+        claim("failed requests to models that change", failed[1], "", "<=", 0, note=f"of {asked[1]:,} {kinds or ''}"),
+        *found,
+        fact("control operations while asked", done.count, "", note=f"median ms: {times}"),
+    ]  # fmt: skip
