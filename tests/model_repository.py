@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bundles
 import models
+import tflite_models
 import triton_models
 from penstock.artifact import Artifact
 from penstock.tensor import Array, DataType
@@ -158,6 +159,18 @@ def _exported() -> bytes:
     return stream.getvalue()
 
 
+def _openvino() -> dict[str, bytes | str]:
+    import tempfile  # noqa: PLC0415
+
+    import openvino  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = openvino.Core().read_model(models.linear().data)
+        openvino.save_model(model, folder / "model.xml", compress_to_fp16=False)
+        return {f"1/{path.name}": path.read_bytes() for path in folder.iterdir()}
+
+
 def _bundle() -> bytes:
     import tempfile  # noqa: PLC0415
 
@@ -211,6 +224,28 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=answer.error())
         y = pb_utils.get_output_tensor_by_name(answer, "y").as_numpy()
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", y)])
+"""
+
+PYTHON_FUNCTION = """import penstock
+from penstock import Tensor
+
+
+@penstock.model
+def total(x: Tensor["FP32", -1, 3]) -> Tensor["FP32", -1]:
+    return x.sum(axis=1)
+"""
+
+PYTHON_CLASS = """from penstock import Context, Tensor
+
+
+class Model:
+    def load(self, context: Context) -> None:
+        self.scale = float(context.parameters["scale"])
+        self.context = context
+
+    def forward(self, x: Tensor["FP32", -1, 3]) -> Tensor["FP32", -1, 3]:
+        with self.context.stage("scale"):
+            return x * x.dtype.type(self.scale)
 """
 
 PYTHON_REPEAT = """import triton_python_backend_utils as pb_utils
@@ -458,6 +493,20 @@ _ENSEMBLES: list[Case] = [
     ),
 ]
 
+_ENSEMBLES.append(
+    Case(
+        "conditional",
+        {"1/": ""},
+        _ensemble(_step("latest", "x=x", "y=y"), _step("all_versions", "x=x", "y=y", version=2), dims=3).replace(
+            "input [ ", 'input [ { name: "choose" data_type: TYPE_INT32 dims: [ 1 ] }, '
+        )
+        + _parameter("if.0", "choose == 1")
+        + _parameter("if.1", "choose != 1"),
+        asked={"x": X, "choose": np.array([[1], [1]], np.int32)},
+        answered={"y": X * 10},
+    )
+)
+
 _PYTHON: list[Case] = [
     Case(
         "python_double",
@@ -466,6 +515,8 @@ _PYTHON: list[Case] = [
         answered=_DOUBLED,
     ),
     Case("python_auto", {"1/model.py": PYTHON_AUTO}, answered=_DOUBLED),
+    Case("python_function", {"1/model.py": PYTHON_FUNCTION}, answered={"output": X.sum(axis=1)}),
+    Case("python_class", {"1/model.py": PYTHON_CLASS}, _parameter("scale", "3"), answered={"output": X * 3}),
     Case(
         "python_calls",
         {"1/model.py": PYTHON_CALLS},
@@ -492,6 +543,8 @@ _FORMATS: list[Callable[[], Case]] = [
         answered={"y__0": X * 2},
     ),
     lambda: Case("exported", {"1/model.pt2": _exported()}, 'backend: "pytorch"\n' + "max_batch_size: 4\n", asked=None),
+    lambda: Case("intermediate", _openvino()),
+    lambda: Case("lite", {"1/model.tflite": tflite_models.linear().data}, "max_batch_size: 8\n"),
     lambda: Case("bundled", {"1/model.bundle": _bundle()}),
 ]
 
