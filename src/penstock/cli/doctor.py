@@ -13,7 +13,8 @@ from rich.markup import escape
 from penstock.config import did_you_mean
 from penstock.engines.base import Severity
 from penstock.errors import NotFound
-from penstock.online.repository.doctor import Diagnosis, diagnose, model_folders
+from penstock.online.repository.doctor import Diagnosis, diagnose
+from penstock.online.repository.layout import Layout
 
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
@@ -33,12 +34,12 @@ def doctor(
 
       penstock doctor models --model bert --write
     """
-    folders = [folder for each in repository for folder in model_folders(each)]
-    names = [folder.name for folder in folders]
+    models = Layout(tuple(repository)).models()
+    names = sorted(models)
     for name in model or []:
         if name not in names:
             raise NotFound(f"no model '{name}' there", did_you_mean(name, names))
-    found = [diagnose(folder, model_config_name) for folder in folders if not model or folder.name in model]
+    found = [diagnose(models, name, model_config_name) for name in names if not model or name in model]
     for each in found:
         if write and each.mended is not None:
             each.write()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +54,7 @@ _GRAPH_LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 
+_CUDA = "CUDAExecutionProvider"
 _FIXED_COST_BYTES = 32 << 20
 _LARGE_BYTES = 1 << 20
 """From here on parsing takes longer than requests to other models should wait, which is about half a millisecond."""
@@ -75,6 +77,8 @@ class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
     """Let idle threads spin: lower latency, at the price of CPU time taken from neighbours."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """Execution providers in order of preference."""
+    gpu: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Number of the GPU that ``CUDAExecutionProvider`` computes on."""
 
 
 class OnnxRuntimeEngine:
@@ -83,6 +87,10 @@ class OnnxRuntimeEngine:
     name = "onnxruntime"
     version: str = ort.__version__
     formats = frozenset({Format.ONNX})
+
+    def gpus(self) -> int:
+        """How many GPUs this build can compute on here."""
+        return len(glob.glob("/dev/nvidia[0-9]*")) if _CUDA in ort.get_available_providers() else 0
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, OnnxRuntimeOptions)
@@ -102,11 +110,16 @@ class OnnxRuntimeEngine:
         if artifact.path is not None:
             folder = str(artifact.path.parent.resolve())
             session_options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        providers = [(name, {"device_id": str(typed.gpu)} if name == _CUDA else {}) for name in typed.providers]
         try:
             with _as_file(artifact) as file:
-                session = ort.InferenceSession(file, session_options, providers=list(typed.providers))
+                session = ort.InferenceSession(file, session_options, providers=providers)
         except Exception as error:
             raise _refusal(artifact, error) from error
+        if _CUDA in typed.providers and _CUDA not in session.get_providers():  # which it would pass over in silence
+            raise Unavailable(
+                f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
+            )
         model = OnnxRuntimeModel(session)
         is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
         model.predictable = model.predictable and is_steady

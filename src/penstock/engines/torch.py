@@ -78,6 +78,10 @@ class TorchEngine:
     formats = frozenset({Format.TORCHSCRIPT, Format.EXPORTED_PROGRAM})
     takes_signature = True
 
+    def gpus(self) -> int:
+        """How many GPUs PyTorch can compute on here."""
+        return int(torch.cuda.device_count())
+
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed_options(self.name, options, TorchOptions)
         declared_signature(options)

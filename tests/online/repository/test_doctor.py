@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
+import bundles
 import models
 from penstock.artifact import Artifact
 from penstock.engines.base import Severity
-from penstock.errors import NotFound
+from penstock.online.repository import doctor
 from penstock.online.repository.config_text import parse_text
-from penstock.online.repository.doctor import diagnose, model_folders
+from penstock.online.repository.doctor import Diagnosis
+from penstock.online.repository.layout import Layout
+
+
+def diagnose(folder: Path) -> Diagnosis:
+    return doctor.diagnose(Layout((folder.parent,)).models(), folder.name)
 
 
 def put(root: Path, name: str, text: str | None = None, model: Artifact | None = None) -> Path:
@@ -43,10 +49,11 @@ name: "n"
 max_batch_size: 8
 input { name: "xx" data_type: TYPE_INT32 dims: 4 }
 output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 2 ] label_filename: "l" }, { name: "other" } ]
-instance_group { count: 2 kind: KIND_GPU gpus: 0 }
+instance_group { count: 2 kind: KIND_GPU }
 parameters { key: "mine" value { string_value: "kept" } }
 """
     folder = put(tmp_path, "m", text)
+    (folder / "l").touch()
     found = diagnose(folder)
     assert found.is_sick
     assert {finding.message.split("'")[1] for finding in found.findings} == {
@@ -55,12 +62,11 @@ parameters { key: "mine" value { string_value: "kept" } }
         "output[0].dims",
         "output[1].name",
         "instance_group[0].kind",
-        "instance_group[0].gpus",
     }
     assert '-name: "n"\n+name: "m"\n' in found.diff()
     found.write()
     assert (folder / "config.pbtxt.bak").read_text() == text
-    assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "config.pbtxt.bak"]
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt", "config.pbtxt.bak", "l"]
     again = diagnose(folder)
     assert (again.findings, again.mended) == ([], None)
     config = parse_text(again.before.encode(), "f")
@@ -100,6 +106,7 @@ def test_a_python_model_is_not_started(tmp_path: Path) -> None:
 
 
 def test_an_ensemble_has_no_version_to_look_at(tmp_path: Path) -> None:
+    put(tmp_path, "m")
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "config.pbtxt").write_text(
         'input { name: "a" data_type: TYPE_FP32 dims: 3 } output { name: "b" data_type: TYPE_FP32 dims: 2 }'
@@ -115,11 +122,58 @@ def test_the_newest_version_is_looked_at(tmp_path: Path) -> None:
     assert diagnose(folder).findings == []
 
 
-def test_the_folders_of_a_repository(tmp_path: Path) -> None:
-    put(tmp_path, "b")
-    put(tmp_path, "a")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "notes.txt").touch()
-    assert [folder.name for folder in model_folders(tmp_path)] == ["a", "b"]
-    with pytest.raises(NotFound, match="no model repository"):
-        model_folders(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("dynamic_batching { }", "cannot be batched"),
+        ('output { name: "y" label_filename: "none.txt" }', "none.txt"),
+        (
+            'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: [1, 3] input_data_file: "gone" } } }',
+            "gone",
+        ),
+        ('parameters { key: "isolation" value { string_value: "cell" } }', "'parameters[isolation]' cannot be 'cell'"),
+        ("instance_group { count: 2147483647 }", "more than 1024 instances"),
+        ("instance_group { kind: KIND_CPU gpus: 0 }", "the group's instances run on the CPU only"),
+    ],
+    ids=["batching", "labels", "warm-up", "isolation", "instances", "devices"],
+)
+def test_what_only_the_server_would_refuse_is_told(tmp_path: Path, text: str, reason: str) -> None:
+    found = diagnose(put(tmp_path, "m", text, models.fixed_batch()))
+    assert reason in found.findings[-1].message
+    assert found.is_sick
+
+
+def test_an_ensemble_needs_its_parts(tmp_path: Path) -> None:
+    put(tmp_path, "part")
+    put(
+        tmp_path,
+        "e",
+        'input { name: "a" data_type: TYPE_FP32 dims: 3 } output { name: "b" data_type: TYPE_FP32 dims: 2 }'
+        "ensemble_scheduling { step { model_name: 'prat' input_map { key: 'x' value: 'a' } output_map { key: 'y' value: 'b' } } }",
+    )
+    (finding,) = diagnose(tmp_path / "e").findings
+    assert "'ensemble_scheduling.step[0].model_name' is 'prat'" in finding.message
+    assert finding.hint == "did you mean 'part'?"
+
+
+def test_a_version_is_a_number_as_the_server_takes_it(tmp_path: Path) -> None:
+    folder = put(tmp_path, "m")
+    (folder / "1").rename(folder / "01")
+    assert "has no version" in diagnose(folder).findings[0].message
+
+
+def test_a_name_in_two_repositories_is_told(tmp_path: Path) -> None:
+    put(tmp_path / "a", "m")
+    put(tmp_path / "b", "m")
+    models = Layout((tmp_path / "a", tmp_path / "b")).models()
+    (finding,) = doctor.diagnose(models, "m").findings
+    assert "not unique" in finding.message
+
+
+def test_a_bundle_tells_its_signature(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    bundles.packed(tmp_path / "m" / "1" / "model.bundle", {"model.onnx": models.linear(3, 2).data})
+    (tmp_path / "m" / "config.pbtxt").write_text('input { name: "nobody" } instance_group { kind: KIND_GPU }')
+    devices, tensor = diagnose(tmp_path / "m").findings
+    assert "KIND_GPU" in devices.message
+    assert "the model has no input 'nobody'" in tensor.message

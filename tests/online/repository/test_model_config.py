@@ -115,11 +115,10 @@ def test_a_model_that_cannot_be_batched_runs_each_request_alone() -> None:
         (3, r"settings of model 'm' are not a table.*below \[models.m\]"),
         ({"max_batch_size": -1}, "model 'm': 'max_batch_size' is -1, and must not be negative"),
         ({"instance_group": [{"count": -1}]}, r"model 'm': 'instance_group\[0\].count' is -1, and must be at least 1"),
-        ({"instance_group": [{"kind": "KIND_GPU"}]}, r"'instance_group\[0\].kind' is KIND_GPU.*on the CPU only"),
         ({"dynamic_batching": {"default_queue_policy": {"timeout_action": 7}}}, "timeout_action' is 7.*REJECT, DELAY"),
         ({"dynamic_batching": {"priority_levels": 2**63, "default_priority_level": 1}}, "levels must be at most 1000"),
         ({"output": [{"name": "y", "dims": [3]}]}, r"model 'm': 'output\[0\].data_type' is missing"),
-        ({"instance_group": [{"count": 1, "gpus": [0]}]}, r"'instance_group\[0\].gpus' names devices"),
+        ({"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]}, r"'instance_group\[0\].gpus' names devices"),
         ({"output": [{"name": "z", "label_filename": "l"}]}, r"'output\[0\].name' the model has no output 'z'"),
     ],
 )

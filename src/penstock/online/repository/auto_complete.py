@@ -168,7 +168,7 @@ def _take_instances(whole: Message, instances: int) -> None:
         group.name = group.name or f"{whole.name}_{number}"
         group.count = max(1, group.count)
         if group.kind == ModelInstanceGroup.KIND_AUTO:
-            group.kind = ModelInstanceGroup.KIND_CPU
+            group.kind = ModelInstanceGroup.KIND_GPU if group.gpus else ModelInstanceGroup.KIND_CPU
 
 
 def made_inputs(config: Message) -> set[str]:

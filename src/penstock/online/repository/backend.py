@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from penstock.config import did_you_mean
+from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, NotFound, Unsupported
 from penstock.online.repository.config_rules import prefix
+from penstock.online.repository.device import gpu_of
 from penstock.protocol.messages import Message
 from penstock.resources import core_ids
 
@@ -44,6 +46,7 @@ _NOT_HERE = {
     "dali": "write the steps as a Python model",
     "fil": "export the trees to ONNX",
 }
+_ON_GPU = ("CUDAExecutionProvider", "CPUExecutionProvider")
 _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 _NUMBERS = {
     "onnxruntime": {"intra_op_thread_count": "threads"},
@@ -102,9 +105,10 @@ def _matches(known: Backend, given: Message, begin: str) -> bool:
 
 
 def engine_options(given: Message, name: str, engine: str, where: str = "") -> dict[str, Any]:
-    """The options of ``engine`` that parameters known from Triton's backends ask for; other parameters are the model's own affair.
+    """The options of ``engine``, empty for a bundle's, that parameters known from Triton's backends and devices ask for; other
+    parameters are the model's own affair.
 
-    Raises InvalidConfig for one that is no number.
+    Raises InvalidConfig for one that is no number, and for a device that is not here.
     """
     begin, values = prefix(name, where), {key: one.string_value for key, one in given.parameters.items()}
     options: dict[str, Any] = {
@@ -121,7 +125,19 @@ def engine_options(given: Message, name: str, engine: str, where: str = "") -> d
         precision = values.get("INFERENCE_PRECISION_HINT") or ("bf16" if values.get("ENFORCE_BF16") == "YES" else "")
         if precision:
             options["precision"] = precision.lower()
+    try:
+        gpu = gpu_of(given.instance_group, gpus_here(engine))
+    except InvalidConfig as error:
+        raise InvalidConfig(begin + error.message, error.hint) from None
+    if gpu is not None:
+        options |= {"device": f"cuda:{gpu}"} if engine == "torch" else {"providers": _ON_GPU, "gpu": gpu}
     return options
+
+
+def gpus_here(engine: str) -> int:
+    """How many GPUs ``engine`` can compute on, as it is installed here; 0 for a bundle, which is tuned for the CPU."""
+    count: int = getattr(get_engine(engine), "gpus", int)() if engine else 0
+    return count
 
 
 def _number(begin: str, key: str, values: Mapping[str, str]) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 
 from penstock.engines.base import Finding, Severity
 from penstock.errors import InvalidArgument
-from penstock.protocol.messages import POOL, Message, ModelInstanceGroup
+from penstock.online.repository.device import ON_CPU
+from penstock.protocol.messages import POOL, Message
 from penstock.tensor import element_count
 
 DATA_TYPES = POOL.FindEnumTypeByName("inference.DataType")
@@ -171,10 +172,9 @@ _TABLE: list[_Row] = [
     ("instance_group", lambda value, _: sum(one.count for one in value) > 1024, "asks for more than 1024 instances", ""),
     ("instance_group", lambda value, _: value and all(one.passive for one in value), "has none that is not 'passive'", ""),
     ("instance_group.count", _is_negative, "is {0}, and must be at least 1", ""),
-    ("instance_group.kind", lambda value, _: value == ModelInstanceGroup.KIND_GPU, "is KIND_GPU, but instances run on the CPU only",
-     "write KIND_CPU, or leave it out"),
-    *((f"instance_group.{field}", _is_given, "names devices, but instances run on the CPU only", "leave it out")
-      for field in ("gpus", "secondary_devices")),
+    ("instance_group.gpus", lambda value, group: value and group.kind in ON_CPU,
+     "names devices, but the group's instances run on the CPU only", "leave it out"),
+    ("instance_group.secondary_devices", _is_given, "names devices, but instances run on the CPU only", "leave it out"),
     ("instance_group.profile", _is_given, _OF_TENSORRT, "leave it out"),
     ("instance_group.rate_limiter.resources", _twice("name"), "has two called '{1}'", ""),
     ("instance_group.rate_limiter.resources.name", _is_missing, _MISSING, ""),

@@ -5,20 +5,30 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from penstock.artifact import Artifact
-from penstock.bundle.open import open_bundle
+from penstock.config import did_you_mean
 from penstock.engines.base import Finding, Severity
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, NotFound, PenstockError, ResourceExhausted
-from penstock.online.repository.auto_complete import declared_tensors, difference, differences, number_of
-from penstock.online.repository.backend import Backend, backend_of, engine_options
+from penstock.online.repository.auto_complete import complete, difference, differences, number_of
+from penstock.online.repository.backend import gpus_here
 from penstock.online.repository.config_check import examine
-from penstock.online.repository.config_text import config_path, read_config, shown_path, to_text
-from penstock.online.repository.source import DEFAULT_MAX_BATCH
+from penstock.online.repository.config_rules import error
+from penstock.online.repository.config_text import config_path, read_config, to_text
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.device import ON_CPU, gpu_of
+from penstock.online.repository.effective import signature_of
+from penstock.online.repository.labels import read_labels
+from penstock.online.repository.layout import versions_in
+from penstock.online.repository.sequence_config import sequencing
+from penstock.online.repository.source import DEFAULT_MAX_BATCH, Source, find
+from penstock.online.repository.warm_up_samples import read_samples
+from penstock.online.scheduler.layout import layout_of
 from penstock.protocol.messages import Message, ModelConfig, ModelInstanceGroup
 from penstock.tensor import Signature, TensorSpec
 
@@ -55,45 +65,50 @@ class Diagnosis(msgspec.Struct, frozen=True):
                 shutil.copy2(target, target.with_name(f"{target.name}.bak"))
             partial.write_text(self.mended or "", encoding="utf-8")
             os.replace(partial, target)
-        except OSError as error:
+        except OSError as wrong:
             partial.unlink(missing_ok=True)
-            raise ResourceExhausted(f"cannot write '{self.path}': {error.strerror}", "free space, or rights") from error
+            raise ResourceExhausted(f"cannot write '{self.path}': {wrong.strerror}", "free space, or rights") from wrong
 
 
-def model_folders(repository: Path) -> list[Path]:
-    """The models' folders, by name. Raises NotFound."""
-    if not repository.is_dir():
-        raise NotFound(f"no model repository '{repository}'", "name a folder that holds one folder for each model")
-    return sorted(folder for folder in repository.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-
-
-def diagnose(folder: Path, config_name: str = "") -> Diagnosis:
-    """Read the configuration of the model in ``folder``, load the newest version's signature, and hold one against the other.
+def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name: str = "") -> Diagnosis:
+    """Read the configuration of one of ``models``, those of a ``Layout``, load the newest version's signature, and hold one against
+    the other.
 
     A Python model is not started, since that would run its code. Raises InvalidConfig for a bad ``config_name``.
     """
+    folder = models[name]
+    if isinstance(folder, PenstockError):
+        return Diagnosis(name, Path(name), [_told(folder)])
     path = config_path(folder, config_name)
     try:
         given = read_config(folder, config_name)
-    except InvalidConfig as error:
-        return Diagnosis(folder.name, path, [Finding(Severity.ERROR, error.message, error.hint)])
+    except InvalidConfig as wrong:
+        return Diagnosis(name, path, [_told(wrong)])
     before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-    findings, backend, signature = list(examine(given, folder.name)), None, None
-    if not given.HasField("ensemble_scheduling"):
-        try:
-            version = _newest(folder)
-            backend = backend_of(given, folder.name, os.listdir(version), shown_path(folder, path))
-            signature = _signature(given, folder.name, backend, version / backend.filename)
-        except PenstockError as error:
-            findings.append(Finding(Severity.ERROR, error.message, error.hint))
-    decoupled = given.model_transaction_policy.decoupled and (backend is None or backend.engine == "python")
-    findings += differences(given, signature, decoupled=decoupled)
-    mended = mend(given, folder.name, backend, signature) if before else _written(folder.name, backend, signature)
-    return Diagnosis(folder.name, path, findings, before, to_text(mended) if mended != given else None)
+    findings, source, signature, gpus = list(examine(given, name)), None, None, 0
+    try:
+        if given.HasField("ensemble_scheduling"):
+            findings += _missing_parts(given, models)
+        else:
+            source = _source(name, folder, given)
+            gpus = gpus_here(source.backend.engine)
+            gpu_of(given.instance_group, gpus)
+    except PenstockError as wrong:
+        findings.append(_told(wrong))
+    try:
+        signature = _signature(source) if source else None
+        is_python = source is not None and source.engine == "python"
+        findings += differences(given, signature, decoupled=is_python and given.model_transaction_policy.decoupled)
+        if not any(finding.severity is Severity.ERROR for finding in findings):
+            _check_whole(given, name, folder, source, signature)
+    except PenstockError as wrong:
+        findings.append(_told(wrong))
+    mended = mend(given, name, signature, gpus) if before else _written(name, source, signature)
+    return Diagnosis(name, path, findings, before, to_text(mended) if mended != given else None)
 
 
-def mend(given: Message, name: str, backend: Backend | None, signature: Signature | None) -> Message:
-    """``given`` without what contradicts the model, or asks for devices that are not here."""
+def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> Message:
+    """``given`` without what contradicts the model, or asks for other devices than ``gpus``, the number of GPUs for it."""
     config = ModelConfig()
     config.CopyFrom(given)
     if given.name:
@@ -101,11 +116,15 @@ def mend(given: Message, name: str, backend: Backend | None, signature: Signatur
     if given.max_batch_size < 0:
         config.ClearField("max_batch_size")
     for group in config.instance_group:
-        if group.kind == ModelInstanceGroup.KIND_GPU:
+        try:
+            gpu_of([group], gpus)
+        except InvalidConfig:
             group.kind = ModelInstanceGroup.KIND_CPU
-        for field in ("gpus", "secondary_devices", "profile"):
+        if group.kind in ON_CPU:
+            group.ClearField("gpus")
+        for field in ("secondary_devices", "profile"):
             group.ClearField(field)
-    if signature is None or (backend is not None and backend.engine == "python"):
+    if signature is None:
         return config
     if any("'max_batch_size'" in finding.message for finding in differences(config, signature)):
         config.max_batch_size = 0
@@ -141,11 +160,11 @@ def _describe(config: Message, tensor: Message, spec: TensorSpec) -> None:
         tensor.reshape.SetInParent()
 
 
-def _written(name: str, backend: Backend | None, signature: Signature | None) -> Message:
+def _written(name: str, source: Source | None, signature: Signature | None) -> Message:
     """A configuration that says what would be filled in anyway, to begin with."""
-    if backend is None or signature is None:
+    if source is None or signature is None:
         return ModelConfig()
-    config = ModelConfig(name=name, backend=backend.name)
+    config = ModelConfig(name=name, backend=source.backend.name)
     config.max_batch_size = DEFAULT_MAX_BATCH if signature.batchable else 0
     for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
         for spec in specs:
@@ -156,23 +175,44 @@ def _written(name: str, backend: Backend | None, signature: Signature | None) ->
     return config
 
 
-def _newest(folder: Path) -> Path:
-    versions = [each for each in folder.iterdir() if each.is_dir() and each.name.isdecimal() and each.name.isascii()]
+def _told(wrong: PenstockError) -> Finding:
+    return Finding(Severity.ERROR, wrong.message, wrong.hint)
+
+
+def _missing_parts(given: Message, known: Collection[str]) -> Iterator[Finding]:
+    for number, step in enumerate(given.ensemble_scheduling.step):
+        if step.model_name not in known:
+            path = f"ensemble_scheduling.step[{number}].model_name"
+            yield error(path, f"is '{step.model_name}', which is no model here", did_you_mean(step.model_name, known))
+
+
+def _source(name: str, folder: Path, given: Message) -> Source:
+    """That of the newest version, for one instance on the CPU."""
+    versions = versions_in(folder)
     if not versions:
-        raise NotFound(f"model '{folder.name}' has no version", "put its files in a folder with a number, as '1'")
-    return max(versions, key=lambda each: int(each.name))
+        raise NotFound(f"model '{name}' has no version", "put its files in a folder with a number, as '1'")
+    plain = ModelConfig()
+    plain.CopyFrom(given)
+    plain.ClearField("instance_group")
+    return find(Definition(name, folder, {versions[-1]: folder / versions[-1]}, plain), versions[-1])
 
 
-def _signature(given: Message, name: str, backend: Backend, path: Path) -> Signature | None:
-    if backend.engine == "python":
+def _signature(source: Source) -> Signature | None:
+    if source.engine == "python":
         return None
-    if not backend.engine:
-        return open_bundle(path).manifest.signature
-    engine, options = get_engine(backend.engine), engine_options(given, name, backend.engine)
-    if getattr(engine, "takes_signature", False):
-        options["inputs"], options["outputs"] = declared_tensors(given)
-    model = engine.load(Artifact.from_file(path), options)
+    model = get_engine(source.engine).load(source.artifact, source.options)
     try:
-        return model.signature
+        return signature_of(model, source.given)
     finally:
         model.unload()
+
+
+def _check_whole(given: Message, name: str, folder: Path, source: Source | None, signature: Signature | None) -> None:
+    """Raise what the server would of the configuration as a whole, and of the files that it names."""
+    rows = DEFAULT_MAX_BATCH if signature is None or signature.batchable else None
+    config = complete(given, name, source.platform if source else "ensemble", signature, rows, 1)
+    layout_of(config)
+    if signature is not None and config.HasField("sequence_batching"):
+        sequencing(config, signature, folder, 1, merges=True)
+    deque(read_samples(config, folder), 0)
+    read_labels(config, folder)

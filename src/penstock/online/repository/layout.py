@@ -110,7 +110,7 @@ class Layout(msgspec.Struct, frozen=True):
         return Definition(
             name=name,
             folder=folder,
-            versions={version: folder / version for version in sorted(fingerprints, key=_number) if version},
+            versions={version: folder / version for version in fingerprints if version},
             given=self._resolved(given, found) if self.namespacing else given,
             written_in=where if given.ListFields() else "",
             fingerprints=fingerprints,
@@ -172,8 +172,9 @@ def _shown(name: str) -> str:
     return _BAD_NAME.sub("?", name)[:_MAX_NAME]
 
 
-def _number(version: str) -> int:
-    return int(version or 0)
+def versions_in(folder: Path) -> list[str]:
+    """Those of the model in ``folder``, by rising number. Raises NotFound if it cannot be read."""
+    return sorted((one.name for one in _entries(folder) if _VERSION.fullmatch(one.name) and one.is_dir()), key=int)
 
 
 def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
@@ -188,10 +189,7 @@ def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
 
 def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
     """The fingerprints of ``Definition``; ``lines`` are those of all files of the model in ``folder``."""
-    files: dict[str, list[str]] = {"": []}
-    for entry in _entries(folder):
-        if _VERSION.fullmatch(entry.name) and entry.is_dir():
-            files[entry.name] = []
+    files: dict[str, list[str]] = {version: [] for version in ("", *versions_in(folder))}
     for line in lines:
         top = line.partition("/")[0]
         if top in files and top:

@@ -84,7 +84,8 @@ class Source(msgspec.Struct, frozen=True):
     @property
     def has_own_threads(self) -> bool:
         """Whether the loaded model keeps threads of its own."""
-        return self.isolation == "process" or self.engine != "onnxruntime" or self.options.get("threads") != 1
+        is_apart = self.isolation == "process" or self.engine != "onnxruntime" or "gpu" in self.options
+        return is_apart or self.options.get("threads") != 1
 
 
 def define(
@@ -172,7 +173,9 @@ def _of_bundle(definition: Definition, version: str, wishes: Wishes, path: Path)
             bundle.name,
             "; ".join(differences),
         )
-    artifact, options = bundle.artifact(variant), dict(variant.options)
+    artifact = bundle.artifact(variant)
+    # Of what the configuration asks for, only the refusal of devices is for bundles.
+    options = {**variant.options, **engine_options(definition.given, definition.name, "", definition.written_in)}
     instances = min(serving.instances, machine.cores)
     return _planned(definition, version, wishes, artifact, variant.engine, options, serving.max_batch, instances)
 
