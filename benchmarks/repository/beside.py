@@ -18,6 +18,7 @@ from penstock.perf.oip_client import infer_request
 from penstock.tensor import Array
 
 _WIDTH = 32
+ROW: Array = np.random.default_rng(0).standard_normal((1, _WIDTH)).astype(np.float32)
 _SEQUENCES = 512
 _TENSORS = "".join(
     f'{way} [{{ name: "{way}" data_type: TYPE_FP32 dims: [{_WIDTH}] }}]\n' for way in ("input", "output")
@@ -47,7 +48,7 @@ def beside(quick: bool) -> list[Row]:
     """The rows of this part."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "models"
-        _fill(Path(folder), root)
+        fill(Path(folder), root)
         with repository_server(root, split_cores()[0]) as server:
             sides = _sides(server)
             rounds, seconds = (3, 0.5) if quick else (9, 1.0)
@@ -62,7 +63,8 @@ def beside(quick: bool) -> list[Row]:
     ]
 
 
-def _fill(folder: Path, root: Path) -> None:
+def fill(folder: Path, root: Path) -> None:
+    """Write all models into the repository ``root``, by way of ``folder``."""
     for name, _, _ in _STEPS:
         add(root, name, models.mlp(folder / "mlp.onnx", (_WIDTH, 64, _WIDTH)))
     (root / "ensemble" / "1").mkdir(parents=True)
@@ -75,7 +77,7 @@ def _fill(folder: Path, root: Path) -> None:
 
 
 def _sides(server: Server) -> dict[str, Side]:
-    row: dict[str, Array] = {"input": np.random.default_rng(0).standard_normal((1, _WIDTH)).astype(np.float32)}
+    row = {"input": ROW}
     asked = {"ensemble": ["ensemble"], "steps": [name for name, _, _ in _STEPS], "python": ["python"], "onnx": ["onnx"]}
     address = server.address
     sides = {

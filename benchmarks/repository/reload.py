@@ -142,6 +142,7 @@ async def measure(
 def rows(
     results: dict[str, list[LoadResult]], others: list[LoadResult], done: Operations, capacity: float
 ) -> list[Row]:
+    """What the windows say; ``capacity`` in requests per second."""
     quiet, busy = results["quiet"], results["busy"]
     failed = [sum(one.errors for one in some) for some in (quiet + busy, others)]
     asked = [sum(one.requests for one in some) for some in (quiet + busy, others)]
