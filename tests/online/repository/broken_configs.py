@@ -58,7 +58,6 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("unknown-number-of-a-value", 'input { name: "x" data_type: 99 dims: 3 }', "input[0].data_type", "is 99"),
     ("given-twice", "max_batch_size: 4\nmax_batch_size: 8", "max_batch_size", "given twice"),
     ("inner-given-twice", "response_cache { enable: true enable: false }", "response_cache.enable", "given twice"),
-    ("key-given-twice", 'metric_tags { key: "a" value: "1" } metric_tags { key: "a" value: "2" }', "metric_tags", "'a'"),
     ("two-schedulers", "dynamic_batching {}\nsequence_batching {}", "sequence_batching", "exclude each other"),
     ("two-policies", "version_policy { all {} latest {} }", "latest", "exclude each other"),
     ("two-strategies", "sequence_batching { direct {} oldest {} }", "oldest", "exclude each other"),

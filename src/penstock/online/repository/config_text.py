@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import stat
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig
@@ -73,15 +68,14 @@ def parse_text(data: bytes, where: str) -> Message:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InvalidConfig(f"{where}:{line}: is not UTF-8", "save it as UTF-8 text") from None
-    found = _as_entries()()
+    found = ModelConfig()
     try:
         text_format.Parse(text, found)
     except text_format.ParseError as error:
         raise _explain_text(error, text, where) from None
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"{where}: {_short(str(error))}") from None
-    _refuse_repeated_keys(found, where, "")
-    return ModelConfig.FromString(found.SerializeToString())
+    return found
 
 
 def parse_json(name: str, text: str | bytes) -> Message:
@@ -113,35 +107,6 @@ def to_text(config: Message) -> str:
         config, as_utf8=True, use_index_order=True, use_short_repeated_primitives=True
     )
     return text
-
-
-@functools.cache
-def _as_entries() -> Any:
-    """``ModelConfig`` with maps as lists of entries, which are the same in text and on the wire: of a map one would not see that
-    a key was given twice."""
-    file = FileDescriptorProto()
-    POOL.FindFileByName("model_config.proto").CopyToProto(file)
-    waiting = list(file.message_type)
-    while waiting:
-        kind = waiting.pop()
-        kind.options.ClearField("map_entry")
-        waiting += kind.nested_type
-    pool = DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return GetMessageClass(pool.FindMessageTypeByName(ModelConfig.DESCRIPTOR.full_name))
-
-
-def _refuse_repeated_keys(message: Message, where: str, path: str) -> None:
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        parts, own = (value if field.is_repeated else [value]), f"{path}{field.name}"
-        if field.message_type.name.endswith("Entry"):
-            for key, count in Counter(part.key for part in parts).items():
-                if count > 1:
-                    raise InvalidConfig(f"{where}: '{own}' has the key '{_short(str(key))}' {count} times")
-        for part in parts:
-            _refuse_repeated_keys(part, where, f"{own}.")
 
 
 def _explain_text(error: text_format.ParseError, text: str, where: str) -> InvalidConfig:

@@ -85,7 +85,8 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
     except InvalidConfig as wrong:
         return Diagnosis(name, path, [_told(wrong)])
     before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-    findings, source, signature, gpus = list(examine(given, name)), None, None, 0
+    findings, source, signature = list(examine(given, name)), None, None
+    gpus, whole = 0, given
     try:
         if given.HasField("ensemble_scheduling"):
             findings += _missing_parts(given, models)
@@ -100,10 +101,11 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
         is_python = source is not None and source.engine == "python"
         findings += differences(given, signature, decoupled=is_python and given.model_transaction_policy.decoupled)
         if not any(finding.severity is Severity.ERROR for finding in findings):
-            _check_whole(given, name, folder, source, signature)
+            whole = _check_whole(given, name, folder, source, signature)
     except PenstockError as wrong:
         findings.append(_told(wrong))
-    mended = mend(given, name, signature, gpus) if before else _written(name, source, signature)
+    # A file to begin with says what would be filled in anyway.
+    mended = mend(given, name, signature, gpus) if before else whole if signature else given
     return Diagnosis(name, path, findings, before, to_text(mended) if mended != given else None)
 
 
@@ -160,21 +162,6 @@ def _describe(config: Message, tensor: Message, spec: TensorSpec) -> None:
         tensor.reshape.SetInParent()
 
 
-def _written(name: str, source: Source | None, signature: Signature | None) -> Message:
-    """A configuration that says what would be filled in anyway, to begin with."""
-    if source is None or signature is None:
-        return ModelConfig()
-    config = ModelConfig(name=name, backend=source.backend.name)
-    config.max_batch_size = DEFAULT_MAX_BATCH if signature.batchable else 0
-    for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
-        for spec in specs:
-            if spec.shape or config.max_batch_size:  # the schema has no scalars
-                _describe(config, getattr(config, field).add(), spec)
-    if config.max_batch_size:
-        config.dynamic_batching.SetInParent()
-    return config
-
-
 def _told(wrong: PenstockError) -> Finding:
     return Finding(Severity.ERROR, wrong.message, wrong.hint)
 
@@ -207,8 +194,10 @@ def _signature(source: Source) -> Signature | None:
         model.unload()
 
 
-def _check_whole(given: Message, name: str, folder: Path, source: Source | None, signature: Signature | None) -> None:
-    """Raise what the server would of the configuration as a whole, and of the files that it names."""
+def _check_whole(
+    given: Message, name: str, folder: Path, source: Source | None, signature: Signature | None
+) -> Message:
+    """The whole configuration. Raises what the server would of it and of the files that it names."""
     rows = DEFAULT_MAX_BATCH if signature is None or signature.batchable else None
     config = complete(given, name, source.platform if source else "ensemble", signature, rows, 1)
     layout_of(config)
@@ -216,3 +205,4 @@ def _check_whole(given: Message, name: str, folder: Path, source: Source | None,
         sequencing(config, signature, folder, 1, merges=True)
     deque(read_samples(config, folder), 0)
     read_labels(config, folder)
+    return config

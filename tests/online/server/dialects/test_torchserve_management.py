@@ -58,6 +58,15 @@ def test_models_are_listed_by_the_page(client: Client) -> None:
     assert found == names
 
 
+def test_what_is_not_loaded_is_not_listed(server: GatedServer, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def index(ready: bool = False) -> list[dict[str, str]]:
+        rows = [{"name": "served", "version": "1", "state": "READY"}, {"name": "unloaded"}]
+        return rows[:1] if ready else rows
+
+    monkeypatch.setattr(server.shared.control, "repository_index", index)
+    assert [one["modelName"] for one in read(ask(client, "/models"))["models"]] == ["served"]
+
+
 def test_descriptions(server: GatedServer, client: Client) -> None:
     server.gate.clear()
     try:

@@ -25,10 +25,10 @@ _KIND_GPU = 1
 
 
 async def list_models(exchange: Exchange, route: Route) -> dict[str, Any]:
-    """Names of the models, a page at a time."""
+    """Names of the models that are ready, a page at a time: those that are not are not registered."""
     query = _query(route)
     limit, start = _number(query, "limit", 100, 1), _number(query, "next_page_token", 0, most=2**30)
-    rows = await exchange.line.shared.control.repository_index()
+    rows = await exchange.line.shared.control.repository_index(ready=True)
     names = list(dict.fromkeys(row["name"] for row in rows))
     page: dict[str, Any] = {"models": [{"modelName": name, "modelUrl": name} for name in names[start : start + limit]]}
     return page | ({"nextPageToken": str(start + limit)} if start + limit < len(names) else {})
