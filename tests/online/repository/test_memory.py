@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -72,3 +74,27 @@ def test_processes_do_not_give_way() -> None:
 
 def test_memory_is_given_back() -> None:
     give_back()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the C library of Linux")
+def test_threads_share_arenas() -> None:
+    """Told by glibc itself: a heap for each arena."""
+    code = (
+        "import ctypes, sys, threading; from penstock.online.repository.memory import share_arenas\n"
+        "if sys.argv[1:]: share_arenas(int(sys.argv[1]))\n"
+        "c, gate = ctypes.CDLL(None), threading.Barrier(6)\n"
+        "c.malloc.restype = ctypes.c_void_p\n"
+        "work = lambda: (c.malloc(5000), gate.wait(20))\n"
+        "threads = [threading.Thread(target=work) for _ in range(6)]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
+        "out = c.fdopen; out.restype = ctypes.c_void_p\n"
+        "c.malloc_info(0, ctypes.c_void_p(out(1, b'w'))); c.fflush(None)\n"
+    )
+
+    def heaps(*arguments: str) -> int:
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.count("<heap nr=")
+
+    assert heaps() > 3
+    assert heaps("1") == 2
+    assert heaps("3") == 3

@@ -31,6 +31,7 @@ from penstock.online.repository.assembly import Assembler, Limits
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loader import Preloaded, preload
 from penstock.online.repository.manager import LoadFailed, Manager
+from penstock.online.repository.memory import share_arenas
 from penstock.online.repository.override import Override
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Wishes, define
@@ -98,6 +99,7 @@ def serve(
 
 
 def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
+    share_arenas(len(core_ids()))
     loop_factory = _loop_factory(application.config)
     before = sys.getswitchinterval()
     if loop_factory is asyncio.new_event_loop:
