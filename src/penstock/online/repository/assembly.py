@@ -15,7 +15,7 @@ from penstock.errors import InvalidConfig
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.effective import effective_config, signature_of
-from penstock.online.repository.ensemble import inherited_labels, read_ensemble
+from penstock.online.repository.ensemble import EnsembleLabels, read_ensemble
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.input_check import InputCheck, client_signature
 from penstock.online.repository.labels import read_labels
@@ -98,7 +98,7 @@ class Assembler:
         scheduler = EnsembleScheduler(ensemble, scheduling, self._models, loop, statistics, self._tracer)
         check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
         handle = Handle(version, config, check, client_signature(config), scheduler)
-        handle.labels = {**inherited_labels(config, self._models.find), **read_labels(config, definition.folder)}
+        handle.labels = EnsembleLabels(read_labels(config, definition.folder), config, self._models.find)
         handle.identity = config.SerializeToString(deterministic=True).hex()
         if config.response_cache.enable:
             self._keep_answers(handle, lambda: f"{handle.identity} {scheduler.identity}")

@@ -6,7 +6,8 @@ model's name, and ``optional_outputs``, names with commas between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, NotFound, Unavailable
@@ -39,13 +40,30 @@ def read_ensemble(config: Message, find: Find) -> Ensemble:
         raise Unavailable(f"ensemble '{config.name}': {error.message}", error.hint or "load it first") from None
 
 
-def inherited_labels(config: Message, find: Find) -> dict[str, Sequence[str]]:
-    """What the models of the steps call the classes of their outputs, by tensor of the ensemble."""
-    labels: dict[str, Sequence[str]] = {}
-    for step in config.ensemble_scheduling.step:
-        known = find(*_key(step)).labels
-        labels |= {tensor: known[own] for own, tensor in step.output_map.items() if own in known}
-    return labels
+class EnsembleLabels(Mapping[str, Sequence[str]]):
+    """What classes are called, by output of the ensemble: its ``own`` labels, and those of the steps' models as they are served now."""
+
+    def __init__(self, own: Mapping[str, Sequence[str]], config: Message, find: Find) -> None:
+        self._own = own
+        self._steps = config.ensemble_scheduling.step
+        self._find = find
+
+    def __getitem__(self, name: str) -> Sequence[str]:
+        return self._now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def _now(self) -> dict[str, Sequence[str]]:
+        labels: dict[str, Sequence[str]] = {}
+        for step in self._steps:
+            with suppress(NotFound):  # its model has just been unloaded
+                known = self._find(*_key(step)).labels
+                labels |= {tensor: known[own] for own, tensor in step.output_map.items() if own in known}
+        return {**labels, **self._own}
 
 
 def _read(config: Message, find: Find) -> Ensemble:
@@ -109,12 +127,17 @@ def _check_part(config: Message, name: str, handle: Handle) -> None:
             f"it allows maximum batch size {config.max_batch_size}, but it contains model '{handle.name}' "
             f"which only allows maximum batch size to be {most}"
         )
+    inside = [handle]
     if isinstance(handle.scheduler, EnsembleScheduler):
-        inside = [handle, *handle.scheduler.resolve({}).values()]
-        if any(one.name == config.name for one in inside):
-            raise InvalidConfig(f"it is a part of itself, by way of step '{name}'")
-        if sum(isinstance(one.scheduler, EnsembleScheduler) for one in inside) > _MAX_INSIDE:
-            raise InvalidConfig(f"with step '{name}' there are more than {_MAX_INSIDE} ensembles inside one another")
+        inside += handle.scheduler.resolve({}).values()
+    if any(one.name == config.name for one in inside):
+        raise InvalidConfig(f"it is a part of itself, by way of step '{name}'")
+    if sum(isinstance(one.scheduler, EnsembleScheduler) for one in inside) > _MAX_INSIDE:
+        raise InvalidConfig(f"with step '{name}' there are more than {_MAX_INSIDE} ensembles inside one another")
+    for one in inside:
+        if config.response_cache.enable and one.config.HasField("sequence_batching"):
+            reason = f"the requests of model '{one.name}' are of sequences, and such answers are not kept"
+            raise InvalidConfig(reason, "leave 'response_cache' out")
 
 
 def _conditions(config: Message, models: Sequence[str]) -> Mapping[int, Condition]:
