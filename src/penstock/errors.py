@@ -142,15 +142,18 @@ class IntegrityError(PenstockError):
 def revive(kind: str, message: str, hint: str) -> PenstockError:
     """An error that another process told of by the name of its class; as the class above where that takes other arguments."""
     found = globals().get(kind)
-    cls: Any = found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError
-    while cls.__init__ is not PenstockError.__init__:
-        cls = cls.__base__
-    revived: PenstockError = cls(message, hint)
-    return revived
+    return _anew(
+        found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError, message, hint
+    )
 
 
 def prefixed(prefix: str, error: PenstockError) -> PenstockError:
     """``error`` as one that happened within something else, which ``prefix`` names."""
-    found = revive(type(error).__name__, prefix + error.message, error.hint)
-    found.retry_after_s = error.retry_after_s
+    return _anew(type(error), prefix + error.message, error.hint, error.retry_after_s)
+
+
+def _anew(cls: Any, *told: Any) -> PenstockError:
+    while cls.__init__ is not PenstockError.__init__:
+        cls = cls.__base__
+    found: PenstockError = cls(*told)
     return found

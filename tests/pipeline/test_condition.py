@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -91,3 +93,13 @@ def test_of_conditions_that_exclude_one_another_one_holds_at_most(
 )
 def test_conditions_that_exclude_one_another(one: str, other: str, excludes: bool) -> None:
     assert Condition.parse(one).excludes(Condition.parse(other)) is excludes
+
+
+def test_a_large_tensor_is_compared_without_another_of_its_size() -> None:
+    array = np.zeros(1 << 22, np.int8)
+    tracemalloc.start()
+    try:
+        assert Condition("x", "<", 0.5).holds(array)
+        assert tracemalloc.get_traced_memory()[1] < 3 * array.nbytes
+    finally:
+        tracemalloc.stop()

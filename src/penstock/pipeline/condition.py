@@ -44,7 +44,7 @@ class Condition(msgspec.Struct, frozen=True):
         if array.dtype.kind == "O" or not array.size:
             has = "text" if array.size else "no element"
             raise InvalidArgument(f"the condition '{self}' needs a number, and its tensor has {has}")
-        found = _COMPARISONS[self.comparison](array.astype(np.float64), self.bound)
+        found = _COMPARISONS[self.comparison](array, np.float64(self.bound))
         if found.any() and not found.all():
             raise InvalidArgument(
                 f"the condition '{self}' holds for some rows only", "send them in requests of their own"

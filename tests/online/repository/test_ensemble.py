@@ -68,6 +68,18 @@ def test_an_input_that_the_parts_can_do_without_may_be_left_out() -> None:
     assert plan_of(handle).ensemble.graph.steps[0].optional == {"x"}
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_answers_of_sequences_are_not_kept(inside: bool) -> None:
+    def prepare(bench: Bench) -> None:
+        bench.model("remembers", FakeModel(), settings={"sequence_batching": {"oldest": {}}})
+        bench.ensemble(ensemble(*chain("remembers")), "inner")
+
+    part = step("inner", {"X": "X"}, {"Y": "Y"}) if inside else chain("remembers")[0]
+    error = assembled(ensemble(part, more="response_cache { enable: true }"), prepare)
+    assert isinstance(error, InvalidConfig)
+    assert "the requests of model 'remembers' are of sequences, and such answers are not kept" in error.message
+
+
 TWO = tensor("input", "X") + tensor("input", "FLAG", "BOOL", "1") + tensor("output", "Y")
 EITHER = [step("m", {"x": "X"}, {"y": "Y"}), step("m", {"x": "X"}, {"y": "Y"})]
 

@@ -18,6 +18,7 @@ from fake_repository import PATIENCE_S, Repository
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError
 from penstock.online.repository.manager import LoadFailed
 from penstock.online.repository.override import Override, store
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.tensor import Array
 from penstock.testing import FakeModel, double
 
@@ -464,11 +465,14 @@ def test_instances_come_and_go_while_the_model_is_asked(tell: Callable[[Story], 
         more = [FakeModel(), FakeModel()]
         handle.grow(more)
         assert handle.instance_count == handle.config.instance_group[0].count == 3
+        assert isinstance(handle.scheduler, DynamicBatcher)
+        assert handle.scheduler.instances == 3
         await asyncio.gather(*(repository.ask("m") for _ in range(50)))
         handle.shrink(2)
         assert handle.instance_count == handle.config.instance_group[0].count == 1
         await asyncio.gather(*(repository.ask("m") for _ in range(50)))
         everything = [*repository.loads.models, *more]
         await repository.until(lambda: sum(model.loaded for model in everything) == 1)
+        assert handle.scheduler.instances == 1
 
     tell(story)

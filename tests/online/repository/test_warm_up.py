@@ -295,3 +295,11 @@ def test_a_recorded_request_that_the_model_refuses_fails_nothing(
         loaded.drop()
     assert "'bad.request' is left out: " in caplog.text
     assert "warmed up with 1 recorded requests" in caplog.text
+
+
+def test_a_decoupled_python_model_of_sequences_needs_no_slots(tmp_path: Path) -> None:
+    config = PYTHON + "sequence_batching { direct {} } model_transaction_policy { decoupled: true }\n"
+    python_models.write(
+        tmp_path / "m", "def execute(self, requests):\n    requests[0].get_response_sender().send(flags=1)\n"
+    )
+    load(source_of(tmp_path, config + sample(dims="2"))).drop()

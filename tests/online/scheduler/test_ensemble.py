@@ -364,6 +364,42 @@ def test_no_more_requests_than_allowed_are_inside() -> None:
     run(test)
 
 
+def test_a_deadline_that_passes_outside_is_told_at_once() -> None:
+    async def test() -> None:
+        gate = Gate()
+        async with Bench() as bench:
+            bench.model("m", FakeModel(forward=gate))
+            handle = bench.ensemble(ensemble(*chain("m"), inside=1))
+            inside = bench.ask(inputs=ONES)
+            await gate.entered()
+            outside = bench.ask(inputs=ONES, deadline=Deadline.after(0.01, SystemClock()))
+            assert (await outside.error).code is Code.DEADLINE_EXCEEDED
+            assert handle.statistics.failures[Failure.REJECTED] == 1
+            gate.open()
+            await inside.response
+            assert handle.statistics.pending == 0
+
+    run(test)
+
+
+class Away(PenstockError):
+    code = Code.UNAVAILABLE
+
+
+def test_an_error_of_a_part_keeps_its_code() -> None:
+    def fail(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise Away("restarting", retry_after_s=2)
+
+    async def test() -> None:
+        async with Bench() as bench:
+            bench.model("m", FakeModel(forward=fail))
+            bench.ensemble(ensemble(*chain("m")))
+            error = await bench.ask(inputs=ONES).error
+            assert (error.code, error.retry_after_s) == (Code.UNAVAILABLE, 2)
+
+    run(test)
+
+
 def test_an_ensemble_that_is_unloaded_answers_first() -> None:
     async def test() -> None:
         gate = Gate()

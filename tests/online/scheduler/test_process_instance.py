@@ -27,7 +27,7 @@ from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Code, InvalidModel, PenstockError, Unavailable
 from penstock.online.scheduler.instance import InstanceDied
 from penstock.online.scheduler.process_instance import InstanceRestarting, ProcessModel, store_model
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array, DataType, TensorSpec
 
 PATIENCE_S = 30
 OPTIONS = {"threads": 1, "spinning": False}
@@ -349,3 +349,17 @@ def test_it_ends_with_its_parent(busy: bool) -> None:
     parent.stdout.close()
     assert select.select([child], [], [], PATIENCE_S)[0], "it has ended"
     os.close(child)
+
+
+def test_inputs_with_a_value_of_the_models_own_need_not_be_given(load: Loader) -> None:
+    artifact = models.artifact(
+        [("Add", ["x", "w"], ["y"])],
+        [("x", DataType.FP32.onnx, [1]), ("w", DataType.FP32.onnx, [1])],
+        [("y", DataType.FP32.onnx, [1])],
+        {"w": np.array([3], np.float32)},
+    )
+    model = load(artifact)
+    assert model.optional_inputs == (TensorSpec("w", DataType.FP32, (1,)),)
+    one = np.ones(1, np.float32)
+    assert model.forward({"x": one})["y"] == 4
+    assert model.forward({"x": one, "w": one})["y"] == 2

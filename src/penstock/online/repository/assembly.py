@@ -30,7 +30,7 @@ from penstock.online.scheduler.layout import layout_of
 from penstock.online.scheduler.model_calls import Call, ModelCall
 from penstock.online.scheduler.rate_limiter import RateLimiter
 from penstock.online.scheduler.sequence_batcher import SequenceBatcher
-from penstock.protocol.messages import Message
+from penstock.protocol.messages import Message, ModelConfig
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.tracing import Tracer
@@ -38,6 +38,7 @@ from penstock.telemetry.tracing import Tracer
 if TYPE_CHECKING:
     from penstock.online.server.cache.response_cache import ResponseCache
 
+_OF_ANSWERS = ("max_batch_size", "input", "output", "batch_input", "batch_output")
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +83,9 @@ class Assembler:
         handle = Handle(source.version, config, check, client_signature(config), scheduler, loaded.models, runs)
         handle.make_call = partial(ModelCall, asyncio.get_running_loop(), cast(Call, self._models.call))
         handle.labels = read_labels(config, source.folder)
-        handle.identity = f"{source.artifact.digest} {source.engine} {source.options}"
+        # With the same model, tensors of other shapes are other answers.
+        shapes = ModelConfig(**{field: getattr(config, field) for field in _OF_ANSWERS})
+        handle.identity = f"{source.artifact.digest} {source.engine} {source.options} {shapes.SerializeToString(deterministic=True).hex()}"
         if config.response_cache.enable:
             self._keep_answers(handle, handle.identity)
         return handle

@@ -12,6 +12,7 @@ from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.scheduler.base import BatchSource, Scheduler
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.scheduler.model_calls import MakeCall
 from penstock.online.scheduler.python_process import PythonProcess, total_stages
@@ -130,7 +131,7 @@ class Handle:
     def _tell_count(self) -> None:
         group = self.config.instance_group[0]
         del self.config.instance_group[1:]
-        group.count = self.instance_count
+        group.count = cast(DynamicBatcher, self.scheduler).instances = self.instance_count
 
     def start(self) -> None:
         """Start the instances."""
@@ -157,6 +158,8 @@ class Handle:
             await self._released.wait()
         await self.scheduler.drain()
         self.scheduler.stop()
+        # Those that were to leave do so with the others.
+        self._going = 0
         # An instance whose model hangs is never done.
         await on_daemon_thread(f"unload-{self.name}", self._end)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.errors import PenstockError
-from penstock.online.repository.effective import Model, effective_config, signature_of
+from penstock.online.repository.effective import Model, effective_config
 from penstock.online.repository.recorded_requests import read_recorded
 from penstock.online.repository.source import Source
 from penstock.online.repository.warm_up_run import Runner
@@ -33,7 +33,7 @@ def prepare(source: Source, models: Sequence[Model]) -> int:
     rows = min(_rows(source, model) for model in distinct)
     if source.given.model_warmup or source.recorded is not None:
         config = effective_config(source, models, rows or None)
-        runner = Runner(config, signature_of(models[0], source.given), source.folder)
+        runner = Runner(config, models[0], source)
         for sample in read_samples(config, source.folder):
             try:
                 for model in distinct * sample.count:

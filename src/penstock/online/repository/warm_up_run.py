@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from penstock.engines.base import RequestModel, StreamingModel
 from penstock.errors import DeadlineExceeded, PenstockError
 from penstock.online.repository.auto_complete import made_inputs
-from penstock.online.repository.effective import Model
+from penstock.online.repository.effective import Model, signature_of
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.repository.sequence_config import sequencing
+from penstock.online.repository.source import Source
 from penstock.online.scheduler.implicit_state import ImplicitStates
 from penstock.online.scheduler.layout import Layout, layout_of
 from penstock.online.scheduler.queue import Pending
@@ -22,7 +22,7 @@ from penstock.online.scheduler.sequence_slots import Sequence as StepsOfOne
 from penstock.online.scheduler.sequence_slots import Step
 from penstock.protocol.messages import Message
 from penstock.request import InferRequest
-from penstock.tensor import Array, Signature
+from penstock.tensor import Array
 
 _MAX_ROWS = 1 << 16
 _PATIENCE_S = 300.0
@@ -30,19 +30,20 @@ _PATIENCE_S = 300.0
 
 
 class Runner:
-    """For one model version, whose effective configuration is ``config``, own signature ``signature`` and folder ``folder``.
+    """For one model version, ``source`` loaded as ``model`` and perhaps more like it, whose effective configuration is ``config``.
 
     Raises InvalidConfig as ``layout_of`` and ``sequencing``. Blocks, and belongs to one thread.
     """
 
-    def __init__(self, config: Message, signature: Signature, folder: Path) -> None:
+    def __init__(self, config: Message, model: Model, source: Source) -> None:
         self._check = InputCheck.of(config, max(config.max_batch_size, _MAX_ROWS))
         self._made = made_inputs(config)
         self._merges = config.max_batch_size > 0 and not config.model_transaction_policy.decoupled
         self._layout: Layout = layout_of(config)
         self._is_sequential = config.HasField("sequence_batching")
         if self._is_sequential:
-            wanted = sequencing(config, signature, folder, 1)
+            signature, merges = signature_of(model, source.given), not isinstance(model, RequestModel)
+            wanted = sequencing(config, signature, source.folder, 1, merges=merges)
             states = ImplicitStates(wanted.states, config.max_batch_size > 0)
             self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
 

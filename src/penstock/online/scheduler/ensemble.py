@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.errors import Cancelled, NotFound, PenstockError, Unavailable, prefixed
+from penstock.errors import Cancelled, DeadlineExceeded, NotFound, PenstockError, Unavailable, prefixed
 from penstock.online.scheduler.answers import Answers
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.scheduler.batching_config import BatchingConfig
@@ -64,6 +64,8 @@ class _Passing(Pending, eq=False):
     owned: Mapping[Key, Handle] = {}
     """The models to be released at its end; none if an ensemble around this one holds them."""
     started_ns: int = 0
+    timer: asyncio.TimerHandle | None = None
+    """For its deadline while it waits."""
 
 
 class EnsembleScheduler:
@@ -141,6 +143,9 @@ class EnsembleScheduler:
         passing.run = Run(plan, partial(self._ask, passing), partial(self._ended, passing))
         self._statistics.pending += 1
         self._waiting[passing] = None
+        if request.deadline is not None and self.ensemble.max_inside:
+            left_s = max(0.0, request.deadline.at - now_ns / 1e9)
+            passing.timer = self._loop.call_later(left_s, self._expire, passing)
         if len(self._waiting) == 1:
             self._loop.call_soon(self._admit)
         return passing
@@ -170,6 +175,10 @@ class EnsembleScheduler:
             if passing.run is not None:
                 passing.run.begin({name: self._to_parts(name, array) for name, array in inputs.items()})
 
+    def _expire(self, passing: _Passing) -> None:
+        if passing in self._waiting:
+            self._ended(passing, DeadlineExceeded("the request's deadline passed while it waited"))
+
     def _ask(
         self, passing: _Passing, step: Step, inputs: dict[str, Array], done: Callable[[Told], None]
     ) -> Cancellable | None:
@@ -197,6 +206,8 @@ class EnsembleScheduler:
             self._inside -= 1
         if self._waiting:
             self._loop.call_soon(self._admit)
+        if passing.timer is not None:
+            passing.timer.cancel()
         for handle in passing.owned.values():
             handle.release()
         passing.run = None  # which refers to it

@@ -53,6 +53,7 @@ class ImplicitStates:
     def gather(self, rows: Rows[Step | None]) -> Mapping[str, Array]:
         """The inputs for a batch; a row is None if there is no request for it, and its state is then of no meaning."""
         with self._lock:
+            rows = _alive(rows)
             for step in rows:
                 if step is not None and step.start:
                     self._drop(step.sequence)
@@ -71,15 +72,15 @@ class ImplicitStates:
                     f"the states of the model's sequences take more than {self._max_bytes} bytes",
                     "end sequences that are not used any more, or let fewer be candidates",
                 )
+            rows = _alive(rows)
             batch = _batch(rows)
             self._part(batch)
             for sequence in batch:
                 self._release(sequence)
                 sequence.shapes = tuple((1, *one.shape[1:]) if self._batchable else one.shape for one in given.values())
-            self._kept, self._count, self._rows = given, len(rows), batch
+            self._kept, self._count, self._rows = (given, len(rows), batch) if batch else ({}, 0, {})
             for step in rows:
-                # A sequence without a place was ended while the model ran.
-                if step is not None and (step.last or step.sequence.place is None):
+                if step is not None and step.last:
                     self._drop(step.sequence)
 
     def forget(self, sequence: Sequence) -> None:
@@ -89,7 +90,7 @@ class ImplicitStates:
 
     def _merge(self, state: State, rows: Rows[Step | None]) -> Array:
         parts = [self._row(state, step.sequence) if step is not None else None for step in rows]
-        filling = next(part for part in parts if part is not None)
+        filling = next((part for part in parts if part is not None), state.initial)
         return filling if len(parts) == 1 else np.concatenate([filling if part is None else part for part in parts])
 
     def _row(self, state: State, sequence: Sequence) -> Array:
@@ -132,6 +133,11 @@ class ImplicitStates:
         raise PenstockError(
             f"the model's output '{spec.name}', a state of its sequences, is {got}, and shall be {want}"
         )
+
+
+def _alive(rows: Rows[Step | None]) -> Rows[Step | None]:
+    """``rows`` without those whose sequence was ended after the instance had taken them, and may be on another by now."""
+    return [step if step is not None and step.sequence.place == step.place else None for step in rows]
 
 
 def _batch(rows: Rows[Step | None]) -> dict[Sequence, int]:

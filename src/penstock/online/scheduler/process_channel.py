@@ -24,7 +24,7 @@ import msgspec
 from penstock.errors import PenstockError, revive
 from penstock.online.scheduler.tensor_arena import Slot
 from penstock.request import InferRequest
-from penstock.tensor import Signature
+from penstock.tensor import Signature, TensorSpec
 
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
@@ -48,6 +48,8 @@ class Load(msgspec.Struct, tag=True):
 
 class Loaded(msgspec.Struct, tag=True):
     signature: Signature
+    optional_inputs: tuple[TensorSpec, ...] = ()
+    """Those beside the signature's that need not be given."""
     decoupled: bool = False
     max_batch: int | None = None
     """As of a ``RequestModel``, which a Python model is."""

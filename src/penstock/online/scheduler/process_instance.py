@@ -23,7 +23,7 @@ from penstock.online.scheduler.instance import InstanceDied
 from penstock.online.scheduler.process_channel import Failed, Load, Loaded, Message, Ran, Run
 from penstock.online.scheduler.process_child import WORKER, ProcessChild
 from penstock.online.scheduler.tensor_arena import TensorArena
-from penstock.tensor import Array, Signature
+from penstock.tensor import Array, Signature, TensorSpec
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class ModelProcess:
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
+        self.optional_inputs: tuple[TensorSpec, ...]
         self.on_health: Callable[[bool], None] | None = None
         self._message = message
         self._timeout_s = timeout_s
@@ -129,7 +130,7 @@ class ModelProcess:
 
     def _take_facts(self, loaded: Loaded) -> None:
         """What the child says of the model."""
-        self.signature = loaded.signature
+        self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
 
     def _attach(self, child: ProcessChild) -> None:
         """``child`` has loaded the model, and is about to be called."""

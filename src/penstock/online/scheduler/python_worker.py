@@ -78,7 +78,7 @@ class Worker:
             self._send(failure(error))
             return None
         model = loaded if isinstance(loaded, RequestModel) else Merged(loaded)
-        self._send(wire.Loaded(model.signature, model.decoupled, model.max_batch))
+        self._send(wire.Loaded(model.signature, (), model.decoupled, model.max_batch))
         return model
 
     def serve(self, model: RequestModel) -> None:

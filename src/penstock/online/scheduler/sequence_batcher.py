@@ -73,7 +73,7 @@ class SequenceBatcher:
             DynamicBatcher(config.batching, loop, self._statistics, now_ns, tracer, layout) for layout in layouts
         ]
         self._names = [control for control in config.controls if control.kind is Kind.CORRID]
-        self._is_ending = False
+        self._is_ending = self._is_settling = False
         self._emptied = asyncio.Event()
 
     @property
@@ -149,30 +149,37 @@ class SequenceBatcher:
             )
 
     def _settle(self, own: Step | None = None) -> None:
-        """Do what the table says. Raises what the batcher raises that refuses ``own``."""
-        table = self._table
+        """Do what the table says, and what it says in consequence: a loop, for one request's end may be the next one's, and so on.
+        Raises what the batcher raises that refuses ``own``."""
+        if self._is_settling:
+            return
+        self._is_settling, table, refusal = True, self._table, None
         while table.over or table.ready:
             if table.over:
                 instance, sequence = table.over.popleft()
                 self._states[instance].forget(sequence)
                 continue
             step = table.ready.popleft()
+            if step.request is None:
+                continue  # what was told of another's end has cancelled it
             try:
-                self._give(step)
+                self._give(step, step.request)
             except PenstockError as error:
                 if step is own:
-                    step.done = None
+                    step.done, refusal = None, error
                 self._answer(step, error)
-                if step is own:
-                    raise
+        self._is_settling = False
+        if refusal is not None:
+            raise refusal
 
-    def _give(self, step: Step) -> None:
+    def _give(self, step: Step, request: InferRequest) -> None:
         """Pass a request on to its instance's batcher, which counts it from now on."""
         self._statistics.pending -= 1
+        step.request = None
         _stop_timer(step)
         instance = step.place.instance
         key = step.key, self._states[instance].key(step)
-        pending = self.batchers[instance].submit(step.request, 1, key, partial(self._answer, step))
+        pending = self.batchers[instance].submit(request, 1, key, partial(self._answer, step))
         step.pending, pending.arrived_ns = pending, step.arrived_ns
 
     def _answer(self, step: Step, outcome: Outcome) -> None:
@@ -180,14 +187,15 @@ class SequenceBatcher:
         if isinstance(outcome, InferResponse) and not outcome.final:
             tell(step.done, outcome)
             return
-        done, step.done, others = step.done, None, list[Step]()
-        if isinstance(outcome, PenstockError) and not step.began:
+        told = outcome if step.verdict is None or isinstance(outcome, InstanceDied) else step.verdict
+        done, step.done, step.pending, others = step.done, None, None, list[Step]()
+        if isinstance(told, PenstockError) and (step.verdict or not step.began):
             others = self._table.give_up(step)[1:]
         else:
             # What the model was asked it has done, or will have before it is asked again, whatever became of the answer.
             self._table.finish(step)
-        tell(done, step.verdict or outcome)
-        self._drop(step.sequence, others, step.verdict or outcome)
+        tell(done, told)
+        self._drop(step.sequence, others, told)
         if isinstance(outcome, InstanceDied) and not self._config.states:
             self._lose(step.place.instance)
 
@@ -195,7 +203,7 @@ class SequenceBatcher:
         """End ``steps``, given up before they were passed on for what came of one of the sequence, and go on."""
         error = outcome if isinstance(outcome, Cancelled | Unavailable) else Unavailable(*_TOO_LATE)
         for step in steps:
-            done, step.done = step.done, None
+            done, step.done, step.request = step.done, None, None
             _stop_timer(step)
             self._statistics.pending -= 1
             self._statistics.failed(Failure.of(error), step.arrived_ns, self._now_ns())
@@ -211,9 +219,11 @@ class SequenceBatcher:
             step = sequence.running
             if step is None:
                 self._end(sequence)
-            elif step.pending is not None and not step.began and not step.start:
+            elif step.pending is not None and not step.start:
+                # One that has begun was taken after the loss, before this thread knew of it.
                 step.verdict = Unavailable(*_LOST)
-                step.pending.cancel()
+                if not step.began:
+                    step.pending.cancel()
 
     def _rest(self, sequence: Known) -> None:
         """If the sequence has no requests left, it may be so for a while."""

@@ -52,7 +52,7 @@ class Control(msgspec.Struct, frozen=True):
 
     def _value(self, row: Step | None) -> int | float | bytes:
         if self.kind is Kind.CORRID:
-            identity = row.request.sequence_id if row is not None else "" if self.datatype is DataType.BYTES else 0
+            identity = row.sequence.id if row is not None else "" if self.datatype is DataType.BYTES else 0
             return identity.encode() if isinstance(identity, str) else identity
         told = row is not None and {Kind.START: row.start, Kind.END: row.end, Kind.READY: True}[self.kind]
         return self.true if told else self.false

@@ -34,7 +34,8 @@ class Step(msgspec.Struct, eq=False):
 
     give_up: Callable[[Step], None]
     sequence: Sequence
-    request: InferRequest
+    request: InferRequest | None
+    """None once it is its instance's, or has ended: it refers to this step."""
     key: Hashable
     done: Done | None
     """None once the request has ended."""
@@ -47,7 +48,8 @@ class Step(msgspec.Struct, eq=False):
     """Whether an instance has taken it; set on the instance's thread."""
     place: Place = Place(0, 0)
     pending: Cancellable | None = None
-    """What its instance's batcher made of it; None, and the place without meaning, until it may run."""
+    """What its instance's batcher made of it; None, and the place without meaning, until it may run and
+    once it has ended."""
     timer: TimerHandle | None = None
     """For its deadline until then."""
     verdict: PenstockError | None = None
