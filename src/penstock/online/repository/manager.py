@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 """How often a model is read whose files change meanwhile."""
+_GIVE_BACK_S = 1.0
 _Result = TypeVar("_Result")
 
 
@@ -73,6 +75,7 @@ class Manager:
         self._leaving: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Future[Any]] = set()
         self._seen: dict[str, str] = {}
+        self._gives_back = False
         self._level = logging.DEBUG
         """At which success is told of: the ready line tells of what is loaded at the start."""
 
@@ -395,7 +398,7 @@ class Manager:
 
         async def retire() -> None:
             await handle.unload()
-            await on_daemon_thread("give-back", give_back)
+            self._give_back_soon()
             if version is not None:
                 version.end()
 
@@ -403,6 +406,18 @@ class Manager:
         for tasks in (self._leaving, model.leaving):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+
+    def _give_back_soon(self) -> None:
+        """Give freed memory back to the system, once a second at most: the next load would have to ask there again for what it needs,
+        and threads that ask for memory meanwhile wait."""
+
+        def begin() -> None:
+            self._gives_back = False
+            threading.Thread(target=give_back, name="give-back", daemon=True).start()
+
+        if not self._gives_back:
+            self._gives_back = True
+            asyncio.get_running_loop().call_later(_GIVE_BACK_S, begin)
 
     def _clear_up(self, model: Model) -> None:
         """Remove the files of overrides that nothing is served from, once nothing that was uses them."""
