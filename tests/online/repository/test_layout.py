@@ -152,6 +152,23 @@ def test_a_file_put_in_the_place_of_another_of_its_size_and_time_is_seen(tmp_pat
     assert layout.fingerprint("m") != before
 
 
+def test_a_link_in_a_circle_is_no_model_and_hides_none(tmp_path: Path) -> None:
+    root = write(tmp_path, "good/1/model.onnx", "bad/1/model.onnx")
+    for circle in (root / "circle", root / "bad" / "2"):
+        circle.symlink_to(circle)
+    layout = Layout((root,))
+    assert set(layout.models()) == set(layout.scan()) == {"good", "bad"}
+    with pytest.raises(InvalidModel, match=r"cannot read '2' in the folder of model 'bad': Too many levels"):
+        layout.define("bad")
+
+
+def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    root = write(tmp_path, "m/1/model.onnx")
+    (root / "m" / "1" / "weights.bin").symlink_to(root / "absent")
+    with pytest.raises(InvalidModel, match=r"a link leads nowhere: '1/weights\.bin'"):
+        Layout((root,)).define("m")
+
+
 def test_too_many_files_and_circles_of_links_are_bounded(tmp_path: Path) -> None:
     root = write(tmp_path, "m/1/model.onnx")
     (root / "m/1/round").symlink_to(root / "m")
@@ -173,7 +190,9 @@ def test_what_replaces_a_configuration_and_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", " ", ".", "..", "a/../b", "../m", "/m", "m\n", "a\\b", "\0", ".hidden", "x" * 256, "a//b"], ids=repr
+    "name",
+    ["", " ", ".", "..", "a/../b", "../m", "/m", "m\n", "a\\b", "\0", ".hidden", "x" * 256, "模" * 86, "a//b"],
+    ids=repr,
 )
 def test_names_that_no_model_can_have(name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be the name of a model"):

@@ -46,7 +46,7 @@ class Layout(msgspec.Struct, frozen=True):
         found: dict[str, list[Path]] = {name: [next(iter(one.versions.values()))] for name, one in self.by_hand.items()}
         for root in self.roots:
             for entry in _entries(root):
-                if not entry.name.startswith(".") and entry.is_dir():
+                if not entry.name.startswith(".") and _is_folder(entry):
                     found.setdefault(entry.name, []).append(Path(entry.path))
         models: dict[str, Path | PenstockError] = {}
         for name, folders in found.items():
@@ -159,10 +159,10 @@ def check_name(name: str) -> None:
 
 
 def _refusal(name: str) -> PenstockError | None:
-    if _BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name) > _MAX_NAME:
+    if _BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name.encode()) > _MAX_NAME:
         return InvalidArgument(
             f"'{_shown(name)}' cannot be the name of a model",
-            f"1 to {_MAX_NAME} characters, no separator or control character among them, no '.' in front",
+            f"1 to {_MAX_NAME} bytes, no separator or control character among them, no '.' in front",
         )
     return None
 
@@ -174,7 +174,7 @@ def _shown(name: str) -> str:
 
 def versions_in(folder: Path) -> list[str]:
     """Those of the model in ``folder``, by rising number. Raises NotFound if it cannot be read."""
-    return sorted((one.name for one in _entries(folder) if _VERSION.fullmatch(one.name) and one.is_dir()), key=int)
+    return sorted((one.name for one in _entries(folder) if _VERSION.fullmatch(one.name) and _is_folder(one)), key=int)
 
 
 def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
@@ -185,6 +185,14 @@ def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
         raise NotFound(f"no model repository '{folder}'", "check the path") from None
     except OSError as error:
         raise NotFound(f"cannot read model repository '{folder}': {error.strerror}") from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """False also for a link that leads in a circle."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
@@ -223,12 +231,19 @@ def _files(target: Path) -> Iterator[str]:
                         waiting.append((entry.path, f"{path}{entry.name}/", depth + 1))
                     else:
                         yield _line(path + entry.name, entry.stat())
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         raise InvalidModel(
-            f"the files of model '{_shown(target.name)}' are being moved, or a link leads nowhere"
+            f"the files of model '{_shown(target.name)}' are being moved, or a link leads nowhere: {_within(target, error)}"
         ) from None
     except OSError as error:
-        raise InvalidModel(f"cannot read the folder of model '{_shown(target.name)}': {error.strerror}") from None
+        raise InvalidModel(
+            f"cannot read {_within(target, error)} in the folder of model '{_shown(target.name)}': {error.strerror}"
+        ) from None
+
+
+def _within(target: Path, error: OSError) -> str:
+    path = os.path.relpath(error.filename or target, target)
+    return "'" + "/".join(map(_shown, path.split(os.sep))) + "'"
 
 
 def _line(path: str, stat: os.stat_result) -> str:

@@ -27,6 +27,8 @@ class Override(msgspec.Struct, frozen=True):
     """The whole configuration, as JSON."""
     folder: str = ""
     """A private folder used instead of the repository's; empty: that one."""
+    owner: int = 0
+    """The process that removes the folder when it no longer serves from it."""
 
 
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
@@ -59,10 +61,10 @@ def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | Non
 
 def _checked(path: str, name: str) -> str:
     parts = path.split("/")
-    if any(len(part) > _MAX_NAME for part in parts):  # which clients know as a failure of the repository
+    if any(len(part.encode()) > _MAX_NAME for part in parts):  # which clients know as a failure of the repository
         raise PenstockError(
             f"failed to load '{name}', failed to poll from model repository: '{_FILE}{path[:80]}' is too long",
-            f"at most {_MAX_NAME} characters for a file's name",
+            f"at most {_MAX_NAME} bytes for a file's name",
         )
     if len(parts) > _MAX_DEPTH or any(part.startswith(".") or not _PART.fullmatch(part) for part in parts):
         raise InvalidArgument(
