@@ -41,15 +41,6 @@ def test_a_state_is_what_the_request_before_gave() -> None:
     assert table.run([table.step("a", start=True)]).tolist() == [[0, 0]]
 
 
-def test_the_same_sequences_again_cost_no_copy() -> None:
-    table = Table()
-    first = [table.step("a", start=True), table.step("b", start=True)]
-    table.states.gather(first)
-    outputs = np.ones((2, 2), np.float32)
-    table.states.scatter(first, {"out": outputs})
-    assert table.states.gather([table.step("a"), table.step("b")])["in"] is outputs
-
-
 def test_a_single_state_is_never_copied() -> None:
     table = Table()
     for name in "ab":
@@ -116,7 +107,8 @@ def test_all_states_together_are_bounded() -> None:
         table.states.scatter([step], {"out": np.ones((1, count), np.float32)})
 
     run("a", 8)
-    run("b", 8)
+    run("b", 7)
+    run("b", 7)
     run("c", 1)
     with pytest.raises(ResourceExhausted, match="more than 64 bytes"):
         run("d", 1)

@@ -1,7 +1,6 @@
 """What the server keeps of each sequence between its requests, for a model that keeps nothing itself: Triton's implicit state.
 
-A model's output of one request is its input of the next. What a batch gave is kept as it is, and given to the model again without
-copying if the next batch is of the same sequences; a sequence that is left out gets a copy of its row.
+A model's output of one request is its input of the next.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from typing import TypeGuard
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from penstock.online.scheduler.sequence_slots import Sequence, Step
 from penstock.tensor import Array, TensorSpec
 
 MAX_BYTES = 4 << 30
-"""Most bytes of all states on one instance, but for one batch."""
+"""Most bytes of all states on one instance."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -39,89 +39,50 @@ class ImplicitStates:
         self._varies = any(-1 in state.output.shape[batchable:] for state in states)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        # The rest, and the sequences' states, are guarded by the lock.
-        self._kept: Mapping[str, Array] = {}  # by input, what the latest batch gave
-        self._count = 0  # its rows
-        self._rows: dict[Sequence, int] = {}  # whose state is in which of them
-        self._alone = 0  # bytes of states that sequences have for themselves
+        # The sequences' states, and how many bytes all have, are guarded by the lock.
+        self._bytes = 0
 
     def key(self, step: Step) -> tuple[tuple[int, ...], ...]:
         """What must be equal for requests to be merged, once those before them in their sequences have ended."""
-        known = () if step.start else step.sequence.shapes
-        return (known or tuple(state.initial.shape for state in self._states)) if self._varies else ()
+        known = {} if step.start else step.sequence.states
+        return tuple([known.get(one.input, one.initial).shape for one in self._states]) if self._varies else ()
 
     def gather(self, rows: Rows[Step | None]) -> Mapping[str, Array]:
         """The inputs for a batch; a row is None if there is no request for it, and its state is then of no meaning."""
         with self._lock:
-            rows = _alive(rows)
-            for step in rows:
-                if step is not None and step.start:
-                    self._drop(step.sequence)
-            batch = _batch(rows)
-            if len(rows) != self._count or any(self._rows.get(one) != row for one, row in batch.items()):
-                return {state.input: self._merge(state, rows) for state in self._states}
-            self._part(batch)
-            return self._kept
+            alive = [step for step in rows if _is_alive(step)]
+            for step in alive:
+                if step.start:
+                    self._keep(step.sequence, {})
+            return {state.input: self._merge(state, rows) for state in self._states}
 
     def scatter(self, rows: Rows[Step | None], outputs: Mapping[str, Array]) -> None:
         """Keep what the model gave for the batch. Raises PenstockError, with all states as they were, if it cannot be."""
         given = {state.input: self._checked(state, len(rows), outputs) for state in self._states}
         with self._lock:
-            if self._alone + sum(map(_size, given.values())) > self._max_bytes:
+            alive = {number: step for number, step in enumerate(rows) if _is_alive(step)}
+            before = sum(_size(step.sequence.states) for step in alive.values())
+            if self._bytes - before + _size(given) > self._max_bytes:
                 raise ResourceExhausted(
                     f"the states of the model's sequences take more than {self._max_bytes} bytes",
                     "end sequences that are not used any more, or let fewer be candidates",
                 )
-            rows = _alive(rows)
-            batch = _batch(rows)
-            self._part(batch)
-            for sequence in batch:
-                self._release(sequence)
-                sequence.shapes = tuple((1, *one.shape[1:]) if self._batchable else one.shape for one in given.values())
-            self._kept, self._count, self._rows = (given, len(rows), batch) if batch else ({}, 0, {})
-            for step in rows:
-                if step is not None and step.last:
-                    self._drop(step.sequence)
+            for number, step in alive.items():
+                self._keep(step.sequence, {} if step.last else _row(given, number, len(rows)))
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over."""
         with self._lock:
-            self._drop(sequence)
+            self._keep(sequence, {})
 
     def _merge(self, state: State, rows: Rows[Step | None]) -> Array:
-        parts = [self._row(state, step.sequence) if step is not None else None for step in rows]
+        parts = [step.sequence.states.get(state.input, state.initial) if _is_alive(step) else None for step in rows]
         filling = next((part for part in parts if part is not None), state.initial)
         return filling if len(parts) == 1 else np.concatenate([filling if part is None else part for part in parts])
 
-    def _row(self, state: State, sequence: Sequence) -> Array:
-        if sequence.states:
-            return sequence.states[state.input]
-        number = self._rows.get(sequence)
-        return state.initial if number is None else self._kept_row(state.input, number)
-
-    def _kept_row(self, name: str, number: int) -> Array:
-        array = self._kept[name]
-        return array if self._count == 1 else array[number : number + 1]
-
-    def _part(self, batch: Mapping[Sequence, int]) -> None:
-        """Give sequences that are not in ``batch`` states of their own."""
-        for sequence in self._rows.keys() - batch.keys():
-            number = self._rows.pop(sequence)
-            rows = {name: self._kept_row(name, number) for name in self._kept}
-            # Copied, so that one sequence does not keep a whole batch in memory.
-            sequence.states = rows if self._count == 1 else {name: row.copy() for name, row in rows.items()}
-            self._alone += sum(map(_size, sequence.states.values()))
-
-    def _drop(self, sequence: Sequence) -> None:
-        self._release(sequence)
-        sequence.shapes = ()
-        self._rows.pop(sequence, None)
-        if not self._rows:
-            self._kept, self._count = {}, 0
-
-    def _release(self, sequence: Sequence) -> None:
-        self._alone -= sum(map(_size, sequence.states.values()))
-        sequence.states = {}
+    def _keep(self, sequence: Sequence, states: dict[str, Array]) -> None:
+        self._bytes += _size(states) - _size(sequence.states)
+        sequence.states = states
 
     def _checked(self, state: State, rows: int, outputs: Mapping[str, Array]) -> Array:
         spec, array = state.output, outputs.get(state.output.name)
@@ -135,14 +96,15 @@ class ImplicitStates:
         )
 
 
-def _alive(rows: Rows[Step | None]) -> Rows[Step | None]:
-    """``rows`` without those whose sequence was ended after the instance had taken them, and may be on another by now."""
-    return [step if step is not None and step.sequence.place == step.place else None for step in rows]
+def _is_alive(step: Step | None) -> TypeGuard[Step]:
+    """Not if its sequence was ended after the instance had taken it: then that may be on another instance by now."""
+    return step is not None and step.sequence.place == step.place
 
 
-def _batch(rows: Rows[Step | None]) -> dict[Sequence, int]:
-    return {step.sequence: number for number, step in enumerate(rows) if step is not None}
+def _row(arrays: Mapping[str, Array], number: int, rows: int) -> dict[str, Array]:
+    # Copied, so that one sequence does not keep a whole batch in memory.
+    return {name: one if rows == 1 else one[number : number + 1].copy() for name, one in arrays.items()}
 
 
-def _size(array: Array) -> int:
-    return array.nbytes if array.dtype.kind != "O" else sum(len(one) for one in array.reshape(-1).tolist())
+def _size(arrays: Mapping[str, Array]) -> int:
+    return sum(sum(map(len, one.flat)) if one.dtype.kind == "O" else one.nbytes for one in arrays.values())

@@ -13,14 +13,11 @@ from penstock.errors import PenstockError
 from penstock.online.scheduler.base import BatchSource
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.rate_limiter import Gate
-from penstock.online.scheduler.request_runs import RequestRuns
+from penstock.online.scheduler.request_runs import Stream, run_requests
 from penstock.telemetry.statistics import BatchTimes, Reason
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
-
-_AHEAD = 16
-"""How many answers of a stream may be on their way to the event loop before the model is asked for another."""
 
 
 class InstanceDied(PenstockError):
@@ -78,9 +75,8 @@ class Instance:
             while (batch := self._source.take(self._gate)) is not None:
                 self._stream(model, batch)
         elif isinstance(model, RequestModel):
-            runs = RequestRuns(model, self._source, self._explain, _AHEAD)
             while (batch := self._source.take(self._gate)) is not None:
-                runs.run(batch)
+                run_requests(model, batch, self._source, self._explain)
         else:
             while (batch := self._source.take(self._gate)) is not None:
                 self._compute(model, batch)
@@ -117,28 +113,19 @@ class Instance:
 
     def _stream(self, model: StreamingModel, batch: Batch) -> None:
         """Pass on one answer after the other until the model has no more, or the request is cancelled."""
-        (pending,) = batch.requests
-        room = threading.Semaphore(_AHEAD)
+        stream = Stream(self._source, batch)
         answers: Iterator[dict[str, Array]] = iter(())
         error: PenstockError | None = None
-        number, start_ns = 0, time.monotonic_ns()
-        last_ns = start_ns
         try:
             answers = model.stream(self._layout.gather(batch.requests))
-            for answer in answers:
-                (outputs,) = self._layout.scatter(batch.requests, answer)
-                ran_ns = time.monotonic_ns()
-                room.acquire()
-                times = BatchTimes(batch.taken_ns, last_ns, ran_ns, ran_ns)
-                if pending.done is None or not self._source.answer(pending, outputs, number, times, room.release):
+            for outputs in answers:
+                if not stream.answer(0, outputs, False):
                     break
-                number, last_ns = number + 1, time.monotonic_ns()
         except Exception as reason:  # noqa: BLE001 - as above
             error = self._explain(reason)
         finally:
             self._close(answers)
-        end_ns = time.monotonic_ns()
-        self._source.finish_stream(batch, error, number, BatchTimes(batch.taken_ns, start_ns, end_ns, end_ns))
+        stream.answer(0, error, True)
 
     def _close(self, answers: Iterator[dict[str, Array]]) -> None:
         """Let a generator that was not run to its end clean up."""

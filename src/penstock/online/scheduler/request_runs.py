@@ -1,4 +1,4 @@
-"""Running a ``RequestModel``: requests go to it one by one, and come back one by one."""
+"""Running models that are given requests one by one, and those that give any number of answers to one."""
 
 from __future__ import annotations
 
@@ -18,69 +18,63 @@ from penstock.request import InferRequest
 from penstock.telemetry.statistics import BatchTimes
 from penstock.tensor import Array
 
+_AHEAD = 16
+"""How many answers of a stream may be on their way to the event loop before the model is asked for another."""
+
 Explain = Callable[[Exception], PenstockError]
 _Outcome = dict[str, Array] | PenstockError | None
 
 
-class RequestRuns:
-    """Of one instance, on whose thread it is called; ``ahead`` is how many answers of one request may be on their way to the loop."""
+def run_requests(model: RequestModel, batch: Batch, source: BatchSource, explain: Explain) -> None:
+    """Have ``batch`` answered; a decoupled model may go on after this has returned."""
+    answers = Stream(source, batch) if model.decoupled else _Answers(source, batch)
+    failed = None
+    try:
+        model.execute([_given(source.layout, pending) for pending in batch.requests], answers.answer)
+    except Exception as error:  # noqa: BLE001 - a model's bug must not end the thread that others wait for
+        failed = explain(error)
+    answers.executed(failed)
 
-    def __init__(self, model: RequestModel, source: BatchSource, explain: Explain, ahead: int) -> None:
-        self._model = model
+
+class _Answers:
+    """The answers to ``batch``, one to each request."""
+
+    def __init__(self, source: BatchSource, batch: Batch) -> None:
         self._source = source
-        self._explain = explain
-        self._ahead = ahead
+        self._batch = batch
+        self._outcomes: list[_Outcome] = [None] * len(batch.requests)
+        self._start_ns = time.monotonic_ns()
 
-    def run(self, batch: Batch) -> None:
-        """Have ``batch`` answered; a decoupled model may go on after this has returned."""
-        if self._model.decoupled:
-            stream = _Stream(self._source, batch, self._ahead)
-            error = self._execute(batch, stream.answer)
-            if error is not None:
-                stream.answer(0, error, True)
-        else:
-            self._answer_each(batch)
+    def answer(self, number: int, outcome: _Outcome, _: bool) -> bool:
+        if outcome is not None:
+            self._outcomes[number] = outcome
+        return self._batch.requests[number].done is not None
 
-    def _execute(self, batch: Batch, answer: Callable[[int, _Outcome, bool], bool]) -> PenstockError | None:
-        try:
-            self._model.execute([_given(self._source.layout, pending) for pending in batch.requests], answer)
-        except Exception as error:  # noqa: BLE001 - a model's bug must not end the thread that others wait for
-            return self._explain(error)
-        return None
-
-    def _answer_each(self, batch: Batch) -> None:
+    def executed(self, failed: PenstockError | None) -> None:
         """Requests that have outputs end as one batch, and each of the others by itself."""
-        outcomes: list[_Outcome] = [None] * len(batch.requests)
-
-        def answer(number: int, outcome: _Outcome, _: bool) -> bool:
-            if outcome is not None:
-                outcomes[number] = outcome
-            return batch.requests[number].done is not None
-
-        taken_ns = batch.taken_ns
-        times = BatchTimes(taken_ns, time.monotonic_ns(), taken_ns, taken_ns)
-        failed = self._execute(batch, answer) or PenstockError("the model gave no answer to this request")
-        times.ran_ns = times.split_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
+        times = BatchTimes(self._batch.taken_ns, self._start_ns, now_ns, now_ns)
+        failed = failed or PenstockError("the model gave no answer to this request")
         answered: list[Pending] = []
         outputs: list[dict[str, Array]] = []
-        for pending, outcome in zip(batch.requests, outcomes, strict=True):
+        for pending, outcome in zip(self._batch.requests, self._outcomes, strict=True):
             found = failed if outcome is None else _shaped(self._source.layout, pending, outcome)
             if isinstance(found, dict):
                 answered.append(pending)
                 outputs.append(found)
             else:
-                self._source.finish(_part(batch, [pending]), found, times)
+                self._source.finish(_part(self._batch, [pending]), found, times)
         if answered:
-            self._source.finish(_part(batch, answered), outputs, times)
+            self._source.finish(_part(self._batch, answered), outputs, times)
 
 
-class _Stream:
+class Stream:
     """The answers to the one request of ``batch``; ``answer`` may be called on any thread."""
 
-    def __init__(self, source: BatchSource, batch: Batch, ahead: int) -> None:
+    def __init__(self, source: BatchSource, batch: Batch) -> None:
         self._source = source
         self._batch = batch
-        self._room = threading.Semaphore(ahead)
+        self._room = threading.Semaphore(_AHEAD)
         self._lock = threading.Lock()
         self._number = 0
         self._start_ns = self._last_ns = time.monotonic_ns()
@@ -92,7 +86,7 @@ class _Stream:
             if self._ended:
                 return False
             outcome = None if outcome is None else _shaped(self._source.layout, pending, outcome)
-            if isinstance(outcome, dict):
+            if isinstance(outcome, dict) and pending.done is not None:
                 self._pass_on(pending, outcome)
             if final or isinstance(outcome, PenstockError):
                 self._ended = True
@@ -101,6 +95,10 @@ class _Stream:
                 times = BatchTimes(self._batch.taken_ns, self._start_ns, now_ns, now_ns)
                 self._source.finish_stream(self._batch, error, self._number, times)
         return pending.done is not None
+
+    def executed(self, failed: PenstockError | None) -> None:
+        if failed is not None:
+            self.answer(0, failed, True)
 
     def _pass_on(self, pending: Pending, outputs: dict[str, Array]) -> None:
         self._room.acquire()

@@ -74,8 +74,7 @@ class Sequence(msgspec.Struct, eq=False):
     timer: TimerHandle | None = None
     """For how long it may be idle."""
     states: dict[str, Array] = msgspec.field(default_factory=dict)
-    """Belongs to ``ImplicitStates``, and so does the next."""
-    shapes: tuple[tuple[int, ...], ...] = ()
+    """Belongs to ``ImplicitStates``."""
 
     @property
     def is_idle(self) -> bool:
