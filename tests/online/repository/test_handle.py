@@ -3,7 +3,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import numpy as np
+
+from ensembles import Gate
 from handles import make_handle
+from penstock.request import InferRequest
 from penstock.testing import FakeModel
 
 
@@ -32,5 +36,24 @@ def test_unloading_while_an_instance_leaves_unloads_each_model_once() -> None:
             instance.join(30)  # so that the event loop is told while the models are unloaded
         await handle.unload()
         assert unloaded == dict.fromkeys(models, 1)
+
+    asyncio.run(main())
+
+
+def test_a_newcomer_may_be_the_one_that_leaves() -> None:
+    async def main() -> None:
+        gate, newcomer = Gate(), FakeModel()
+        handle = make_handle(FakeModel(forward=gate), max_batch=1)
+        handle.start()
+        handle.scheduler.submit(InferRequest("m", {"x": np.ones((1, 2), np.float32)}, "1"), 1, None, lambda _: None)
+        await gate.entered()
+        handle.shrink(1)
+        handle.grow([newcomer])
+        async with asyncio.timeout(30):
+            while newcomer.loaded:
+                await asyncio.sleep(0)
+        assert handle.instance_count == 1
+        gate.open()
+        await handle.unload()
 
     asyncio.run(main())

@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
 from penstock.online.daemon import on_daemon_thread
+from penstock.online.repository.effective import Model
 from penstock.online.repository.input_check import InputCheck
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
@@ -38,7 +38,7 @@ class Handle:
         check: InputCheck,
         signature: Signature,
         scheduler: Scheduler,
-        models: Sequence[LoadedModel | StreamingModel | RequestModel] = (),
+        models: Sequence[Model] = (),
         instances: Sequence[Instance] = (),
     ) -> None:
         self.name: str = config.name
@@ -90,30 +90,32 @@ class Handle:
         return len(self._instances) - self._going
 
     @property
-    def first_model(self) -> LoadedModel | StreamingModel | RequestModel:
+    def first_model(self) -> Model:
         return self._models[0]
 
-    def grow(self, models: Sequence[LoadedModel | StreamingModel | RequestModel]) -> None:
+    def start(self) -> None:
+        """Start the instances."""
+        self._begin(self._instances)
+
+    def grow(self, models: Sequence[Model]) -> None:
         """Run one more instance of each of ``models``, from now on."""
-        source = cast(BatchSource, self.scheduler)
-        self._connect(models)
-        for model in models:
-            instance = Instance(f"{self.name}-{len(self._instances)}", model, source)
-            self._models.append(model)
-            self._instances.append(instance)
-            instance.start()
+        source, before = cast(BatchSource, self.scheduler), len(self._instances)
+        added = [Instance(f"{self.name}-{before + number}", model, source) for number, model in enumerate(models)]
+        self._models += models
+        self._instances += added
+        self._begin(added)
         self._tell_count()
 
-    def _connect(self, models: Sequence[object]) -> None:
-        for model in models:
-            if isinstance(model, PythonProcess):
-                model.make_call = self.make_call
+    def _begin(self, instances: Sequence[Instance]) -> None:
+        left = partial(_tell, asyncio.get_running_loop(), self._left)
+        for instance in instances:
+            if isinstance(instance.model, PythonProcess):
+                instance.model.make_call = self.make_call
+            instance.ended = left
+            instance.start()
 
     def shrink(self, count: int) -> None:
         """Have ``count`` instances end when each has answered what it works at."""
-        loop = asyncio.get_running_loop()
-        for instance in self._instances:
-            instance.ended = partial(_tell, loop, self._left)
         for _ in range(count):
             cast(BatchSource, self.scheduler).dismiss()
         self._going += count
@@ -132,12 +134,6 @@ class Handle:
         group = self.config.instance_group[0]
         del self.config.instance_group[1:]
         group.count = cast(DynamicBatcher, self.scheduler).instances = self.instance_count
-
-    def start(self) -> None:
-        """Start the instances."""
-        self._connect(self._models)
-        for instance in self._instances:
-            instance.start()
 
     def hold(self) -> None:
         """Keep it loaded until ``release``: more will be submitted on behalf of a request that is under way elsewhere."""
