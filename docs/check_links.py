@@ -17,6 +17,7 @@ from pathlib import Path
 import typer.main
 
 from penstock.cli.main import COMMANDS, make_app
+from penstock.cli.triton_flags import FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -115,7 +116,8 @@ def options(command: str | None) -> frozenset[str]:
     """The options of ``command``, or of ``penstock`` itself."""
     group = typer.main.get_command(make_app(command))
     found = getattr(group, "commands")[command] if command else group  # noqa: B009 - typer's own type hides it
-    return frozenset(name for parameter in found.params for name in parameter.opts) | {"--help"}
+    flags = {f"--{flag}" for flag in FLAGS} if command == "tritonserver" else set()
+    return frozenset(name for parameter in found.params for name in parameter.opts) | {"--help", *flags}
 
 
 def check(root: Path) -> tuple[list[str], int, int]:

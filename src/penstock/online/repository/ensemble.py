@@ -41,7 +41,7 @@ def read_ensemble(config: Message, find: Find) -> Ensemble:
 
 
 class EnsembleLabels(Mapping[str, Sequence[str]]):
-    """What classes are called, by output of the ensemble: its ``own`` labels, and those of the steps' models as they are served now."""
+    """What classes are called, by output of the ensemble: its ``own`` labels, and those of the steps' models as served now."""
 
     def __init__(self, own: Mapping[str, Sequence[str]], config: Message, find: Find) -> None:
         self._own = own
