@@ -28,7 +28,7 @@ def make_gates(limiter: RateLimiter, count: int, priority: int = 1) -> list[Gate
         "count": count,
         "rate_limiter": {"priority": priority, "resources": [{"name": "R", "count": 1}]},
     }
-    return limiter.gates(json_format.ParseDict({"instance_group": [group]}, ModelConfig()))
+    return limiter.gates_of(json_format.ParseDict({"instance_group": [group]}, ModelConfig()))
 
 
 async def ask(batcher: DynamicBatcher, value: float = 1.0) -> None:
@@ -111,7 +111,7 @@ def test_requests_go_on_joining_while_an_instance_waits_for_its_resources() -> N
         instance.start()
         asked = [asyncio.ensure_future(ask(batcher, 0.0))]
         async with asyncio.timeout(20):
-            while not limiter._waiting:
+            while not limiter.waiting:
                 await asyncio.sleep(0)
         asked += [asyncio.ensure_future(ask(batcher, n)) for n in range(1, 5)]
         for _ in range(3):
@@ -122,8 +122,8 @@ def test_requests_go_on_joining_while_an_instance_waits_for_its_resources() -> N
         assert [len(call["x"]) for call in model.calls] == [5]
         batcher.stop()
         instance.join(20)
-        assert not +limiter._held
-        assert limiter._gates == {other}
+        assert not +limiter.held
+        assert limiter.gates == {other}
 
     asyncio.run(main())
 
@@ -156,9 +156,9 @@ def test_across_models_no_more_run_at_once_than_their_resources_allow(amount: in
             batcher.stop()
         for instance in crew:
             instance.join(20)
-        assert not limiter._gates
-        assert not limiter._waiting
-        assert not +limiter._held
+        assert not limiter.gates
+        assert not limiter.waiting
+        assert not +limiter.held
 
     asyncio.run(main())
     assert 1 <= most <= amount

@@ -29,7 +29,7 @@ def config(*needs: dict[str, int], priority: int = 0, count: int = 1) -> Message
 
 def gates(limiter: RateLimiter, *needs: dict[str, int], **fields: Any) -> list[Gate]:
     found = []
-    for gate in limiter.gates(config(*needs, **fields)):
+    for gate in limiter.gates_of(config(*needs, **fields)):
         assert gate is not None
         gate.open()
         found.append(gate)
@@ -39,7 +39,7 @@ def gates(limiter: RateLimiter, *needs: dict[str, int], **fields: Any) -> list[G
 def ask(limiter: RateLimiter, *asked: Gate) -> list[bool]:
     """Have each wait, as ``Gate.enter`` does; who holds what it needs."""
     for gate in asked:
-        limiter.enter(gate)
+        gate.ask()
     return [gate.held for gate in asked]
 
 
@@ -65,17 +65,17 @@ def test_of_each_resource_there_is_as_much_as_the_neediest_instance_needs() -> N
 
 
 def test_instances_without_resources_have_no_gate() -> None:
-    assert RateLimiter().gates(config({}, count=2)) == [None, None]
-    assert len(RateLimiter().gates(config({"R1": 1}, {"R1": 2}, count=3))) == 6
+    assert RateLimiter().gates_of(config({}, count=2)) == [None, None]
+    assert len(RateLimiter().gates_of(config({"R1": 1}, {"R1": 2}, count=3))) == 6
 
 
 def test_who_needs_more_than_there_is_is_refused() -> None:
     with pytest.raises(
         InvalidConfig, match="model 'm': Resource count for \"R1\" is limited to 3 .* minimum required count is 4"
     ):
-        RateLimiter({"R1": 3}).gates(config({"R1": 4}))
+        RateLimiter({"R1": 3}).gates_of(config({"R1": 4}))
     with pytest.raises(InvalidConfig, match='"R2" is limited to 0'):
-        RateLimiter({"R1": 3}).gates(config({"R2": 1}))
+        RateLimiter({"R1": 3}).gates_of(config({"R2": 1}))
 
 
 @pytest.mark.parametrize("priorities", [(1, 2), (1, 2, 4), (3, 1, 1), (0, 5)])
@@ -88,7 +88,7 @@ def test_who_has_priority_n_runs_once_where_others_run_n_times(priorities: tuple
     for _ in range(rounds):
         (number,) = (number for number, gate in enumerate(waiting) if gate.held)
         runs[number] += 1
-        limiter.enter(waiting[number])  # it has more to do
+        waiting[number].ask()  # it has more to do
     shares = [1 / max(1, priority) for priority in priorities]
     for number, share in enumerate(shares):
         assert runs[number] == pytest.approx(rounds * share / sum(shares), abs=2)
@@ -98,13 +98,13 @@ def test_whoever_rested_is_not_paid_back_for_it() -> None:
     limiter = RateLimiter({"R": 1})
     busy, late = gates(limiter, {"R": 1}, {"R": 1})
     for _ in range(100):
-        limiter.enter(busy)
-    limiter.enter(late)
+        busy.ask()
+    late.ask()
     order = []
     for _ in range(6):
         holder = busy if busy.held else late
         order.append(holder is busy)
-        limiter.enter(holder)
+        holder.ask()
     assert sum(order) == 3
 
 
@@ -123,9 +123,9 @@ def test_who_needs_much_is_not_starved_by_many_who_need_little() -> None:
     limiter = RateLimiter({"R": 2})
     one, two, large = gates(limiter, {"R": 1}, {"R": 1}, {"R": 2})
     ask(limiter, one, two, large)
-    limiter.enter(one)
+    one.ask()
     assert [one.held, two.held, large.held] == [False, True, False]
-    limiter.enter(two)
+    two.ask()
     assert [one.held, two.held, large.held] == [False, False, True]
 
 
@@ -144,7 +144,7 @@ def test_never_more_is_held_than_there_is_and_in_the_end_everybody_has_run(
             continue  # its thread is blocked
         waiting.discard(number)
         if move == "enter":
-            limiter.enter(gate)
+            gate.ask()
             waiting.add(number)
         elif move == "leave":
             gate.leave()
@@ -159,8 +159,8 @@ def test_never_more_is_held_than_there_is_and_in_the_end_everybody_has_run(
                 waiting.discard(number)
                 gate.leave()
     assert not waiting
-    assert not +limiter._held
-    assert not limiter._waiting
+    assert not +limiter.held
+    assert not limiter.waiting
 
 
 def test_threads_run_only_as_many_at_once_as_there_are_resources_for() -> None:
@@ -186,7 +186,7 @@ def test_threads_run_only_as_many_at_once_as_there_are_resources_for() -> None:
         done = list(pool.map(work, gates(limiter, *[{"R": 1}] * threads), timeout=60))
     assert done == [50] * threads
     assert 1 <= most <= 2
-    assert not limiter._gates
+    assert not limiter.gates
 
 
 def test_resources_are_read_from_options() -> None:

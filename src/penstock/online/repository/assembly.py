@@ -75,7 +75,7 @@ class Assembler:
         config = effective_config(source, loaded.models, loaded.max_batch)
         scheduler, sources = self._scheduler(config, loaded)
         check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
-        gates = self._limiter.gates(config) if self._limiter is not None else [None] * len(loaded.models)
+        gates = self._limiter.gates_of(config) if self._limiter is not None else [None] * len(loaded.models)
         runs = [
             Instance(f"{source.name}-{number}", one, batches, gate)
             for number, (one, batches, gate) in enumerate(zip(loaded.models, sources, gates, strict=True))
@@ -85,7 +85,8 @@ class Assembler:
         handle.labels = read_labels(config, source.folder)
         # With the same model, tensors of other shapes are other answers.
         shapes = ModelConfig(**{field: getattr(config, field) for field in _OF_ANSWERS})
-        handle.identity = f"{source.artifact.digest} {source.engine} {source.options} {shapes.SerializeToString(deterministic=True).hex()}"
+        content = shapes.SerializeToString(deterministic=True).hex()
+        handle.identity = f"{source.artifact.digest} {source.engine} {source.options} {content}"
         if config.response_cache.enable:
             self._keep_answers(handle, handle.identity)
         return handle

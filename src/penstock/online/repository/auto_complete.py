@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config import did_you_mean
 from penstock.engines.base import Finding, Severity
 from penstock.errors import InvalidConfig
-from penstock.online.repository.config_rules import DATA_TYPES, error, prefix
+from penstock.online.repository.config_rules import DATA_TYPES, DATATYPES, error, prefix
 from penstock.protocol.messages import Message, ModelConfig, ModelInput, ModelInstanceGroup
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -212,8 +212,8 @@ def _entry(config: Message, name: str, datatype: str, dims: list[int]) -> dict[s
 
 
 def _datatype(tensor: Message) -> str:
-    name: str = DATA_TYPES.values_by_number[tensor.data_type].name.removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name
+    name: str = DATATYPES[tensor.data_type].value
+    return name
 
 
 def number_of(datatype: DataType) -> int:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from penstock.errors import InvalidArgument
-from penstock.protocol.messages import Message, ModelConfig
+from penstock.online.repository.config_rules import DATATYPES
+from penstock.protocol.messages import Message
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, Signature, TensorSpec
-
-_BY_NAME = {f"TYPE_{datatype.value}": datatype for datatype in DataType} | {"TYPE_STRING": DataType.BYTES}
-_DATA_TYPES = {
-    value.number: _BY_NAME[value.name]
-    for value in ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values
-    if value.name in _BY_NAME
-}
 
 
 def client_signature(config: Message) -> Signature:
@@ -23,7 +17,7 @@ def client_signature(config: Message) -> Signature:
     before any ``reshape``, and without inputs that are made from the batch."""
     first = (-1,) if config.max_batch_size > 0 else ()
     inputs, outputs = (
-        tuple(TensorSpec(tensor.name, _DATA_TYPES[tensor.data_type], first + tuple(tensor.dims)) for tensor in tensors)
+        tuple(TensorSpec(tensor.name, DATATYPES[tensor.data_type], first + tuple(tensor.dims)) for tensor in tensors)
         for tensors in (config.input, config.output)
     )
     return Signature(inputs, outputs)
@@ -39,7 +33,7 @@ class InputCheck:
         signature: Signature,
         max_rows: int | None,
         optional: Iterable[str] = (),
-        ragged: Iterable[str] = (),
+        ragged: Collection[str] = (),
     ) -> None:
         self._model_name = model_name
         self._signature = signature
@@ -56,11 +50,13 @@ class InputCheck:
             )
             for spec in signature.inputs
         ]
-        self._ragged = frozenset(ragged)
-        self._compared = [spec.name for spec in signature.inputs if spec.name not in self._ragged]
-        # With all but the batch axis fixed, any two requests can be merged and need no comparing.
+        # From which axis on the shapes must be equal for two requests to be merged.
+        self._compared = [(spec.name, len(spec.shape) if spec.name in ragged else first) for spec in signature.inputs]
+        # With all but the batch axis fixed, any two can be and need no comparing.
         self._mergeable = not self._optional and all(
-            size != -1 for spec in signature.inputs if spec.name not in self._ragged for size in spec.shape[first:]
+            size != -1
+            for (_, first), spec in zip(self._compared, signature.inputs, strict=True)
+            for size in spec.shape[first:]
         )
 
     @classmethod
@@ -107,10 +103,7 @@ class InputCheck:
         return rows, None if self._mergeable else self._key(inputs)
 
     def _key(self, inputs: Mapping[str, Array]) -> Hashable:
-        shapes = tuple([inputs[name].shape[1:] if name in inputs else None for name in self._compared])
-        if not self._optional:
-            return shapes
-        return shapes, tuple([name in inputs for name in self._signature.input_names])
+        return tuple([inputs[name].shape[first:] if name in inputs else None for name, first in self._compared])
 
     def _explain(self, request: InferRequest) -> NoReturn:
         """Find what is wrong and say it in the words that clients of the protocol know."""

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import InvalidArgument, InvalidConfig
+from penstock.online.repository.config_rules import DATATYPES
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.implicit_state import State
 from penstock.online.scheduler.sequence_batcher import SequencingConfig
 from penstock.online.scheduler.sequence_controls import Control, Kind
-from penstock.protocol.messages import Message, ModelConfig, ModelSequenceBatching
+from penstock.protocol.messages import Message, ModelSequenceBatching
 from penstock.tensor import DataType, Signature, TensorSpec, element_count, from_wire
 
 _MAX_SLOTS = 1 << 16
 _MAX_BYTES = 1 << 30
 _FLAGS = {"int32_false_true": DataType.INT32, "fp32_false_true": DataType.FP32, "bool_false_true": DataType.BOOL}
-_DATA_TYPES = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number
 
 
 def sequencing(
@@ -77,14 +77,14 @@ def _batching(config: Message, max_batch: int, max_queue: int) -> BatchingConfig
 def _control(name: str, control: Message, signature: Signature, first: tuple[int, ...]) -> Control:
     kind = Kind(ModelSequenceBatching.Control.Kind.Name(control.kind))
     given = [(datatype, getattr(control, field)) for field, datatype in _FLAGS.items() if getattr(control, field)]
-    datatype, (false, true) = given[0] if given else (_datatype(control.data_type), (0, 1))
+    datatype, (false, true) = given[0] if given else (DATATYPES[control.data_type], (0, 1))
     is_scalar = any(spec.name == name and len(spec.shape) == len(first) for spec in signature.inputs)
     shape = _spec(signature.inputs, name, datatype, first if is_scalar and first else (*first, 1)).shape
     return Control(name, kind, datatype, (1,) * (len(shape) - 1), false, true)
 
 
 def _state(state: Message, signature: Signature, first: tuple[int, ...], folder: Path) -> State:
-    datatype = _datatype(state.data_type)
+    datatype = DATATYPES[state.data_type]
     _spec(signature.inputs, state.input_name, datatype, (*first, *state.dims))
     output = _spec(signature.outputs, state.output_name, datatype, (*first, *state.dims))
     given = state.initial_state[0] if state.initial_state else None
@@ -119,8 +119,3 @@ def _spec(specs: Iterable[TensorSpec], name: str, datatype: DataType, shape: tup
         wanted = f"{datatype.value} of {list(shape)}"
         raise InvalidConfig(f"'sequence_batching' is to have '{name}', {wanted}, and the model has {had}")
     return found
-
-
-def _datatype(number: int) -> DataType:
-    name = _DATA_TYPES[number].name.removeprefix("TYPE_")
-    return DataType("BYTES" if name == "STRING" else name)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidConfig, PenstockError
-from penstock.online.repository.config_rules import DATA_TYPES
+from penstock.online.repository.config_rules import DATATYPES
 from penstock.protocol.messages import Message
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, element_count, from_wire
@@ -53,9 +53,7 @@ def read_samples(config: Message, folder: Path) -> Iterator[Sample]:
 
 
 def _array(tensor: Message, shape: tuple[int, ...], rows: int, home: Path, random: np.random.Generator) -> Array:
-    name = DATA_TYPES.values_by_number[tensor.data_type].name.removeprefix("TYPE_")
-    datatype = DataType("BYTES" if name == "STRING" else name)
-    count = element_count(shape)
+    datatype, count = DATATYPES[tensor.data_type], element_count(shape)
     if count * rows * (datatype.itemsize or _MAX_TEXT_BYTES) > _MAX_BYTES:
         raise InvalidConfig(f"{rows} rows with dims {list(tensor.dims)} take more than {_MAX_BYTES} bytes")
     if tensor.WhichOneof("input_data_type") == "input_data_file":

@@ -73,7 +73,7 @@ class Answers:
                 try:
                     request = pending.request
                     if request.outputs:
-                        done(_chosen(request, outputs))
+                        done(_response(request, outputs))
                     else:
                         done(InferResponse(request.model_name, request.model_version, outputs, request.id))
                 except Exception:  # noqa: BLE001 - as in tell
@@ -138,13 +138,8 @@ def tell(done: Done | None, outcome: Outcome) -> None:
 
 def _response(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
     if request.outputs:
-        return _chosen(request, outputs)
+        try:
+            outputs = {name: outputs[name] for name in request.outputs}
+        except KeyError as error:
+            return PenstockError(f"the model gave no output '{error.args[0]}'")
     return InferResponse(request.model_name, request.model_version, outputs, request.id)
-
-
-def _chosen(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
-    try:
-        chosen = {name: outputs[name] for name in request.outputs}
-    except KeyError as error:
-        return PenstockError(f"the model gave no output '{error.args[0]}'")
-    return InferResponse(request.model_name, request.model_version, chosen, request.id)

@@ -22,15 +22,15 @@ class RateLimiter:
 
     def __init__(self, available: Mapping[str, int] = {}) -> None:
         self._available = dict(available)
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         # The rest, and all of the gates but their needs, is guarded by the lock.
-        self._gates: set[Gate] = set()
-        self._waiting: list[Gate] = []
-        self._held: Counter[str] = Counter()
-        self._turn = 0
+        self.gates: set[Gate] = set()
+        self.waiting: list[Gate] = []
+        self.held: Counter[str] = Counter()
+        self.turn = 0
         """The latest turn that has come."""
 
-    def gates(self, config: Message) -> list[Gate | None]:
+    def gates_of(self, config: Message) -> list[Gate | None]:
         """One for each instance of the model with the effective configuration ``config``, in the order of its groups; None for one
         that needs nothing. Raises InvalidConfig if an instance needs more than there is.
         """
@@ -48,42 +48,14 @@ class RateLimiter:
             gates += [Gate(self, needs, priority) if needs else None for _ in range(group.count)]
         return gates
 
-    def open(self, gate: Gate) -> None:
-        """See ``Gate.open``."""
-        with self._lock:
-            self._gates.add(gate)
-
-    def enter(self, gate: Gate) -> None:
-        """Release its ``granted`` when it may go in; see ``Gate.enter``."""
-        with self._lock:
-            self._give_back(gate)
-            gate.turn = max(gate.turn, self._turn)
-            self._waiting.append(gate)
-            self._grant()
-
-    def leave(self, gate: Gate, unused: bool = False, closes: bool = False) -> None:
-        """See ``Gate.leave`` and ``Gate.close``."""
-        with self._lock:
-            if unused and gate.held:
-                gate.turn -= gate.priority
-            self._give_back(gate)
-            if closes:
-                self._gates.discard(gate)
-            self._grant()
-
-    def _give_back(self, gate: Gate) -> None:
-        if gate.held:
-            gate.held = False
-            self._held.subtract(gate.needs)
-
-    def _grant(self) -> None:
+    def grant(self) -> None:
         """Let in everybody whose turn it is and for whom there is enough."""
         taken: set[str] = set()
-        for gate in sorted(self._waiting, key=_turn):
+        for gate in sorted(self.waiting, key=lambda gate: gate.turn):
             if taken.isdisjoint(gate.needs) and self._suffices(gate.needs):
-                self._waiting.remove(gate)
-                self._held.update(gate.needs)
-                self._turn = max(self._turn, gate.turn)
+                self.waiting.remove(gate)
+                self.held.update(gate.needs)
+                self.turn = max(self.turn, gate.turn)
                 gate.turn += gate.priority
                 gate.held = True
                 gate.granted.release()
@@ -91,12 +63,12 @@ class RateLimiter:
                 taken.update(gate.needs)
 
     def _suffices(self, needs: Mapping[str, int]) -> bool:
-        return all(self._held[name] + count <= self._most(name) for name, count in needs.items())
+        return all(self.held[name] + count <= self._most(name) for name, count in needs.items())
 
     def _most(self, name: str) -> int:
         if self._available:
             return self._available.get(name, 0)
-        return max(gate.needs.get(name, 0) for gate in self._gates)
+        return max(gate.needs.get(name, 0) for gate in self.gates)
 
 
 class Gate:
@@ -113,25 +85,42 @@ class Gate:
 
     def open(self) -> None:
         """Make its needs known, before the first ``enter``."""
-        self._limiter.open(self)
+        with self._limiter.lock:
+            self._limiter.gates.add(self)
 
     def enter(self) -> None:
         """Give back what is held, and wait until it is this one's turn and all that it needs is there."""
-        self._limiter.enter(self)
+        self.ask()
         self.granted.acquire()
+
+    def ask(self) -> None:
+        """As ``enter``, but ``granted`` is to be waited for."""
+        limiter = self._limiter
+        with limiter.lock:
+            self._give_back()
+            self.turn = max(self.turn, limiter.turn)
+            limiter.waiting.append(self)
+            limiter.grant()
 
     def leave(self, unused: bool = False) -> None:
         """Give back what is held, if anything; ``unused`` says that nothing ran, so that the turn is kept."""
         if self.held:
-            self._limiter.leave(self, unused)
+            with self._limiter.lock:
+                self.turn -= self.priority if unused else 0
+                self._give_back()
+                self._limiter.grant()
 
     def close(self) -> None:
         """Give back what is held and be gone."""
-        self._limiter.leave(self, closes=True)
+        with self._limiter.lock:
+            self._give_back()
+            self._limiter.gates.discard(self)
+            self._limiter.grant()
 
-
-def _turn(gate: Gate) -> int:
-    return gate.turn
+    def _give_back(self) -> None:
+        if self.held:
+            self.held = False
+            self._limiter.held.subtract(self.needs)
 
 
 def read_resources(texts: Iterable[str]) -> dict[str, int]:

@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import Cancelled, Code, DeadlineExceeded, PenstockError
+from penstock.online.scheduler.answers import tell
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.cache.answer import CachedAnswer, freeze
 from penstock.request import Done, InferRequest, InferResponse, Outcome
@@ -33,14 +34,6 @@ Submit = Callable[[Done], Cancellable | None]
 """Hands a request to the scheduler, which calls ``done`` once, perhaps before this returns None. Raises PenstockError."""
 Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
 """Asks the second tier. Once cancelled it calls nobody."""
-
-
-def tell(done: Done, outcome: Outcome) -> None:
-    """``done(outcome)``; a receiver's bug must not keep the others' answers from them."""
-    try:
-        done(outcome)
-    except Exception:  # noqa: BLE001 - whatever it is, the others shall have theirs
-        _log.exception("a receiver failed")
 
 
 class Waiter(msgspec.Struct, eq=False):

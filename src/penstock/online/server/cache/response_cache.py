@@ -16,9 +16,10 @@ from typing import Protocol
 
 from penstock.clock import Clock
 from penstock.errors import InvalidConfig, Unavailable
+from penstock.online.scheduler.answers import tell
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.cache.answer import CachedAnswer
-from penstock.online.server.cache.flight import Flight, Submit, Waiter, tell
+from penstock.online.server.cache.flight import Flight, Submit, Waiter
 from penstock.online.server.cache.key import cache_key, isolate, model_prefix
 from penstock.online.server.config import ServerConfig
 from penstock.request import Done, InferRequest
