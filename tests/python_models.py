@@ -6,14 +6,18 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.errors import PenstockError
 from penstock.online.scheduler.process_instance import store_model
 from penstock.online.scheduler.python_process import PythonProcess
 from penstock.request import InferRequest
+
+PATIENCE_S = 30
 
 HEAD = """
 import numpy as np
@@ -21,6 +25,14 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
+"""
+
+IDENTITY = """
+def execute(self, requests):
+    return [
+        pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(one, "x").as_numpy())])
+        for one in requests
+    ]
 """
 
 
@@ -74,7 +86,6 @@ def request(*values: float, **more: Any) -> InferRequest:
     return InferRequest("m", {"x": np.array([[value, value] for value in values], np.float32)}, **more)
 
 
-
 def ask(model: PythonProcess, requests: Sequence[InferRequest]) -> list[Any]:
     """The outcomes of a model that is not decoupled."""
     outcomes: list[Any] = [None] * len(requests)
@@ -87,3 +98,41 @@ def ask(model: PythonProcess, requests: Sequence[InferRequest]) -> list[Any]:
 
     model.execute(requests, answer)
     return outcomes
+
+
+def failure(model: PythonProcess, requests: list[InferRequest]) -> str:
+    """What the one request is told, or all are."""
+    try:
+        (outcome,) = ask(model, requests)
+    except PenstockError as error:
+        outcome = error
+    assert isinstance(outcome, PenstockError)
+    return outcome.message
+
+
+class Answers:
+    """Of one decoupled request; ``wanted`` is how many are."""
+
+    def __init__(self, wanted: int = 1 << 30) -> None:
+        self._wanted = wanted
+        self._queue: SimpleQueue[tuple[Any, bool]] = SimpleQueue()
+        self.count = 0
+
+    def __call__(self, number: int, outcome: Any, final: bool) -> bool:
+        if outcome is not None or final:
+            self.count += outcome is not None
+            self._queue.put((outcome, final))
+        return self.count < self._wanted
+
+    def all(self) -> list[Any]:
+        outcomes = []
+        while True:
+            outcome, final = self._queue.get(timeout=PATIENCE_S)
+            if outcome is not None:
+                outcomes.append(outcome)
+            if final or isinstance(outcome, PenstockError):
+                return outcomes
+
+
+def decoupled() -> dict[str, Any]:
+    return config(model_transaction_policy={"decoupled": True})

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.telemetry.exposition import CONTENT_TYPE, exposition
 from penstock.telemetry.metrics import FAMILIES, ServerFacts
 from penstock.telemetry.quantiles import RecentDurations
-from penstock.telemetry.statistics import BOUNDS_NS, BatchTimes, Failure, ModelStatistics, Reason
+from penstock.telemetry.statistics import BOUNDS_NS, BatchTimes, Failure, ModelStatistics, OwnMetric, Reason
 from penstock.telemetry.usage import MachineUsage, ProcessUsage
 from real import RealProcess, run
 from servers import answer, answering, serving_in_thread
@@ -151,6 +151,19 @@ def test_server_and_machine() -> None:
 def test_the_series_of_a_model_that_is_gone_are_gone() -> None:
     assert b'model="gone"' in exposition([a_model("gone"), a_model()])
     assert b"gone" not in exposition([a_model()])
+
+
+def test_metrics_of_a_model_s_own_are_one_family_over_all_models() -> None:
+    help_text = 'How "far"\nor \\ not'
+    models = [
+        ModelStatistics(name, "1", metrics={"own": OwnMetric("counter", help_text, {'a="1"': number, "": 0.5})})
+        for number, name in enumerate("mno")
+    ]
+    text = exposition(models).decode()
+    assert text.count("# TYPE own counter\n") == 1
+    (family,) = [one for one in text_string_to_metric_families(text) if one.name == "own"]
+    assert family.documentation == help_text
+    assert {tuple(sample.labels.items()): sample.value for sample in family.samples} == {(("a", "1"),): 3, (): 1.5}
 
 
 def test_there_is_nothing_without_models_and_server() -> None:

@@ -24,7 +24,7 @@ from penstock.engines.base import (
     typed_options,
 )
 from penstock.engines.python_model.backend_utils import as_module
-from penstock.engines.python_model.host import Host, NoHost, Stages, here
+from penstock.engines.python_model.host import Host, Stages, here
 from penstock.engines.python_model.module import import_model, source_file, told
 from penstock.engines.python_model.options import PythonOptions
 from penstock.engines.python_model.simple_model import Context, load_simple
@@ -50,7 +50,7 @@ class PythonEngine:
 
     def __init__(self, host: Host | None = None) -> None:
         """``host`` is what the model may ask for; without, it is on its own."""
-        self._host = host or NoHost()
+        self._host = host or Host()
         self.stages = Stages()
         """Of the model that is loaded."""
 

@@ -19,7 +19,7 @@ from penstock.telemetry.metrics import (
     Value,
 )
 from penstock.telemetry.quantiles import QUANTILES
-from penstock.telemetry.statistics import ModelStatistics
+from penstock.telemetry.statistics import ModelStatistics, OwnMetric, add_numbers
 from penstock.telemetry.usage import MachineUsage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,6 +40,12 @@ def exposition(
     for family, summary_of in MODEL_SUMMARIES:
         kept = ((labels, summary_of(model.recent, model)) for labels, model in labelled if model.recent is not None)
         _family(lines, family, (_summary(family, labels, summary, now_ns) for labels, summary in kept))
+    own: dict[str, OwnMetric] = {}
+    for _, model in labelled:
+        own = add_numbers(own, model.metrics)
+    for name, metric in own.items():
+        family = Family(name, metric.kind, metric.help.translate(_HELP_ESCAPES))
+        _family(lines, family, [[f"{name}{_braces(labels)} {value}\n" for labels, value in metric.values.items()]])
     if server is not None:
         for family, fact in SERVER_VALUES:
             _family(lines, family, [_values(family, "", fact(server))])
@@ -85,16 +91,18 @@ def _summary(family: Family, labels: str, summary: Summary, now_ns: int) -> Iter
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED = {"model", "version", "reason", "le", "quantile"}
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def _labels(model: ModelStatistics) -> str:
     """The labels of all series of a model; a tag that cannot be a label is left out, since one wrong line spoils the page."""
-    tags = [
-        _label(name, value)
-        for name, value in model.tags.items()
-        if name not in _RESERVED and _LABEL_NAME.fullmatch(name)
-    ]
-    return ",".join([_label("model", model.name), _label("version", model.version), *tags])
+    tags = {name: value for name, value in model.tags.items() if name not in _RESERVED and _LABEL_NAME.fullmatch(name)}
+    return label_text({"model": model.name, "version": model.version, **tags})
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """``labels`` as they are within the braces of a series."""
+    return ",".join(_label(name, value) for name, value in labels.items())
 
 
 def _label(name: str, value: str) -> str:

@@ -13,7 +13,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -128,6 +128,16 @@ class Duration:
 
 
 @dataclass(slots=True)
+class OwnMetric:
+    """That a Python model keeps of itself."""
+
+    kind: Literal["counter", "gauge"]
+    help: str
+    values: dict[str, float] = field(default_factory=dict)
+    """By the labels, as they are written on the page of metrics."""
+
+
+@dataclass(slots=True)
 class BatchStatistics:
     """Batches of one size; durations are counted once a batch."""
 
@@ -195,6 +205,8 @@ class ModelStatistics:
     first_response: Duration = field(default_factory=Duration)
     first_response_buckets: list[int] = field(default_factory=lambda: [0] * (len(FIRST_RESPONSE_BOUNDS_NS) + 1))
     """See ``FIRST_RESPONSE_BOUNDS_NS``."""
+    metrics: dict[str, OwnMetric] = field(default_factory=dict)
+    """That a Python model keeps of itself, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
     """Of a Python model, by name: those of every execution, and those that the model tells of itself."""
     load_s: float = 0.0

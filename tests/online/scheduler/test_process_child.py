@@ -31,18 +31,18 @@ def child() -> Iterator[ProcessChild]:
 
 
 def test_it_says_what_the_model_takes(child: ProcessChild) -> None:
-    assert child.load(LOAD).signature.input_names == ["x"]
+    assert child.load(LOAD, print).signature.input_names == ["x"]
 
 
 def test_what_it_cannot_load_is_told(child: ProcessChild) -> None:
     with pytest.raises(InvalidArgument, match="unknown engine 'none'"):
-        child.load(Load("none", "onnx", "", "", {}, ()))
+        child.load(Load("none", "onnx", "", "", {}, ()), print)
 
 
 def test_a_death_while_it_loads_is_told(child: ProcessChild) -> None:
     child.kill()
     with pytest.raises(PenstockError, match="ended while it loaded the model"):
-        child.load(LOAD)
+        child.load(LOAD, print)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -61,6 +61,6 @@ def test_it_ends_when_asked(child: ProcessChild) -> None:
     other.ask_to_end()
     assert other.wait() == "exit status 0"
     assert not Path(f"/proc/{other.pid}").exists()
-    assert child.load(LOAD).signature.input_names == ["x"], "another lives on"
+    assert child.load(LOAD, print).signature.input_names == ["x"], "another lives on"
     for file in files:
         os.close(file)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from textwrap import dedent
 from typing import Any
 
@@ -16,12 +14,12 @@ import numpy as np
 import pytest
 
 from penstock.engines.base import RequestModel
-from penstock.errors import Code, InvalidArgument, InvalidModel, NotFound, PenstockError
+from penstock.errors import Code, InvalidArgument, PenstockError
 from penstock.online.scheduler.instance import InstanceDied
-from penstock.online.scheduler.model_calls import ModelCall
-from penstock.online.scheduler.python_process import PythonProcess
-from penstock.request import Done, InferRequest, InferResponse
-from python_models import HEAD, Processes, ask, config, request
+from penstock.online.scheduler.python_process import PythonProcess, add_up
+from penstock.request import InferRequest
+from penstock.telemetry.statistics import ModelStatistics, OwnMetric
+from python_models import HEAD, IDENTITY, Answers, Processes, ask, config, decoupled, failure, request
 
 PATIENCE_S = 30
 
@@ -32,24 +30,6 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     yield processes
     processes.end()
 
-
-def failure(model: PythonProcess, requests: list[InferRequest]) -> str:
-    """What the one request is told, or all are."""
-    try:
-        (outcome,) = ask(model, requests)
-    except PenstockError as error:
-        outcome = error
-    assert isinstance(outcome, PenstockError)
-    return outcome.message
-
-
-IDENTITY = """
-def execute(self, requests):
-    return [
-        pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(one, "x").as_numpy())])
-        for one in requests
-    ]
-"""
 
 MIXED = """
 def execute(self, requests):
@@ -133,12 +113,13 @@ WRONG = {
     "another type": ("return [1]", "found type 'int'"),
     "no output": ("return [pb_utils.InferenceResponse([])]", "gave no output 'y'"),
     "another output": ('return [answer("z", x)]', "gave the output 'z', which its configuration does not have"),
-    "another dtype": ('return [answer("y", x.astype(np.int8))]', "output 'y' is INT8, and must be FP32"),
     "no dtype of ours": ('return [answer("y", x.astype(complex))]', "output 'y' is of dtype complex128"),
-    "objects": ('return [answer("y", x.astype(object))]', "output 'y' is BYTES, and must be FP32"),
+    "objects": ('return [answer("y", x.astype(object))]', "output 'y' holds a float, and must hold bytes or text"),
     "too large": ('return [answer("y", np.broadcast_to(np.float32(0), (1 << 40, 2)))]', "tensors of .* bytes are more"),
     "an exception": ("raise ValueError('bad value')", "message: ValueError: bad value$"),
     "an exit": ("raise SystemExit(3)", "message: SystemExit: 3$"),
+    "an interrupt": ("raise KeyboardInterrupt", "message: KeyboardInterrupt$"),
+    "a cancelled task": ("import asyncio; raise asyncio.CancelledError('gone')", "message: .*CancelledError: gone$"),
     "no tensor": ('return [answer("y", [1])]', "tensor 'y' needs a numpy array, not a list"),
 }
 
@@ -233,34 +214,6 @@ def finalize(self):
 THREADS = "import threading\n"
 
 
-class Answers:
-    """Of one decoupled request; ``wanted`` is how many are."""
-
-    def __init__(self, wanted: int = 1 << 30) -> None:
-        self._wanted = wanted
-        self._queue: SimpleQueue[tuple[Any, bool]] = SimpleQueue()
-        self.count = 0
-
-    def __call__(self, number: int, outcome: Any, final: bool) -> bool:
-        if outcome is not None or final:
-            self.count += outcome is not None
-            self._queue.put((outcome, final))
-        return self.count < self._wanted
-
-    def all(self) -> list[Any]:
-        outcomes = []
-        while True:
-            outcome, final = self._queue.get(timeout=PATIENCE_S)
-            if outcome is not None:
-                outcomes.append(outcome)
-            if final or isinstance(outcome, PenstockError):
-                return outcomes
-
-
-def decoupled() -> dict[str, Any]:
-    return config(model_transaction_policy={"decoupled": True})
-
-
 def test_a_decoupled_model_answers_several_requests_from_threads_after_it_has_executed(processes: Processes) -> None:
     model = processes.load(COUNTS, decoupled(), head=THREADS + HEAD)
     assert model.decoupled
@@ -283,7 +236,9 @@ def test_a_decoupled_model_sees_that_nobody_wants_more(processes: Processes) -> 
     ("code", "message"),
     [
         ("return [1]", "a decoupled model's 'execute' must return None"),
-        ("return None", "took no response sender"),
+        ("return None", "dropped its response sender before the final flag"),
+        ("s = requests[0].get_response_sender(); return None", "dropped its response sender before the final flag"),
+        ("raise KeyboardInterrupt", "message: KeyboardInterrupt"),
         ("raise ValueError('no')", "ValueError: no"),
         ("requests[0].get_response_sender().send()", "the final flag must be set"),
         ("requests[0].get_response_sender().send(1)", "it is no InferenceResponse"),
@@ -296,6 +251,35 @@ def test_mistakes_of_a_decoupled_model_end_the_request(coded_stream: PythonProce
     except PenstockError as error:
         answers(0, error, True)
     assert message in str(answers.all()[0])
+
+
+SENDS = """
+def execute(self, requests):
+    import threading
+    for one in requests:
+        threading.Thread(target=self.send, args=(one.inputs()[0].as_numpy(), one.get_response_sender())).start()
+
+def send(self, x, sender):
+    import sys
+    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.exit()", "cycle = [sender]; cycle.append(cycle); del sender, cycle; import gc; gc.collect()"]
+)
+def test_a_request_whose_sender_is_lost_ends(processes: Processes, end: str) -> None:
+    model, answers = processes.load(SENDS.format(end), decoupled()), Answers()
+    model.execute([request(1)], answers)
+    first, last = answers.all()
+    assert first["y"].tolist() == [[1, 1]]
+    assert str(last).endswith("message: the model dropped its response sender before the final flag")
+
+
+def test_the_datatype_of_an_output_is_the_model_s_own_affair(coded: PythonProcess) -> None:
+    (outcome,) = ask(coded, [code_request('return [answer("y", x.astype(np.int8))]')])
+    assert outcome["y"].dtype == np.int8
 
 
 def test_a_sender_is_closed_by_the_final_flag(processes: Processes) -> None:
@@ -348,6 +332,98 @@ def test_a_hang_is_ended(processes: Processes) -> None:
     with pytest.raises(InstanceDied, match=r"took longer than 0\.5 s"):
         ask(model, [request(1)])
     assert ask(model, [request(2)])[0]["y"][0, 0] == 2
+
+
+LIVES = [
+    "import sys; sys.stdout = sys.stderr = None; print('lost')",
+    "print('x' * 100_000)",
+    "import signal; signal.signal(signal.SIGTERM, lambda *_: None)",
+    "import os; os.chdir('/')",
+    "import subprocess; subprocess.run(['true'], check=True)",
+    "import multiprocessing; multiprocessing.get_context('fork').Process(target=print).start()",
+    "import os; os.fork() or os._exit(0); os.wait()",
+    "import threading; threading.Thread(target=lambda: 1 / 0).start()",
+    "import gc; gc.disable()",
+]
+
+
+@pytest.mark.parametrize("code", LIVES)
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_model_does_to_its_process_does_not_keep_it_from_answering(coded: PythonProcess, code: str) -> None:
+    (outcome,) = ask(coded, [code_request(f"{code}; return [answer('y', x)]")])
+    assert outcome["y"].tolist() == [[5, 5]]
+
+
+def test_a_process_that_says_what_cannot_be_is_ended(processes: Processes) -> None:
+    body = """
+    def execute(self, requests):
+        from penstock.engines.python_model.host import here
+        if requests[0].inputs()[0].as_numpy()[0, 0] < 2:
+            here.host._channel.socket.sendall(b"\\1\\0\\0\\0x")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", one.inputs()[0].as_numpy())]) for one in requests]
+    """
+    model = processes.load(body)
+    with pytest.raises(InstanceDied):
+        ask(model, [request(1)])
+    assert ask(model, [request(2)])[0]["y"][0, 0] == 2
+
+
+def test_loading_and_unloading_leaves_nothing(processes: Processes) -> None:
+    def held() -> tuple[int, int]:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        return len(os.listdir("/proc/self/fd")), len(children)
+
+    processes.load(IDENTITY).unload()
+    before, threads = held(), threading.active_count()
+    for _ in range(5):
+        model = processes.load(IDENTITY)
+        ask(model, [request(1)])
+        model.unload()
+    assert held() == before
+    assert threading.active_count() <= threads
+
+
+def test_a_model_keeps_metrics_of_itself(processes: Processes) -> None:
+    body = """
+    def initialize(self, args):
+        def family(kind):
+            return pb_utils.MetricFamily(name=f"own_{kind}", description="Own", kind=kind)
+        self.count = family(pb_utils.MetricFamily.COUNTER).Metric(labels={"a": 'b"'})
+        self.level = family(pb_utils.MetricFamily.GAUGE).Metric()
+        self.level.set(4)
+
+    def execute(self, requests):
+        self.count.increment(2)
+        self.level.increment(-1)
+        y = np.array([[self.count.value(), self.level.value()]], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]) for one in requests]
+    """
+    models = [processes.load(body) for _ in range(2)]
+    statistics = ModelStatistics()
+    add_up(statistics, models)
+    assert statistics.metrics["own_gauge"] == OwnMetric("gauge", "Own", {"": 8})
+    for model in models:
+        assert [ask(model, [request(1)])[0]["y"][0].tolist() for _ in range(2)] == [[2, 3], [4, 2]]
+    add_up(statistics, models)
+    assert statistics.metrics == {
+        "own_counter": OwnMetric("counter", "Own", {'a="b\\""': 8}),
+        "own_gauge": OwnMetric("gauge", "Own", {"": 4}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("pb_utils.MetricFamily('nv_a', '', 'gauge')", "no name for a metric"),
+        ("pb_utils.MetricFamily('a', '', 'histogram')", "must be a COUNTER or a GAUGE"),
+        ("pb_utils.MetricFamily('a', '', 'gauge').Metric({'-': ''})", "no name for a label"),
+        ("pb_utils.MetricFamily('a', '', 'gauge').Metric().set(float('nan'))", "cannot become nan"),
+        ("pb_utils.MetricFamily('b', '', 'counter').Metric().set(1)", "cannot be set"),
+        ("pb_utils.MetricFamily('b', '', 'counter').Metric().increment(-1)", "cannot be incremented by -1"),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused(coded: PythonProcess, code: str, message: str) -> None:
+    assert message in failure(coded, [code_request(code)])
 
 
 def test_a_death_ends_open_streams(processes: Processes) -> None:
@@ -436,259 +512,6 @@ def test_what_is_configured_stays(processes: Processes) -> None:
 def test_what_cannot_be_loaded_is_told(processes: Processes, body: str, options: Any, message: str) -> None:
     with pytest.raises(PenstockError, match=message):
         processes.load(body, options)
-
-
-class Server:
-    """Answers what models ask, on an event loop in another thread: ``double`` doubles, ``count`` counts, others are not found."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
-        self.asked: SimpleQueue[InferRequest] = SimpleQueue()
-        self.cancelled = threading.Event()
-
-    def connect(self, model: PythonProcess) -> PythonProcess:
-        model.make_call = lambda: ModelCall(self.loop, self.call)
-        return model
-
-    def call(self, request: InferRequest, done: Done, handle: object = None, decoupled: bool = False) -> Any:
-        self.asked.put(request)
-        if request.model_name == "double":
-            self.loop.call_soon(done, InferResponse("double", "1", {"y": request.inputs["x"] * 2}))
-        elif request.model_name == "count":
-            for number in range(3):
-                y = request.inputs["x"] + number
-                self.loop.call_soon(done, InferResponse("count", "1", {"y": y}, final=False))
-            self.loop.call_soon(done, InferResponse("count", "1", {}))
-        elif request.model_name == "never":
-            return self
-        else:
-            done(NotFound(f"no model '{request.model_name}'"))
-        return None
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-    def end(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
-@pytest.fixture
-def server(processes: Processes) -> Iterator[Server]:
-    server = Server()
-    yield server
-    processes.end()
-    server.end()
-
-
-CALLER = """
-def ask(self, x, name):
-    return pb_utils.InferenceRequest(model_name=name, requested_output_names=["y"], inputs=[pb_utils.Tensor("x", x)])
-
-def answer(self, reply):
-    if reply.has_error():
-        return pb_utils.InferenceResponse(error=reply.error())
-    return pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(reply, "y")])
-"""
-
-SYNC = """
-def execute(self, requests):
-    return [self.answer(self.ask(one.inputs()[0].as_numpy(), "{}").exec()) for one in requests]
-"""
-
-ASYNC = """
-async def execute(self, requests):
-    import asyncio
-    asked = [self.ask(one.inputs()[0].as_numpy(), "double").async_exec() for one in requests]
-    return [self.answer(reply) for reply in await asyncio.gather(*asked)]
-"""
-
-FROM_THREADS = """
-def execute(self, requests):
-    from concurrent.futures import ThreadPoolExecutor
-    with ThreadPoolExecutor(8) as pool:
-        replies = pool.map(lambda one: self.ask(one.inputs()[0].as_numpy(), "double").exec(), requests)
-    return [self.answer(reply) for reply in replies]
-"""
-
-STREAMED = """
-def execute(self, requests):
-    x = requests[0].inputs()[0].as_numpy()
-    total = sum(one.output_tensors()[0].as_numpy() for one in self.ask(x, "count").exec(decoupled=True))
-    return [pb_utils.InferenceResponse([pb_utils.Tensor("y", total)])]
-"""
-
-STREAMED_ASYNC = """
-async def execute(self, requests):
-    x, total = requests[0].inputs()[0].as_numpy(), 0
-    async for one in await self.ask(x, "count").async_exec(decoupled=True):
-        total = total + one.output_tensors()[0].as_numpy()
-    return [pb_utils.InferenceResponse([pb_utils.Tensor("y", total)])]
-"""
-
-
-@pytest.mark.parametrize("body", [SYNC.format("double"), ASYNC, FROM_THREADS], ids=["sync", "async", "threads"])
-def test_a_model_asks_others(processes: Processes, server: Server, body: str) -> None:
-    model = server.connect(processes.load(CALLER + body))
-    outcomes = ask(model, [request(number) for number in range(8)])
-    assert [outcome["y"][0, 0] for outcome in outcomes] == [2 * number for number in range(8)]
-    assert server.asked.get().outputs == ("y",)
-
-
-@pytest.mark.parametrize("body", [STREAMED, STREAMED_ASYNC], ids=["sync", "async"])
-def test_a_model_asks_a_decoupled_one(processes: Processes, server: Server, body: str) -> None:
-    model = server.connect(processes.load(CALLER + body))
-    (outcome,) = ask(model, [request(1)])
-    assert outcome["y"][0, 0] == 1 + 2 + 3
-
-
-def test_large_tensors_pass_both_ways(processes: Processes, server: Server) -> None:
-    model = server.connect(processes.load(CALLER + SYNC.format("double")))
-    x = np.arange(2 << 20, dtype=np.float32).reshape(-1, 2)
-    (outcome,) = ask(model, [InferRequest("m", {"x": x})])
-    np.testing.assert_array_equal(outcome["y"], x * 2)
-
-
-def test_an_error_of_another_model_is_told(processes: Processes, server: Server) -> None:
-    model = server.connect(processes.load(CALLER + SYNC.format("absent")))
-    (outcome,) = ask(model, [request(1)])
-    assert isinstance(outcome, NotFound)
-    assert outcome.message == "no model 'absent'"
-
-
-def test_a_model_with_one_instance_does_not_wait_for_itself(processes: Processes, server: Server) -> None:
-    model = server.connect(processes.load(CALLER + SYNC.format("m")))
-    (outcome,) = ask(model, [request(1)])
-    assert "has one instance, which would wait for itself" in outcome.message
-
-
-def test_a_model_that_is_not_served_yet_asks_nobody(processes: Processes) -> None:
-    (outcome,) = ask(processes.load(CALLER + SYNC.format("double")), [request(1)])
-    assert outcome.code is Code.UNAVAILABLE
-
-
-def test_a_question_ends_with_the_model(processes: Processes, server: Server) -> None:
-    model = server.connect(processes.load(CALLER + SYNC.format("never")))
-    failures: SimpleQueue[Exception] = SimpleQueue()
-
-    def execute() -> None:
-        try:
-            ask(model, [request(1)])
-        except PenstockError as error:
-            failures.put(error)
-
-    thread = threading.Thread(target=execute)
-    thread.start()
-    server.asked.get(timeout=PATIENCE_S)
-    model.unload()
-    assert isinstance(failures.get(timeout=PATIENCE_S), PenstockError)
-    assert server.cancelled.wait(PATIENCE_S)
-    thread.join()
-
-
-SIMPLE = """
-import penstock
-from penstock import Context, Tensor
-
-
-@penstock.model
-def f(x: Tensor["FP32", -1, 2], context: Context) -> Tensor["FP32", -1]:
-    with context.stage("sum"):
-        if (x < 0).any():
-            raise ValueError("negative")
-        return x.sum(axis=1) + len(x) * 100
-"""
-
-CLASS = """
-from typing import Annotated, TypedDict
-import numpy as np
-from penstock import Context, Tensor
-
-
-class Outputs(TypedDict):
-    total: Tensor["FP32", -1]
-    names: Tensor["BYTES", -1]
-
-
-class Model:
-    def load(self, context: Context) -> None:
-        self.folder, self.step = context.folder, int(context.parameters.get("step", "1"))
-
-    def forward(self, x: Annotated[np.ndarray, Tensor("FP32", -1, 2)]) -> Outputs:
-        return {"names": [str(row[0]) for row in x], "total": x.sum(axis=1) + np.float32(self.step)}
-
-    def unload(self) -> None:
-        (self.folder / "unloaded").touch()
-"""
-
-
-def test_a_function_is_served_in_batches(processes: Processes) -> None:
-    model = processes.load(SIMPLE, {}, head="")
-    assert model.max_batch is None
-    assert [spec.name for spec in model.signature.outputs] == ["output"]
-    outcomes = ask(model, [request(1), request(2, 3)])
-    assert [outcome["output"].tolist() for outcome in outcomes] == [[302], [304, 306]]
-    assert model.stages["sum"][0] == model.stages["execute"][0] == 1
-
-
-def test_one_bad_value_costs_one_answer(processes: Processes) -> None:
-    good, bad = ask(processes.load(SIMPLE, {}, head=""), [request(1), request(-1)])
-    assert good["output"].tolist() == [102]
-    assert bad.message == "the model failed: ValueError: negative"
-
-
-def test_a_class_loads_and_unloads(processes: Processes, tmp_path: Path) -> None:
-    options = {"config": {"parameters": {"step": {"string_value": "5"}}}}
-    model = processes.load(CLASS, options, head="")
-    assert model.signature.output_names == ["total", "names"]
-    first, second = ask(model, [request(1), request(2)])
-    assert (first["total"].tolist(), second["names"].tolist()) == ([7], [b"2.0"])
-    model.unload()
-    assert (tmp_path / "0" / "1" / "unloaded").exists()
-
-
-RESULTS = {
-    "another shape": ("return x", "shape .* and must have"),
-    "another dtype": ("return x.sum(axis=1).astype('f8')", "output 'output' is FP64, and must be FP32"),
-    "too many": ("return x.sum(axis=1), x", "it gave 2 outputs, and has 1"),
-    "another name": ("return {'z': x}", r"it gave the outputs \['z'\], and has \['output'\]"),
-    "nothing": ("return None", "output 'output' is BYTES, and must be FP32"),
-}
-
-
-def test_wrong_results_of_a_function_are_told(processes: Processes) -> None:
-    lines = "\n".join(f"    if x[0, 0] == {n}:\n        {code}" for n, (code, _) in enumerate(RESULTS.values()))
-    source = f"""
-import penstock
-from penstock import Tensor
-
-@penstock.model
-def f(x: Tensor["FP32", -1, 2]) -> Tensor["FP32", -1]:
-{lines}
-"""
-    model = processes.load(source, {}, head="")
-    for number, (_, message) in enumerate(RESULTS.values()):
-        assert re.search(message, failure(model, [request(number)]))
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("x = 1", "neither a class 'TritonPythonModel' or 'Model' nor a function"),
-        ("class Model: pass", "class 'Model' has no function 'forward'"),
-        ("class Model:\n    def forward(self, x): pass", "parameter 'x' of 'forward' has no Tensor"),
-        ('from penstock import Tensor\nclass Model:\n    def forward(self, x: Tensor["FP32"]): pass', "what outputs"),
-        ('from penstock import Tensor\nTensor["FP31"]', "a Tensor cannot hold 'FP31'"),
-        ('from penstock import Tensor\nTensor["FP32", -2]', r"cannot have the shape \[-2\]"),
-        (SIMPLE + "\n@penstock.model\ndef g(): pass", "marks 2 functions"),
-    ],
-)
-def test_forms_that_say_too_little_are_refused(processes: Processes, source: str, message: str) -> None:
-    with pytest.raises(InvalidModel, match=message):
-        processes.load(source, {}, head="")
 
 
 def test_modules_beside_the_model_are_found_and_its_own(processes: Processes, tmp_path: Path) -> None:

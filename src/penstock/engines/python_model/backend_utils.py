@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from penstock.engines.python_model import auto_complete, messages, tensors
+from penstock.engines.python_model import auto_complete, messages, metrics, tensors
 from penstock.engines.python_model.host import here
 from penstock.engines.python_model.messages import InferenceRequest, InferenceResponse
 from penstock.engines.python_model.tensors import Tensor
@@ -67,7 +67,7 @@ def get_model_dir() -> str:
 def as_module(name: str) -> ModuleType:
     """All of it as the module ``name``."""
     module = ModuleType(name, __doc__)
-    for part in (vars(tensors), vars(messages), vars(auto_complete), globals()):
+    for part in (vars(tensors), vars(messages), vars(metrics), vars(auto_complete), globals()):
         own = part["__name__"]
         vars(module).update(
             {key: one for key, one in part.items() if key.isupper() or getattr(one, "__module__", "") == own}

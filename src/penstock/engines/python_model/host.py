@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, NamedTuple
 
 from penstock.errors import Unsupported
 from penstock.request import Done, InferRequest
@@ -15,36 +15,44 @@ from penstock.request import Done, InferRequest
 _log = logging.getLogger(__name__)
 
 
-class Host(Protocol):
-    """All may be called from any thread."""
+class Host:
+    """This one is for a model without a server around it. All may be called from any thread."""
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
         """Have another model answer; ``done`` is called on a thread that it must not block. What is returned gives the request up."""
-        ...
-
-    def say(self, level: int, text: str) -> None:
-        """Write a line into the server's log; ``level`` is one of ``logging``'s."""
-        ...
-
-
-class NoHost:
-    """Where a model runs without a server around it."""
-
-    def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
         raise Unsupported(f"there is no server here that could ask model '{request.model_name}'")
 
     def say(self, level: int, text: str) -> None:
+        """Write a line into the server's log; ``level`` is one of ``logging``'s."""
         _log.log(level, "%s", text)
+
+    def measure(self, metric: Metered, value: float, replaces: bool) -> None:
+        """Add ``value`` to what the server's page of metrics shows of ``metric``, or have it ``replaces`` that."""
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Call ``call`` soon, on another thread: destructors run on any, which may hold any lock."""
+
+
+class Metered(NamedTuple):
+    """A metric that a model keeps of itself."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: dict[str, str]
 
 
 class Here:
     """The one model of this process. What models import by name has nowhere else to look."""
 
     def __init__(self) -> None:
-        self.host: Host = NoHost()
+        self.host = Host()
         self.name = ""
         self.folder = ""
         """Of the model's version."""
+        self.measured: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        """Values of the metrics that it keeps, by name and labels; guarded by ``measuring``."""
+        self.measuring = threading.Lock()
         self.waits_for_itself = False
         """Whether a question of the main thread to this very model could never be answered."""
 

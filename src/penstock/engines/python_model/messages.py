@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -118,12 +119,13 @@ class InferenceResponse:
 
 
 class ResponseSender:
-    """Answers one request, from any thread, until the final flag has been sent."""
+    """Answers one request, from any thread, until the final flag has been sent; ``lost`` is called if it is dropped before."""
 
-    def __init__(self, send: Callable[[InferenceResponse | None, bool], bool]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[InferenceResponse | None, bool], bool], lost: Callable[[], object]) -> None:
+        self._send, self._lost = send, lost
         self._lock = threading.Lock()
         self.closed = False
+        """Whether the request has ended."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Blocks until the server has taken ``response``."""
@@ -142,6 +144,10 @@ class ResponseSender:
     def is_cancelled(self) -> bool:
         """Whether nobody wants more answers."""
         return not self._send(None, False)
+
+    def __del__(self) -> None:
+        if not self.closed:
+            here.host.later(self._lost)
 
 
 class InferenceRequest:
@@ -164,15 +170,14 @@ class InferenceRequest:
     ) -> None:
         if not all(isinstance(tensor, Tensor) for tensor in inputs):
             raise TritonModelException("'inputs' must be a list of Tensor objects")
-        self._id, self._correlation_id, self._inputs = request_id, correlation_id, list(inputs)
-        self._outputs = list(requested_output_names)
-        self._model, self._version = model_name, model_version
+        self._id, self._correlation_id, self._inputs = _text(request_id), correlation_id, list(inputs)
+        self._outputs = [_text(name) for name in requested_output_names]
+        self._model, self._version = _text(model_name), model_version
         self._flags, self._timeout, self._priority = flags, timeout, priority
         self._memory = preferred_memory or PreferredMemory()
         self._parameters = dict(parameters or {})
         self.sender: ResponseSender | None = None
         """Of a request that the model is given."""
-        self.sender_was_taken = False
 
     @classmethod
     def of(cls, request: InferRequest, output_names: Sequence[str], sender: ResponseSender) -> InferenceRequest:
@@ -234,49 +239,50 @@ class InferenceRequest:
     def get_response_sender(self) -> ResponseSender:
         if self.sender is None:
             raise TritonModelException("a request that the model made has no response sender")
-        self.sender_was_taken = True
         return self.sender
 
     def is_cancelled(self) -> bool:
         """Whether the client has given the request up."""
         return self.sender is not None and self.sender.is_cancelled()
 
-    def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
-        """Have the model answer; waits. ``decoupled``: an iterator over the responses of a decoupled model."""
+    def exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
+        """Have the model answer; waits. ``decoupled``: an iterator over the responses of a decoupled model, which waits instead."""
         replies: SimpleQueue[Outcome] = SimpleQueue()
-        give_up = self._begin(replies.put, replies.qsize, decoupled)
-        return _each(replies, give_up) if decoupled else InferenceResponse.of(replies.get())
+        if not decoupled:
+            self._begin(replies.put)
+            return InferenceResponse.of(replies.get())
 
-    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | AsyncIterator[InferenceResponse]:
-        """As ``exec``, to be awaited."""
+        def put(outcome: Outcome) -> None:
+            if replies.qsize() >= _UNREAD:
+                give_up()
+                outcome = ResourceExhausted(f"more than {_UNREAD} responses were left unread")
+            replies.put(outcome)
+
+        give_up = self._begin(put, decoupled=True)
+        return Responses(replies, give_up)
+
+    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
+        """As ``exec``, to be awaited; the iterator is the same."""
+        if decoupled:
+            return self.exec(decoupled=True)
         loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()
 
         def put(outcome: Outcome) -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(replies.put_nowait, outcome)
 
-        give_up = self._begin(put, replies.qsize, decoupled)
-        if decoupled:
-            return _each_async(replies, give_up)
+        give_up = self._begin(put)
         try:
             return InferenceResponse.of(await replies.get())
         finally:
             give_up()
 
-    def _begin(self, put: Callable[[Outcome], None], unread: Callable[[], int], decoupled: bool) -> Callable[[], None]:
-        """Have ``put`` called with the replies, until what is returned gives the request up, or too many of them lie unread."""
+    def _begin(self, put: Callable[[Outcome], None], decoupled: bool = False) -> Callable[[], None]:
+        """Have ``put`` called with the replies, until what is returned gives the request up."""
         if here.waits_for_itself and self._model == here.name and threading.current_thread() is threading.main_thread():
             put(Unavailable(f"model '{here.name}' has one instance, which would wait for itself", "give it another"))
             return lambda: None
-
-        def take(outcome: Outcome) -> None:
-            if unread() >= _UNREAD:
-                give_up()
-                outcome = ResourceExhausted(f"more than {_UNREAD} responses were left unread")
-            put(outcome)
-
-        give_up = here.host.call(self.to_server(), take, decoupled)
-        return give_up
+        return here.host.call(self.to_server(), put, decoupled)
 
     def to_server(self) -> InferRequest:
         """As the server takes it. Raises TritonModelException."""
@@ -299,29 +305,29 @@ class InferenceRequest:
         )
 
 
-def _responses(outcome: Outcome) -> tuple[list[InferenceResponse], bool]:
-    """What ``outcome`` says, if it says anything, and whether it is the last."""
-    if isinstance(outcome, PenstockError):
-        return [InferenceResponse.of(outcome)], True
-    return [InferenceResponse.of(outcome)] if outcome.outputs else [], outcome.final
+class Responses:
+    """What a decoupled model answers, as an iterator; who drops it gives the request up."""
+
+    def __init__(self, replies: SimpleQueue[Outcome], give_up: Callable[[], None]) -> None:
+        self._replies, self._give_up = replies, give_up
+        self._ended = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        while not self._ended:
+            outcome = self._replies.get()
+            self._ended = isinstance(outcome, PenstockError) or outcome.final
+            if isinstance(outcome, PenstockError) or outcome.outputs:
+                return InferenceResponse.of(outcome)
+        raise StopIteration
+
+    def __del__(self) -> None:
+        if not self._ended:
+            here.host.later(self._give_up)
 
 
-def _each(replies: SimpleQueue[Outcome], give_up: Callable[[], None]) -> Iterator[InferenceResponse]:
-    try:
-        final = False
-        while not final:
-            responses, final = _responses(replies.get())
-            yield from responses
-    finally:
-        give_up()
-
-
-async def _each_async(replies: asyncio.Queue[Outcome], give_up: Callable[[], None]) -> AsyncIterator[InferenceResponse]:
-    try:
-        final = False
-        while not final:
-            responses, final = _responses(await replies.get())
-            for response in responses:
-                yield response
-    finally:
-        give_up()
+def _text(value: str | bytes) -> str:
+    """Models take names out of BYTES tensors."""
+    return value.decode() if isinstance(value, bytes) else value

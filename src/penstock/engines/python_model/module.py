@@ -44,7 +44,7 @@ def told(file: str, doing: str, say: Say) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # an exit, a cancelled task: whatever it is, it is the model's
         say(40, "".join(traceback.format_exception(error)).rstrip())
         line = _line(error, file)
         where = f" in line {line}" if line else ""

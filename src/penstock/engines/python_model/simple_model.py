@@ -65,7 +65,7 @@ class SimpleModel:
             return self._checked(self._run(**inputs))
         except PenstockError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # also an exit: it is the model's
             raise self._failed(error) from None
 
     def unload(self) -> None:
@@ -73,7 +73,7 @@ class SimpleModel:
             self._run = None
             try:
                 self._unload()
-            except Exception as error:
+            except BaseException as error:
                 self._failed(error)
 
     def _checked(self, result: Any) -> dict[str, Array]:

@@ -86,18 +86,23 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
         return None
 
 
-def check_output(spec: TensorSpec, array: Array, has_shape: bool = True) -> None:
-    """Raise PenstockError unless ``array`` is what ``spec`` says; ``has_shape``: also in its shape."""
-    begin = f"the model's output '{spec.name}'"
+def check_output(spec: TensorSpec, array: Array) -> None:
+    """Raise PenstockError unless ``array`` is what ``spec`` says."""
+    check_type(spec.name, array, spec.datatype)
+    if not spec.admits(array.shape):
+        found = list(array.shape)
+        raise PenstockError(f"the model's output '{spec.name}' has shape {found}, and must have {list(spec.shape)}")
+
+
+def check_type(name: str, array: Array, wanted: DataType | None = None) -> None:
+    """Raise PenstockError if the output ``name`` is not of the datatype ``wanted``, or of one that no answer can hold."""
+    begin = f"the model's output '{name}'"
     try:
         datatype = DataType.from_numpy(array.dtype)
     except Unsupported:
-        datatype = None
-    if datatype is not spec.datatype:
-        found = datatype.value if datatype else f"of dtype {array.dtype}"
-        raise PenstockError(f"{begin} is {found}, and must be {spec.datatype.value}")
-    if has_shape and not spec.admits(array.shape):
-        raise PenstockError(f"{begin} has shape {list(array.shape)}, and must have {list(spec.shape)}")
+        raise PenstockError(f"{begin} is of dtype {array.dtype}, which no tensor has") from None
+    if wanted is not None and wanted is not datatype:
+        raise PenstockError(f"{begin} is {datatype.value}, and must be {wanted.value}")
     if datatype is DataType.BYTES:
         if array.size > _MAX_ELEMENTS:
             raise PenstockError(f"{begin} has {array.size} elements, more than the {_MAX_ELEMENTS} that one may have")

@@ -18,10 +18,12 @@ from penstock.engines.python_model.host import here
 from penstock.engines.python_model.messages import InferenceRequest, InferenceResponse, ResponseSender
 from penstock.engines.python_model.module import reason
 from penstock.engines.python_model.options import PythonOptions, joined, specs_of
-from penstock.engines.python_model.tensors import check_output
+from penstock.engines.python_model.tensors import check_type
 from penstock.errors import InvalidModel, PenstockError
 from penstock.request import InferRequest
 from penstock.tensor import Array, Signature
+
+_LOST = "the model dropped its response sender before the final flag"
 
 
 class TritonModel:
@@ -74,19 +76,23 @@ class TritonModel:
         sent: dict[int, InferenceResponse] = {}
         asked = []
         for number, request in enumerate(requests):
-            send = self._stream if self.decoupled else partial(self._keep, sent)
-            sender = ResponseSender(partial(send, answer, number))
+            send = partial(self._stream, answer) if self.decoupled else partial(self._keep, sent, answer)
+            lost = partial(answer, number, self._failed(_LOST), True) if self.decoupled else _nothing
+            sender = ResponseSender(partial(send, number), lost)
             asked.append(InferenceRequest.of(request, list(self._outputs), sender))
         try:
             responses = self._model.execute(asked)
             if inspect.isawaitable(responses):
                 self._loop = self._loop or asyncio.Runner()
                 responses = self._loop.run(_finish(responses))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # an exit, a cancelled task: whatever it is, it is the model's
             here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
-            raise self._failed(reason(error)) from None
+            raise self._end(asked, reason(error)) from None
         if self.decoupled:
-            self._check_stream(responses, asked, answer)
+            if responses is not None:
+                raise self._end(
+                    asked, "a decoupled model's 'execute' must return None, and answer through response senders"
+                )
         else:
             self._answer(responses, asked, sent, answer)
 
@@ -97,7 +103,7 @@ class TritonModel:
         if callable(getattr(model, "finalize", None)):
             try:
                 model.finalize()
-            except Exception as error:
+            except BaseException as error:
                 here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
 
     def _stream(self, answer: Answer, number: int, response: InferenceResponse | None, final: bool) -> bool:
@@ -115,14 +121,6 @@ class TritonModel:
         if response is None:
             return final or answer(number, None, False)
         return sent.setdefault(number, response) is response
-
-    def _check_stream(self, responses: Any, asked: Sequence[InferenceRequest], answer: Answer) -> None:
-        error = None
-        if responses is not None:
-            error = self._failed("a decoupled model's 'execute' must return None, and answer through response senders")
-        for number, request in enumerate(asked):
-            if error is not None or not request.sender_was_taken:
-                answer(number, error or self._failed("the model took no response sender for this request"), True)
 
     def _answer(
         self,
@@ -150,7 +148,7 @@ class TritonModel:
                 answer(number, self._failed(f"{wanted}, found type '{found}'"), True)
 
     def _checked(self, response: InferenceResponse, requested: Sequence[str] = ()) -> dict[str, Array] | PenstockError:
-        """Its outputs if they are what the configuration says, else what is wrong; shapes are the model's own affair."""
+        """Its outputs if their names are the configuration's, else what is wrong; types and shapes are the model's own affair."""
         outcome = response.outcome()
         if isinstance(outcome, PenstockError):
             return outcome
@@ -158,14 +156,24 @@ class TritonModel:
             for name, array in outcome.items():
                 if name not in self._outputs:
                     return PenstockError(f"the model gave the output '{name}', which its configuration does not have")
-                check_output(self._outputs[name], array, has_shape=False)
+                check_type(name, array)
         except PenstockError as error:
             return error
         missing = [name for name in requested if name not in outcome]
         return PenstockError(f"the model gave no output '{missing[0]}'") if missing else outcome
 
+    def _end(self, asked: Sequence[InferenceRequest], why: str) -> PenstockError:
+        """What befalls those of ``asked`` that have not ended."""
+        for request in asked:
+            request.get_response_sender().closed = True
+        return self._failed(why)
+
     def _failed(self, why: str) -> PenstockError:
         return PenstockError(f"Failed to process the request(s) for model instance '{self._name}', message: {why}")
+
+
+def _nothing() -> None:
+    """Who is not decoupled answers by what ``execute`` returns."""
 
 
 async def _finish(responses: Any) -> Any:

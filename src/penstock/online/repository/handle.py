@@ -15,7 +15,7 @@ from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.scheduler.model_calls import MakeCall
-from penstock.online.scheduler.python_process import PythonProcess, total_stages
+from penstock.online.scheduler.python_process import PythonProcess, add_up
 from penstock.protocol.messages import Message
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.tensor import Signature
@@ -75,7 +75,7 @@ class Handle:
         statistics = self.scheduler.statistics
         processes = [model for model in self._models if isinstance(model, PythonProcess)]
         if processes:
-            statistics.stages = total_stages(processes)
+            add_up(statistics, processes)
         return statistics
 
     @property

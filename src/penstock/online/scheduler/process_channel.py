@@ -17,7 +17,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -141,7 +141,19 @@ class Said(msgspec.Struct, tag=True):
     text: str
 
 
-Replies = Taken | Asked | Replied | Received | Dropped | Said
+class Measured(msgspec.Struct, tag=True):
+    """A metric that the model keeps has changed."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: dict[str, str]
+    value: float
+    replaces: bool
+    """Whether ``value`` is the new one, or added."""
+
+
+Replies = Taken | Asked | Replied | Received | Dropped | Said | Measured
 Message = Load | Loaded | Run | Ran | Failed | Execute | Executed | Answered | Replies
 
 

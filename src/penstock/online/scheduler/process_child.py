@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError
-from penstock.online.scheduler.process_channel import Channel, Failed, Load, Loaded, Message, Said
-
-_log = logging.getLogger(__name__)
+from penstock.online.scheduler.process_channel import Channel, Failed, Load, Loaded, Message
 
 WORKER = "penstock.online.scheduler.process_worker"
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -58,17 +55,17 @@ class ProcessChild:
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, message: Load) -> Loaded:
-        """Have it load the model. Raises what the engine raises, and PenstockError if the process ends instead."""
+    def load(self, message: Load, take: Callable[[Message], None]) -> Loaded:
+        """Have it load the model; ``take`` is given what it says meanwhile. Raises what the engine raises, and PenstockError if the
+        process ends instead."""
         try:
             self.send(message)
-            while isinstance(answer := self.receive(0), Said):
-                _log.log(answer.level, "%s", answer.text)
+            while not isinstance(answer := self.receive(0), Loaded | Failed):
+                take(answer)
         except (EOFError, OSError):
             raise PenstockError("the model's process ended while it loaded the model") from None
         if isinstance(answer, Failed):
             raise answer.error()
-        assert isinstance(answer, Loaded)
         return answer
 
     def send(self, message: Message) -> None:

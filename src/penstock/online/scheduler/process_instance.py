@@ -132,6 +132,9 @@ class ModelProcess:
         """What the child says of the model."""
         self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
 
+    def hear(self, message: Message) -> None:
+        """What the child says without being asked."""
+
     def _attach(self, child: ProcessChild) -> None:
         """``child`` has loaded the model, and is about to be called."""
 
@@ -233,7 +236,7 @@ class ModelProcess:
             if self._closed:
                 child.kill()
         try:
-            loaded = child.load(self._message)
+            loaded = child.load(self._message, self.hear)
             self._attach(child)
             return child, loaded
         except BaseException:

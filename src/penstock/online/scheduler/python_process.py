@@ -11,8 +11,6 @@ import threading
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-import msgspec
-
 from penstock.clock import Clock
 from penstock.engines.base import Answer
 from penstock.errors import PenstockError, Unavailable
@@ -23,7 +21,8 @@ from penstock.online.scheduler.process_child import ProcessChild
 from penstock.online.scheduler.process_instance import ModelProcess
 from penstock.online.scheduler.tensor_arena import TensorArena
 from penstock.request import InferRequest, InferResponse, Outcome
-from penstock.telemetry.statistics import Duration
+from penstock.telemetry.exposition import label_text
+from penstock.telemetry.statistics import Duration, ModelStatistics, OwnMetric, add_numbers
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
@@ -47,6 +46,8 @@ class PythonProcess(ModelProcess):
         """Set by who serves the model; without, it cannot ask others."""
         self.stages: wire.Stages = {}
         """Of all that was executed, by the names that the model gave."""
+        self.metrics: dict[str, OwnMetric] = {}
+        """That the model keeps of itself, by name."""
         self.from_child, self.to_child = TensorArena.create(_MAX_CALL_BYTES), TensorArena.create(_MAX_CALL_BYTES)
         self._talk: Talk
 
@@ -83,6 +84,15 @@ class PythonProcess(ModelProcess):
             if name in self.stages or len(self.stages) < _MAX_SERIES:
                 self.stages[name] = before[0] + count, before[1] + ns
 
+    def hear(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Said):
+            _log.log(message.level, "%s", message.text)
+        elif isinstance(message, wire.Measured):
+            values = self.metrics.setdefault(message.name, OwnMetric(message.kind, message.help)).values
+            labels = label_text(message.labels)
+            if labels in values or sum(len(one.values) for one in self.metrics.values()) < _MAX_SERIES:
+                values[labels] = message.value + (0 if message.replaces else values.get(labels, 0))
+
     def _take_facts(self, loaded: wire.Loaded) -> None:
         super()._take_facts(loaded)
         self.decoupled, self.max_batch = loaded.decoupled, loaded.max_batch
@@ -112,6 +122,9 @@ class Talk:
         """Numbers of the request after the last, and of the first of those being executed."""
         self._answers: dict[int, tuple[Answer, int]] = {}
         """Of the requests that have not ended."""
+        self._beginning = threading.Lock()
+        self._ended = False
+        """Guarded by it: nothing is begun any more."""
         self._calls: dict[int, ModelCall] = {}
         self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
         self._room = threading.Semaphore()
@@ -123,12 +136,19 @@ class Talk:
 
     def begin(self, child: ProcessChild, task: wire.Execute, answer: Answer) -> None:
         """Have ``child`` execute ``task``. Raises OSError if it has ended."""
-        if child is not self._child:
-            raise BrokenPipeError
-        self._first = task.first = self._next
-        self._next += len(task.requests)
-        self._answers.update({task.first + number: (answer, number) for number in range(len(task.requests))})
-        self._child.send(task)
+        with self._beginning:
+            if child is not self._child or self._ended:
+                raise BrokenPipeError
+            self._first = task.first = self._next
+            self._next += len(task.requests)
+            answers = {task.first + number: (answer, number) for number in range(len(task.requests))}
+            self._answers.update(answers)
+            try:
+                self._child.send(task)
+            except OSError:
+                for number in answers:
+                    self._answers.pop(number, None)
+                raise
 
     def _read(self) -> None:
         try:
@@ -136,9 +156,11 @@ class Talk:
                 self._take(self._child.receive(0))
         except (EOFError, OSError):
             pass
-        except (msgspec.MsgspecError, PenstockError):
+        except Exception:  # noqa: BLE001 - whatever it said; who waits for it must be told
             _log.exception("a model's process said what cannot be")
             self._child.kill()
+        with self._beginning:
+            self._ended = True
         self.executed.put(None)
         for call in list(self._calls.values()):
             call.cancel()
@@ -169,8 +191,8 @@ class Talk:
         elif isinstance(message, wire.Dropped):
             if (call := self._calls.pop(message.number, None)) is not None:
                 call.cancel()
-        elif isinstance(message, wire.Said):
-            _log.log(message.level, "%s", message.text)
+        else:
+            process.hear(message)
 
     def _answer(self, message: wire.Answered) -> bool:
         outcome = self._process.told(message.outcome, self._process.from_child)
@@ -211,11 +233,12 @@ class Talk:
         return wire.Replied(number, wire.Failed.of(reply), True, ("", ""))
 
 
-def total_stages(processes: Sequence[PythonProcess]) -> dict[str, Duration]:
-    """Of all ``processes`` together."""
-    total: dict[str, Duration] = {}
+def add_up(statistics: ModelStatistics, processes: Sequence[PythonProcess]) -> None:
+    """Set what ``processes`` together tell of a model in its ``statistics``."""
+    statistics.stages, statistics.metrics = {}, {}
     for process in processes:
-        for name, (count, ns) in list(process.stages.items()):
-            before = total.get(name, Duration())
-            total[name] = Duration(before.count + count, before.ns + ns)
-    return total
+        stages = {name: Duration(count, ns) for name, (count, ns) in list(process.stages.items())}
+        statistics.stages = add_numbers(statistics.stages, stages)
+        # Copies, since the process's own go on changing.
+        metrics = {name: OwnMetric(one.kind, one.help, dict(one.values)) for name, one in list(process.metrics.items())}
+        statistics.metrics = add_numbers(statistics.metrics, metrics)

@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 
+import msgspec
+
 from penstock.engines.base import Answer, LoadedModel, RequestModel
 from penstock.engines.python import PythonEngine
-from penstock.errors import PenstockError, Unavailable
+from penstock.engines.python_model.host import Host, Metered
+from penstock.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.online.scheduler import process_channel as wire
 from penstock.online.scheduler.batch import merge, split
 from penstock.online.scheduler.process_channel import Channel, Failed
@@ -54,8 +57,8 @@ class Merged:
                 answer(number, part, True)
 
 
-class Worker:
-    """The ``Host`` of a model."""
+class Worker(Host):
+    """Of a model that others are served beside."""
 
     def __init__(self, channel: Channel, arenas: Sequence[TensorArena]) -> None:
         self._channel = channel
@@ -67,7 +70,9 @@ class Worker:
         self._tasks: SimpleQueue[wire.Execute | None] = SimpleQueue()
         self._open: dict[int, Done] = {}
         self._asked = 0
-        self._ended = False
+        self._ended = True
+        """Or not begun: others cannot be asked."""
+        self._chores: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     def load(self, load: wire.Load, model_file: int) -> RequestModel | None:
         """wire.Load the model and tell the parent; None if it cannot be loaded."""
@@ -83,7 +88,9 @@ class Worker:
 
     def serve(self, model: RequestModel) -> None:
         """Until the parent hangs up."""
-        threading.Thread(target=self._read, name="read-parent", daemon=True).start()
+        self._ended = False
+        for name, run in (("read-parent", self._read), ("do-chores", self._do_chores)):
+            threading.Thread(target=run, name=name, daemon=True).start()
         while (task := self._tasks.get()) is not None:
             try:
                 self._send(self._execute(model, task))
@@ -92,12 +99,17 @@ class Worker:
         model.unload()
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
+        try:
+            # What the parent would refuse is the model's mistake, and no reason to end its process.
+            told = msgspec.convert(msgspec.to_builtins(wire.without_inputs(request)), InferRequest)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"the request to model '{request.model_name}' is wrong: {error}") from None
         with self._using:
             self._asked = number = self._asked + 1
             inputs = self._to_parent.write(request.inputs)
             self._open[number] = done
-            if not self._pass_on(wire.Asked(number, wire.without_inputs(request), inputs, decoupled)):
-                self._end_call(number, Unavailable("the server is ending"))
+            if not self._pass_on(wire.Asked(number, told, inputs, decoupled)):
+                self._end_call(number, Unavailable("no model can be asked while this one is loaded or unloaded"))
         return lambda: self._drop(number)
 
     def say(self, level: int, text: str) -> None:
@@ -105,6 +117,16 @@ class Worker:
             self._send(wire.Said(level, text))
         except OSError:
             logging.getLogger(__name__).log(level, "%s", text)
+
+    def measure(self, metric: Metered, value: float, replaces: bool) -> None:
+        self._try_to_send(wire.Measured(metric.name, metric.kind, metric.help, metric.labels, value, replaces))
+
+    def later(self, call: Callable[[], object]) -> None:
+        self._chores.put(call)
+
+    def _do_chores(self) -> None:
+        while True:
+            self._chores.get()()
 
     def _execute(self, model: RequestModel, task: wire.Execute) -> wire.Executed:
         stages, started_ns = self._engine.stages, time.perf_counter_ns()
