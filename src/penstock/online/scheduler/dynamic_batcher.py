@@ -165,7 +165,7 @@ class DynamicBatcher:
                 return batch
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        """Give back a batch taken, or a part of it, with the outputs of each request or the error that befell all."""
+        """See ``BatchSource.finish``."""
         if self._is_running_here:
             self._complete(batch, outcome, times)
         else:
@@ -174,12 +174,11 @@ class DynamicBatcher:
     def answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> bool:
-        """One answer, not the last, of a decoupled model: its ``number``-th from 0, for which the model worked from ``merged_ns``
-        to ``ran_ns``. ``taken`` is called once it has been passed on. False if nobody will, for the event loop is closed."""
+        """See ``BatchSource.answer``."""
         return self._call(self._answers.give_one, pending, outputs, number, times, taken)
 
     def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        """The end of a decoupled model's ``number`` answers to the one request of ``batch``."""
+        """See ``BatchSource.finish_stream``."""
         self._call(self._answers.end_stream, batch, error, number, times)
 
     async def drain(self) -> None:
@@ -196,11 +195,9 @@ class DynamicBatcher:
                 self._wake()
 
     def _turned_away(self, request: InferRequest) -> PenstockError:
-        if self._stopped:
-            return self._answers.refused(Unavailable(f"model '{request.model_name}' is being unloaded"))
-        return self._answers.refused(
-            Unavailable(f"the queue of model '{request.model_name}' is full", "try again later")
-        )
+        full = Unavailable(f"the queue of model '{request.model_name}' is full", "try again later")
+        gone = Unavailable(f"model '{request.model_name}' is being unloaded")
+        return self._answers.refused(gone if self._stopped else full)
 
     def _admit(self, pending: Pending, done: Done) -> None:
         """Find the request's level, time-out and deadline, and its place in the order. Raises Unavailable and DeadlineExceeded."""
@@ -303,27 +300,25 @@ class DynamicBatcher:
             if watched:
                 self._watch_ns = NEVER
             expired, formed = self._decide(self._now_ns())
-            ends = self._ends(formed)
-            if not ends and not isinstance(formed, Batch):
+            found: Batch | Wait | None = formed
+            if self._dismissed:
+                self._dismissed -= 1
+                found = None
+            elif isinstance(formed, Batch):
+                if takes:
+                    self._queue.take(formed.requests, formed.rows)
+            elif self._stopped:
+                found = None
+            else:
                 self._idle += 1
                 watches = formed.until_ns < self._watch_ns
                 if watches:
                     self._watch_ns = formed.until_ns
-            else:
-                if takes and not ends and isinstance(formed, Batch):
-                    self._queue.take(formed.requests, formed.rows)
-                if self._idle and self._queue:
-                    self._wake()
+            if self._idle and self._queue and not isinstance(found, Wait):
+                self._wake()
         if expired or formed.late:
             self._call(self._drop, expired, formed.late)
-        return None if ends else formed, watches
-
-    def _ends(self, formed: Batch | Wait) -> bool:
-        """Whether the instance that asks is to leave."""
-        if self._dismissed:
-            self._dismissed -= 1
-            return True
-        return self._stopped and not isinstance(formed, Batch)
+        return found, watches
 
     def _is_due(self) -> bool:
         """Whether an idle instance has to look: not while all are held back, and one looks soon enough by itself."""

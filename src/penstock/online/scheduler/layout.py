@@ -22,11 +22,7 @@ from penstock.tensor import Array
 
 Shape = tuple[int, ...]
 
-_DATA_TYPES = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_name
-_MADE = {
-    _DATA_TYPES["TYPE_INT32"].number: np.dtype(np.int32),
-    _DATA_TYPES["TYPE_FP32"].number: np.dtype(np.float32),
-}
+_FP32 = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_name["TYPE_FP32"].number
 
 
 class Layout(Protocol):
@@ -80,7 +76,12 @@ def layout_of(config: Message) -> Layout:
         return plain
     first = (-1,) if merges else ()
     made = [
-        MadeInput(BatchInput.Kind.Name(one.kind), tuple(one.target_name), one.source_input[0], _MADE[one.data_type])
+        MadeInput(
+            kind=BatchInput.Kind.Name(one.kind),
+            targets=tuple(one.target_name),
+            source=one.source_input[0],
+            dtype=np.dtype(np.float32 if one.data_type == _FP32 else np.int32),
+        )
         for one in config.batch_input
     ]
     reshapes = _reshapes(config.input, first), _reshapes(config.output, first)
@@ -239,7 +240,7 @@ _MAKERS: Mapping[str, Callable[[Sequence[Shape]], Array]] = {
     "BATCH_ELEMENT_COUNT": _counts,
     "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_counts(shapes)),
     "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.cumsum([0, *_counts(shapes)]),
-    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(_counts(shapes).max(), np.int64),
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(_counts(shapes).max(), np.int8),
     "BATCH_ITEM_SHAPE": _item_shapes,
     "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
 }
