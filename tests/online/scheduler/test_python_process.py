@@ -277,6 +277,25 @@ def test_a_request_whose_sender_is_lost_ends(processes: Processes, end: str) -> 
     assert str(last).endswith("message: the model dropped its response sender before the final flag")
 
 
+def test_open_streams_end_before_the_process(processes: Processes) -> None:
+    body = SENDS.format("sender.send(flags=1)").replace("    import sys", "    import time; time.sleep(0.3)")
+    model, answers = processes.load(body, decoupled()), Answers()
+    model.execute([request(1)], answers)
+    model.unload()
+    assert [outcome["y"][0, 0] for outcome in answers.all()] == [1]
+
+
+def test_streams_that_nobody_wants_do_not_keep_the_process(processes: Processes) -> None:
+    body = """
+    def execute(self, requests):
+        self.senders = [one.get_response_sender() for one in requests]
+    """
+    model = processes.load(body, decoupled())
+    model.execute([request(1)], Answers(wanted=0))
+    model.unload()
+    assert model.pid is None
+
+
 def test_the_datatype_of_an_output_is_the_model_s_own_affair(coded: PythonProcess) -> None:
     (outcome,) = ask(coded, [code_request('return [answer("y", x.astype(np.int8))]')])
     assert outcome["y"].dtype == np.int8

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _MAX_CALL_BYTES = 2 << 30
 """Most bytes of tensors that pass outside of a batch at once."""
 _MAX_SERIES = 1000
+_LOOK_S = 0.05
 
 
 class PythonProcess(ModelProcess):
@@ -78,6 +79,12 @@ class PythonProcess(ModelProcess):
             return told.error()
         return None if told is None else arena.copy(told)
 
+    def unload(self) -> None:
+        """As ``ModelProcess.unload``, once the streams that it is at have ended."""
+        if self.decoupled:
+            self._talk.wait()
+        super().unload()
+
     def add_stages(self, stages: wire.Stages) -> None:
         for name, (count, ns) in stages.items():
             before = self.stages.get(name, (0, 0))
@@ -123,8 +130,8 @@ class Talk:
         self._answers: dict[int, tuple[Answer, int]] = {}
         """Of the requests that have not ended."""
         self._beginning = threading.Lock()
-        self._ended = False
-        """Guarded by it: nothing is begun any more."""
+        self._ended = threading.Event()
+        """Set under it: nothing is begun any more."""
         self._calls: dict[int, ModelCall] = {}
         self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
         self._room = threading.Semaphore()
@@ -137,7 +144,7 @@ class Talk:
     def begin(self, child: ProcessChild, task: wire.Execute, answer: Answer) -> None:
         """Have ``child`` execute ``task``. Raises OSError if it has ended."""
         with self._beginning:
-            if child is not self._child or self._ended:
+            if child is not self._child or self._ended.is_set():
                 raise BrokenPipeError
             self._first = task.first = self._next
             self._next += len(task.requests)
@@ -150,6 +157,12 @@ class Talk:
                     self._answers.pop(number, None)
                 raise
 
+    def wait(self) -> None:
+        """Until the child has given, or cannot give, the answers that somebody still waits for."""
+        while any(answer(number, None, False) for answer, number in list(self._answers.values())):
+            if self._ended.wait(_LOOK_S):
+                return
+
     def _read(self) -> None:
         try:
             while True:
@@ -160,7 +173,7 @@ class Talk:
             _log.exception("a model's process said what cannot be")
             self._child.kill()
         with self._beginning:
-            self._ended = True
+            self._ended.set()
         self.executed.put(None)
         for call in list(self._calls.values()):
             call.cancel()
