@@ -12,7 +12,7 @@ import numpy as np
 
 from handles import make_handle
 from penstock.artifact import Artifact, Format
-from penstock.errors import InvalidConfig, InvalidModel
+from penstock.errors import InvalidConfig, InvalidModel, Unavailable
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
@@ -22,7 +22,7 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Source, Wishes
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import Array
-from penstock.testing import FakeModel, double
+from penstock.testing import DOUBLER, FakeModel, double
 
 PATIENCE_S = 20
 
@@ -30,13 +30,15 @@ PATIENCE_S = 20
 class FakeLoads:
     """Loads and assembles fakes: a version whose file says ``broken`` fails, and one whose gate is shut waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, served: ServedModels) -> None:
+        self._served = served
         self.models: list[FakeModel] = []
         self.begun: list[str] = []
         self.gates: dict[str, threading.Event] = {}
         self.at_once = self.most_at_once = 0
         self.while_loading: Callable[[], object] = lambda: None
         self.forward: Callable[[Mapping[str, Array]], dict[str, Array]] = double
+        self.kind, self.signature = FakeModel, DOUBLER
         self._lock = threading.Lock()
 
     def load(self, layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
@@ -54,7 +56,7 @@ class FakeLoads:
                 raise InvalidModel(f"the file says {text}")
             if layout.fingerprint(definition.name) != definition.fingerprint:
                 raise FilesChanged("the files are being written")
-            model = FakeModel(forward=self.forward)
+            model = self.kind(self.signature, self.forward)
             self.models.append(model)
         finally:
             with self._lock:
@@ -73,6 +75,9 @@ class FakeLoads:
         return handle
 
     def assemble_ensemble(self, definition: Definition, version: str) -> Handle:
+        for part in definition.parts:
+            if not self._served.versions(part):
+                raise Unavailable(f"it needs models that are not served: '{part}'")
         handle: Handle = make_handle(FakeModel(), definition.name, version)
         return handle
 
@@ -85,7 +90,8 @@ class Repository:
     """A folder of models, and a manager of them."""
 
     def __init__(self, root: Path, *, threads: int = 2) -> None:
-        self.root, self.served, self.loads = root, ServedModels(), FakeLoads()
+        self.root, self.served = root, ServedModels()
+        self.loads = FakeLoads(self.served)
         self.layout = Layout((root,))
         self.manager = Manager(self.served, self.loads, self.layout, Wishes(), load=self.loads.load)  # type: ignore[arg-type]
         self._threads = threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,8 @@ from penstock.tensor import Signature
 
 if TYPE_CHECKING:
     from penstock.online.server.cache.response_cache import ModelCache
+
+_log = logging.getLogger(__name__)
 
 
 class Handle:
@@ -128,7 +131,7 @@ class Handle:
             self._instances.remove(instance)
             self._models.remove(instance.model)
             if not any(model is instance.model for model in self._models):
-                on_daemon_thread(f"unload-{self.name}", instance.model.unload)
+                on_daemon_thread(f"unload-{self.name}", partial(self._drop, instance.model))
 
     def _tell_count(self) -> None:
         group = self.config.instance_group[0]
@@ -163,7 +166,13 @@ class Handle:
         for instance in self._instances:
             instance.join()
         for model in self._models:
+            self._drop(model)
+
+    def _drop(self, model: Model) -> None:
+        try:
             model.unload()
+        except Exception:  # noqa: BLE001 - an engine's bug is no reason to keep the others
+            _log.exception("a model of '%s' version %s could not be unloaded", self.name, self.version)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, whom: Callable[[Instance], None], instance: Instance) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.online.repository.config_rules import prefix
@@ -89,12 +89,16 @@ def load(source: Source) -> Loaded:
 def load_version(layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
     """Find and load one version of a model. Raises as ``find`` and ``load``, and FilesChanged if meanwhile the model's files do."""
     try:
-        source = find(definition, version, wishes)
-        with low_priority(leaves_threads=source.has_own_threads, starts_processes=_is_apart(source)):
-            loaded = load(source)
+        return _load_in_peace(layout, definition, find(definition, version, wishes))
     except PenstockError:
         _refuse_changes(layout, definition)
         raise
+
+
+def _load_in_peace(layout: Layout, definition: Definition, source: Source) -> Loaded:
+    """``load`` that others hardly notice. Raises FilesChanged, too."""
+    with low_priority(leaves_threads=source.has_own_threads, starts_processes=_is_apart(source)):
+        loaded = load(source)
     try:
         _refuse_changes(layout, definition)
     except PenstockError:
@@ -124,13 +128,14 @@ def _without_bytes(loaded: Loaded) -> Loaded:
 
 
 def load_more(
-    definition: Definition, version: str, wishes: Wishes, first: _Model | StreamingModel, count: int
-) -> Sequence[_Model | StreamingModel]:
-    """Models for ``count`` more instances of a version whose ``first`` model is loaded. Raises as ``find`` and ``load``."""
+    layout: Layout, definition: Definition, version: str, wishes: Wishes, first: _Model, count: int
+) -> Sequence[_Model]:
+    """Models for ``count`` more instances of a version whose ``first`` model is loaded. Raises as
+    ``load_version``."""
     source = find(definition, version, wishes)
     if _is_shared(first, source):
         return [first] * count
-    return load(msgspec.structs.replace(source, instances=count)).models
+    return _load_in_peace(layout, definition, msgspec.structs.replace(source, instances=count)).models
 
 
 def _refuse_changes(layout: Layout, definition: Definition) -> None:
@@ -145,7 +150,7 @@ def _is_apart(source: Source) -> bool:
     return source.isolation == "process" or source.engine == "python"
 
 
-def _is_shared(model: _Model | StreamingModel, source: Source) -> bool:
+def _is_shared(model: _Model, source: Source) -> bool:
     # With threads of its own a shared model would have its users queue up for one pool.
     return (
         bool(getattr(model, "reentrant", False))

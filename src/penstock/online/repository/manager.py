@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,8 @@ _ATTEMPTS = 3
 """How often a model is read whose files change meanwhile."""
 _GIVE_BACK_S = 1.0
 _Result = TypeVar("_Result")
+Loading = asyncio.Task[list[Any]]
+"""A load at work; its result is what loads were begun in consequence."""
 
 
 class LoadFailed(InvalidArgument):
@@ -71,7 +74,7 @@ class Manager:
         self._models: dict[str, Model] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Future[Any]] = set()
         self._seen: dict[str, str] = {}
@@ -119,7 +122,8 @@ class Manager:
     async def load(
         self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
     ) -> None:
-        """Serve what the repositories hold of model ``name`` now, with what ``override`` replaces; returns when that is ready.
+        """Serve what the repositories hold of model ``name`` now, with what ``override`` replaces; returns when that is ready, and
+        with it the ensembles that had to go with it.
 
         Nothing is loaded anew that has not changed. ``is_part``: not for its own sake, but for an ensemble's; ``is_due``: nobody asks,
         so that the server counts as incomplete without it.
@@ -127,21 +131,20 @@ class Manager:
         """
         model = self._models.setdefault(name, Model(name))
         model.is_wanted = model.is_wanted or not is_part
-        task = model.waiting
-        if task is None or override is not None:
-            task = self._begin(model, self._load(model, override, is_due))
-            model.waiting = task if override is None else None
-        await asyncio.shield(task)
+        followers = await asyncio.shield(self._begin_load(model, override, is_due))
+        if followers and not is_part:  # or an ensemble might wait for itself
+            await asyncio.wait(followers)
 
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
-        """Serve model ``name`` no more, nor ensembles that need it; returns at once, while what they were asked is still answered.
+        """Serve model ``name`` no more, nor ensembles that need it, until it is loaded again; returns at once, while what they were
+        asked is still answered.
 
         ``with_parts``: nor those parts of an ensemble that were loaded along with it.
         """
         model = self._models.get(name)
         if model is None:
             return
-        model.waiting = None
+        model.waiting, model.is_wanted = None, False
         await asyncio.shield(self._begin(model, self._unload(model, with_parts)))
 
     async def changes(self) -> list[tuple[str, bool]]:
@@ -153,22 +156,18 @@ class Manager:
         found, before = await on_daemon_thread("scan-models", self._layout.scan), self._seen
         self._seen = found
         models = self._models
-        gone = [name for name in sorted(models) if name not in found and name not in before and models[name].served]
+        away = sorted(models.keys() - found.keys() - before.keys())
+        gone = [name for name in away if models[name].served or name in self._missing]
         changed = [
             name for name in sorted(found) if before.get(name) == found[name] and self._differs(name, found[name])
         ]
-        again = [name for name in sorted(self._missing - {*changed}) if self._needs(name, changed)]
         for name in changed:
             models.setdefault(name, Model(name)).tried = found[name]
-        return [*((name, False) for name in gone), *((name, True) for name in changed + again)]
+        return [*((name, False) for name in gone), *((name, True) for name in changed)]
 
     def _differs(self, name: str, fingerprint: str) -> bool:
         model = self._models.get(name)
         return model is None or fingerprint not in (model.tried, model.definition and model.definition.fingerprint)
-
-    def _needs(self, name: str, changed: Iterable[str]) -> bool:
-        definition = self._models[name].definition if name in self._models else None
-        return definition is not None and not {*definition.parts}.isdisjoint(changed)
 
     def loaded_by_name(self) -> list[tuple[str, Override | None]]:
         """For a process of the server that comes later: the models that were asked for, and what was put in their files' place."""
@@ -186,12 +185,23 @@ class Manager:
                 loaded.drop()
 
     async def unload_all(self) -> None:
-        """Return when all that was asked is answered and nothing is in memory."""
+        """Return when all that was asked is answered, and nothing is in memory, nor on the disk what clients have sent."""
         await asyncio.gather(self._served.unload_all(), *self._leaving)
+        for model in self._models.values():
+            for override in model.overrides:
+                await on_daemon_thread("discard", partial(discard, override))
 
     # How it is done
 
-    def _begin(self, model: Model, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _begin_load(self, model: Model, override: Override | None = None, is_due: bool = False) -> Loading:
+        """The load that is asked for; one that waits and would do the same is it."""
+        task = model.waiting
+        if task is None or override is not None:
+            task = self._begin(model, self._load(model, override, is_due))
+            model.waiting = task if override is None else None
+        return task
+
+    def _begin(self, model: Model, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         """The operation ``work`` on ``model``, which ends even if who asked for it goes away."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -219,26 +229,41 @@ class Manager:
             if future.done():
                 self._loading.discard(future)
 
-    async def _load(self, model: Model, override: Override | None, is_due: bool) -> None:
+    async def _load(self, model: Model, override: Override | None, is_due: bool) -> list[Loading]:
+        """What is begun in consequence."""
         async with model.turn:
             if model.waiting is asyncio.current_task():
                 model.waiting = None
             model.generation += 1
-            if override is not None:
+            if override is not None and override.folder:
                 model.overrides.append(override)
+            form = model.form
             try:
                 await self._bring_up(model, override)
                 self._missing.discard(model.name)
             except PenstockError as error:
                 if is_due and not model.served:
                     self._missing.add(model.name)
-                if model.definition is not None and not model.versions:
-                    model.problem = str(error)
-                elif model.is_unknown and model.pending == 1:
+                if model.is_unknown and model.pending == 1:
                     self._models.pop(model.name, None)
+                elif not isinstance(error, LoadFailed) and not model.is_unknown:
+                    model.problem = model.problem or str(error)
                 raise
             finally:
                 self._clear_up(model)
+            return self._follow(model, form)
+
+    def _follow(self, model: Model, form: Mapping[str, object]) -> list[Loading]:
+        """Load the ensembles that had to go with ``model``, and those that were put together by another ``form`` of it."""
+        now, users = model.form, self._users(model.name)
+        if any(now.get(version) != was for version, was in form.items()):
+            for user in users:
+                user.is_stale = user.is_stale or (bool(user.served) and model.name in user.parts)
+        return [
+            self._begin_load(user)
+            for user in users
+            if user.is_stale or (user.is_wanted and not user.served and not user.pending)
+        ]
 
     async def _bring_up(self, model: Model, override: Override | None) -> None:
         for attempt in range(_ATTEMPTS):
@@ -304,17 +329,23 @@ class Manager:
                 "put the model's files into a folder called '1'",
             )
         steps = plan(model.served, definition, chosen)
+        if model.is_stale:
+            steps, model.is_stale = steps._replace(load=chosen), False
         failures: dict[str, PenstockError] = {one: NotFound("it is not in the repository") for one in missing}
         for number in missing:
             model.versions.setdefault(number, Version()).fail("it is not in the repository")
         outcomes = await asyncio.gather(*(self._load_version(model, definition, number) for number in steps.load))
         failures |= {number: error for number, error in zip(steps.load, outcomes, strict=True) if error is not None}
         for number in steps.resize:
-            await self._resize(model.versions[number].handle, definition, number)
+            try:
+                await self._resize(model.versions[number].handle, definition, number)
+            except PenstockError as error:
+                model.versions[number].fail(str(error))
+                failures[number] = error
         for number in model.served.keys() & {*chosen} - failures.keys():
-            model.versions[number].definition = definition
+            model.versions[number].confirm(definition)
         if not failures:
-            for number in steps.unload:
+            for number in model.served.keys() & {*steps.unload}:
                 self._leave(model, number)
         return failures
 
@@ -334,7 +365,7 @@ class Manager:
             raise
         handle.start()
         old = self._served.add(handle)
-        version.serve(handle, definition)
+        version.serve(handle, definition, model.generation)
         if old is not None:
             self._retire(model, old, None)
         return None
@@ -359,34 +390,40 @@ class Manager:
         assert handle is not None
         wanted = count(definition)
         if (more := wanted - handle.instance_count) > 0:
-            work = partial(load_more, definition, number, self._wishes, handle.first_model, more)
+            work = partial(load_more, self._layout, definition, number, self._wishes, handle.first_model, more)
             handle.grow(await self._on_thread(f"load-{definition.name}", work))
         else:
             handle.shrink(-more)
 
     async def _unload(self, model: Model, with_parts: bool) -> None:
-        for other in self._users(model.name):
-            await self.unload(other)
         async with model.turn:
             model.generation += 1
             parts = model.definition.parts if model.definition else []
-            for number in model.served:
-                self._leave(model, number)
+            # In one step, so that no ensemble is ever served without its parts.
+            for user in reversed(self._users(model.name)):
+                if user.served:
+                    self._leave_all(user)
+                    user.problem = f"it needs '{model.name}', which is not served"
+            self._leave_all(model)
             model.forget()
             self._missing.discard(model.name)
-            self._clear_up(model)
             _log.info("model '%s', generation %d is unloaded", model.name, model.generation)
         for part in parts if with_parts else ():
-            if part in self._models and not self._models[part].is_wanted and not self._users(part):
+            is_used = any(user.served for user in self._users(part))
+            if part in self._models and not self._models[part].is_wanted and not is_used:
                 await self.unload(part, with_parts=True)
 
-    def _users(self, part: str) -> list[str]:
-        """The ensembles that are served and need ``part``."""
-        return [
-            name
-            for name, model in self._models.items()
-            if any(part in definition.parts for definition in model.served.values())
-        ]
+    def _users(self, part: str) -> list[Model]:
+        """The ensembles that need ``part``, those that need others of them after these."""
+        names = [part]
+        for name in names:
+            names += [one.name for one in self._models.values() if one.name not in names and name in one.parts]
+        return [self._models[name] for name in names[1:]]
+
+    def _leave_all(self, model: Model) -> None:
+        for number in model.served:
+            self._leave(model, number)
+        self._clear_up(model)
 
     def _leave(self, model: Model, number: str) -> None:
         """Serve a version no more."""
@@ -424,13 +461,14 @@ class Manager:
         used = {definition.folder for definition in model.served.values()}
         unused = [one for one in model.overrides if Path(one.folder) not in used]
         model.overrides = [one for one in model.overrides if one not in unused]
+        own = [one for one in unused if one.owner == os.getpid()]
 
         async def clear(leaving: list[asyncio.Task[None]]) -> None:
             await asyncio.gather(*leaving, return_exceptions=True)
-            for override in unused:
+            for override in own:
                 await on_daemon_thread("discard", partial(discard, override))
 
-        if any(one.folder for one in unused):
+        if own:
             task = asyncio.create_task(clear([*model.leaving]))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)

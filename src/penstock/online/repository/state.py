@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from typing import Any
 
 import msgspec
 
@@ -30,10 +31,11 @@ NEXT = {
 }
 """The states that may follow each; a version begins without one. What is reloaded stays READY, for it goes on being served."""
 
-Row = dict[str, str]
+Row = dict[str, Any]
 """A row of the index."""
 
 _RESTARTING = "its instance is being started again"
+_LACKS_PARTS = "a model that it needs is not ready"
 
 
 class Version(msgspec.Struct):
@@ -43,6 +45,8 @@ class Version(msgspec.Struct):
     reason: str = ""
     handle: Handle | None = None
     definition: Definition | None = None
+    generation: int = 0
+    """The operation on the model that has loaded it."""
     leaving: int = 0
     """How many handles that were served have still to answer what they were asked."""
 
@@ -55,13 +59,16 @@ class Version(msgspec.Struct):
         if self.state is not State.READY:
             self.move(State.LOADING)
 
-    def serve(self, handle: Handle, definition: Definition) -> None:
+    def serve(self, handle: Handle, definition: Definition, generation: int) -> None:
         """It is served by ``handle``, from now on or instead of another."""
-        if self.state is State.READY:
-            self.reason = ""
-        else:
+        if self.state is not State.READY:
             self.move(State.READY)
-        self.handle, self.definition = handle, definition
+        self.handle, self.generation = handle, generation
+        self.confirm(definition)
+
+    def confirm(self, definition: Definition) -> None:
+        """What is served of it is what ``definition`` says."""
+        self.definition, self.reason = definition, ""
 
     def fail(self, reason: str) -> None:
         """It cannot be loaded; what was served of it before still is."""
@@ -82,11 +89,13 @@ class Version(msgspec.Struct):
         if self.state is State.UNLOADING and not self.leaving:
             self.move(State.UNAVAILABLE, "unloaded")
 
-    def row(self, name: str, version: str) -> Row:
-        state, reason = self.state or State.UNAVAILABLE, self.reason
+    def row(self, name: str, version: str, problem: str = "") -> Row:
+        """``problem`` is what is wrong with the whole model."""
+        state, reason = self.state or State.UNAVAILABLE, problem or self.reason
         if self.handle is not None and not self.handle.is_healthy:
-            state, reason = State.UNAVAILABLE, _RESTARTING
-        return {"name": name, "version": version, "state": state.value, "reason": reason}
+            state, reason = State.UNAVAILABLE, _RESTARTING if self.handle.instance_count else _LACKS_PARTS
+        row: Row = {"name": name, "version": version, "state": state.value, "reason": reason}
+        return row | {"generation": self.generation} if self.generation else row
 
 
 class Model:
@@ -96,7 +105,7 @@ class Model:
         self.name = name
         self.versions: dict[str, Version] = {}
         self.problem = ""
-        """Why none of its versions can be loaded."""
+        """Why none of its versions could be loaded, or why they are served no more."""
         self.definition: Definition | None = None
         """What it was when it was looked at last."""
         self.tried = ""
@@ -109,13 +118,15 @@ class Model:
         """All whose files may still be in use."""
         self.is_wanted = False
         """Whether it was asked for by name, and not just for an ensemble that it is a part of."""
+        self.is_stale = False
+        """Whether it is an ensemble that has parts which have other tensors by now."""
         self.turn = asyncio.Lock()
         """Held by the operation that is at work; others wait in order."""
         self.generation = 0
         """How many operations have begun."""
         self.pending = 0
         """How many have not ended."""
-        self.waiting: asyncio.Task[None] | None = None
+        self.waiting: asyncio.Task[list[Any]] | None = None
         """The last of them, if it has not begun and is a load with nothing put in the files' place."""
         self.awaits = ""
         """The part that its load waits for."""
@@ -128,9 +139,22 @@ class Model:
         return {number: one.definition for number, one in self.versions.items() if one.definition is not None}
 
     @property
+    def parts(self) -> set[str]:
+        """The models that it needs, as it is served and as it was looked at last."""
+        known = [one.definition for one in self.versions.values()]
+        return {part for one in (*known, self.definition) if one is not None and one.is_ensemble for part in one.parts}
+
+    @property
+    def form(self) -> dict[str, tuple[object, int]]:
+        """What ensembles were put together by: of each version that is served, and, below the empty name, of the greatest."""
+        handles = [one.handle for one in self.versions.values() if one.handle is not None]
+        form = {one.version: (one.signature, one.config.max_batch_size) for one in handles}
+        return form | {"": form[max(form, key=int)]} if form else {}
+
+    @property
     def is_unknown(self) -> bool:
         """Whether nothing is known of it but its name."""
-        return not self.versions and not self.problem
+        return self.definition is None and not self.versions and not self.problem
 
     @property
     def is_idle(self) -> bool:
@@ -139,13 +163,13 @@ class Model:
 
     def forget(self) -> None:
         """It is as if nobody had asked for it."""
-        self.is_wanted, self.problem, self.definition, self.override, self.replaced = False, "", None, None, ""
+        self.problem, self.definition, self.tried, self.override, self.replaced = "", None, "", None, ""
 
 
 def rows(name: str, model: Model | None) -> list[Row]:
     """What the index says of model ``name``: its versions by rising number, why there are none, or just the name."""
     if model is not None and model.versions:
-        return [model.versions[number].row(name, number) for number in sorted(model.versions, key=int)]
+        return [model.versions[number].row(name, number, model.problem) for number in sorted(model.versions, key=int)]
     if model is not None and model.problem:
         return [{"name": name, "version": "", "state": State.UNAVAILABLE.value, "reason": model.problem}]
     return [{"name": name}]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
@@ -21,7 +22,7 @@ from penstock.online.repository.layout import check_name
 from penstock.online.repository.manager import Manager
 from penstock.online.repository.override import Override, read_parameters, store
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.state import State, Version
+from penstock.online.repository.state import Row, State, Version
 from penstock.online.server.metrics_page import MetricsPage, Report
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
@@ -156,7 +157,7 @@ class ControlPlane:
         """The models that this process serves because it was asked to, and what was put in their files' place."""
         return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
 
-    async def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
+    async def repository_index(self, ready: bool = False) -> list[Row]:
         """A row for every model version; only the ready ones if ``ready``."""
         if self._manager is not None:
             return await self._manager.index(is_ready=ready)
@@ -175,7 +176,7 @@ class ControlPlane:
         self._refuse_control(name)
         config, files = read_parameters(name, parameters)
         folder = str(await on_daemon_thread("store-files", partial(store, files))) if files else ""
-        await self.change_model("load", name, None if config is None else Override(config, folder))
+        await self.change_model("load", name, None if config is None else Override(config, folder, os.getpid()))
 
     async def unload(self, name: str, parameters: Settings) -> None:
         """Unload a model in all processes; what it was asked is still answered.

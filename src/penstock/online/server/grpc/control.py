@@ -147,7 +147,11 @@ class GrpcControl:
 
     async def _repository_index(self, request: Message, client: str) -> Message:
         index = await self._control.repository_index(request.ready)
-        return messages.RepositoryIndexResponse(models=[row for row in index if self._access.may(client, row["name"])])
+        known = messages.RepositoryIndexResponse.ModelIndex.DESCRIPTOR.fields_by_name
+        rows = [
+            {key: row[key] for key in row if key in known} for row in index if self._access.may(client, row["name"])
+        ]
+        return messages.RepositoryIndexResponse(models=rows)
 
     async def _load(self, request: Message, client: str) -> Message:
         await self._control.load(request.model_name, _values(request.parameters))
