@@ -9,7 +9,16 @@ import pytest
 import bundles
 import models
 from penstock.bundle.manifest import ServingConfig, Variant
-from penstock.errors import AlreadyExists, IntegrityError, InvalidModel, NotFound, PenstockError, ResourceExhausted
+from penstock.errors import (
+    AlreadyExists,
+    IntegrityError,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidModel,
+    NotFound,
+    PenstockError,
+    ResourceExhausted,
+)
 from penstock.online.repository import source as sources
 from penstock.online.repository.loader import load
 from penstock.online.repository.source import Source, Wishes, define, find
@@ -125,6 +134,24 @@ def test_a_model_in_a_process_that_is_refused_leaves_none(tmp_path: Path) -> Non
     with pytest.raises(InvalidModel, match="refuses the model"):
         load(source)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("target", ["", "m"], ids=["repository", "model"])
+def test_a_repository_given_as_a_target_is_told_where_it_belongs(tmp_path: Path, target: str) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    write(tmp_path / "m" / "1", "model")
+    with pytest.raises(InvalidArgument, match="folders of versions") as refusal:
+        define([tmp_path / target])
+    assert refusal.value.hint == f"serve the repository with --model-repository {tmp_path}"
+
+
+def test_settings_of_a_model_that_is_no_target_say_where_those_of_a_repository_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="model 'm', which is no target given by hand") as refusal:
+        define([], {"m": {"max_batch_size": 4}})
+    assert "config.pbtxt" in refusal.value.hint
+    with pytest.raises(InvalidConfig, match="model 'liner'") as refusal:
+        define([write(tmp_path)], {"liner": {"max_batch_size": 4}})
+    assert refusal.value.hint == "did you mean 'linear'?"
 
 
 def test_targets_that_cannot_be_served(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from penstock.online.server.config import ServerConfig
         ({"host": ""}, "'host' from the file is wrong"),
         ({"allow_http": False, "allow_grpc": False}, "either HTTP or gRPC has to be allowed"),
         ({"max_inflight_bytes": 1}, "'max_inflight_bytes' must be at least 'max_request_bytes'"),
+        ({"model_repository": [""]}, "'model_repository' has an empty path"),
+        ({"processes": 1025}, "'processes' from the file is wrong: Expected `int` <= 1024"),
         ({"processes": 2, "isolation": "process"}, "models cannot have processes of their own"),
         ({"processes": 2, "unix_socket": "s"}, "cannot listen on one 'unix_socket'"),
         ({"http_restricted_api": ["health:key=value"]}, "'dialects' would be a way around 'http_restricted_api'"),

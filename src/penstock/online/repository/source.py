@@ -17,7 +17,7 @@ from penstock.artifact import SUFFIXES, Artifact
 from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
 from penstock.engines.registry import engines_for, get_engine, is_available
-from penstock.errors import AlreadyExists, InvalidConfig, InvalidModel, NotFound
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.repository.auto_complete import declared_tensors
 from penstock.online.repository.backend import Backend, backend_of, engine_options
 from penstock.online.repository.config_check import parse
@@ -94,21 +94,37 @@ def define(
     """The models that ``targets``, bundles and model files given by hand, are; ``settings`` hold fields of their configurations by
     name, and name files relative to ``folder``.
 
-    Raises NotFound, AlreadyExists if two targets have one name, and InvalidConfig also for settings of a model that is none of them.
+    Raises NotFound, InvalidArgument for a repository, AlreadyExists if two targets have one name, and InvalidConfig also for settings
+    of a model that is none of them.
     """
     given = {name: parse(name, fields) for name, fields in settings.items()}
     found: dict[str, Definition] = {}
     for target in map(Path, targets):
         if not target.exists():
             raise NotFound(f"no model or bundle '{target}'", "check the path")
+        if repository := _repository_of(target):
+            raise InvalidArgument(
+                f"'{target}' is no model or bundle, but has folders of versions",
+                f"serve the repository with --model-repository {repository}",
+            )
         name = peek_name(target) if is_bundle(target) else target.stem
         if name in found:
             raise AlreadyExists(f"two targets are called '{name}'", "rename one of the files")
         found[name] = Definition(name, folder, {BY_HAND: target}, given.get(name, ModelConfig()))
     for name in given:
         if name not in found:
-            raise InvalidConfig(f"settings for model '{name}', which is not served", did_you_mean(name, found))
+            raise InvalidConfig(
+                f"settings for model '{name}', which is no target given by hand",
+                did_you_mean(name, found) if found else "what a repository holds is configured by its config.pbtxt",
+            )
     return list(found.values())
+
+
+def _repository_of(target: Path) -> Path | None:
+    """The repository that ``target`` is, or is a model of; None for anything else."""
+    if is_bundle(target):
+        return None
+    return target if any(target.glob("*/[1-9]*/")) else target.parent if any(target.glob("[1-9]*/")) else None
 
 
 def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source:

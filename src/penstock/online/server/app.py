@@ -161,7 +161,8 @@ class Application:
         self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
         self._dataplane.recorder = self._recording.requests
         models = Models(self._repository.find, self._dataplane.call)
-        limiter = RateLimiter(read_resources(config.rate_limit_resource)) if config.rate_limit != "off" else None
+        resources = read_resources(config.rate_limit_resource)
+        limiter = RateLimiter(resources) if config.rate_limit != "off" else None
         assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
         self._layout = layout
         self._manager = Manager(self._repository, assembler, layout, _wishes(config), preloaded)

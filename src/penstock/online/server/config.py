@@ -41,7 +41,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Whether gRPC is spoken."""
     allow_metrics: bool = True
     """Whether metrics are served."""
-    processes: _Count = 1
+    processes: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     """How many processes share the ports, for more than one core's worth of requests."""
     tls_certificate: str = ""
     """File with the server's certificate, and those that lead to its authority, in PEM; given, TLS is spoken for HTTP and gRPC,
@@ -176,6 +176,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
             raise ValueError("with several 'processes' models cannot have processes of their own: use 'instances'")
         if self.processes > 1 and self.unix_socket:
             raise ValueError("several 'processes' cannot listen on one 'unix_socket'")
+        if not all(self.model_repository):
+            raise ValueError("'model_repository' has an empty path")
         if self.load_models and self.model_control_mode != "explicit":
             raise ValueError("'load_models' is for 'model_control_mode' explicit")
         if self.warmup_record and not self.warmup_folder:
