@@ -16,7 +16,6 @@ from benchmarks.servers import Server, pinned, split_cores
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
 from penstock.perf.loops import Window
-from penstock.perf.tally import LoadResult
 
 _COUNT = 300
 _SETTLE_S = 2.0
@@ -55,9 +54,14 @@ def rows(server: Server, metrics: Address, count: int, idle_s: float) -> list[Ro
             name: run(closed_loop(address, [request], 1, Window(None, max_requests=200)))
             for name, (address, request) in asked.items()
         }
+    if failed := [answer.first_errors for answer in answers.values() if answer.errors]:
+        raise RuntimeError(f"index or metrics failed: {failed}")
     return [
         claim(f"start of {count} models", server.ready_s, "s", "<=", 30, note="of the process, to its line 'ready'"),
-        *(_answers(f"{name} of {count} models, p99", answer) for name, answer in answers.items()),
+        *(
+            claim(f"{name} of {count} models, p99", found.p99_ms, "ms", "<=", 100, note=f"p50 {found.p50_ms:.3g} ms")
+            for name, found in answers.items()
+        ),
         claim(f"idle with {count} models, of a core", 100 * used, "%", "<=", 1, note=f"over {idle_s:g} s"),
     ]
 
@@ -65,9 +69,3 @@ def rows(server: Server, metrics: Address, count: int, idle_s: float) -> list[Ro
 def _free_port() -> Address:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return Address("127.0.0.1", found.getsockname()[1])
-
-
-def _answers(name: str, found: LoadResult) -> Row:
-    if found.errors:
-        raise RuntimeError(f"{name}: {found.errors_by_kind} {found.first_errors}")
-    return claim(name, found.p99_ms, "ms", "<=", 100, note=f"p50 {found.p50_ms:.3g} ms")

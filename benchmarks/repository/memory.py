@@ -17,9 +17,9 @@ from benchmarks.servers import Server, split_cores
 from penstock.perf.load import run
 
 _MARKS = (20, 100, 200)
-_PROCESS_MARKS = (5, 15, 30)  # starting a process takes a second
+_PROCESS_MARKS = (5, 10, 20)  # starting a process takes a second
 _WIDTHS = (5000, 5000, 8)
-_MOST_S = 150.0
+_MOST_S = 190.0
 _SETTLE_S = 2.0  # freed memory is given back to the system once a second
 _MIB = 1 << 20
 

@@ -130,9 +130,8 @@ async def measure(
         others.append(other)
 
     end = time.monotonic() + _MOST_S
-    await window(busy=True)  # what is loaded and unloaded for the first time
-    results["busy"].clear()
-    while (len(results["busy"]) < _FEWEST or done.count < operations) and time.monotonic() < end:
+    await window(busy=True)  # what is loaded and unloaded for the first time: only its failures count
+    while (len(results["quiet"]) < _FEWEST or done.count < operations) and time.monotonic() < end:
         for busy in (False, True) if len(others) % 4 == 1 else (True, False):
             await window(busy)
     control.close()
@@ -143,28 +142,20 @@ def rows(
     results: dict[str, list[LoadResult]], others: list[LoadResult], done: Operations, capacity: float
 ) -> list[Row]:
     """What the windows say; ``capacity`` in requests per second."""
-    quiet, busy = results["quiet"], results["busy"]
-    failed = [sum(one.errors for one in some) for some in (quiet + busy, others)]
-    asked = [sum(one.requests for one in some) for some in (quiet + busy, others)]
-    kinds = {kind for some in (*quiet, *busy, *others) for kind in some.first_errors.items()}
+    windows = [*results["quiet"], *results["busy"]]
     found = []
+    for what, some in (("a model that stays", windows), ("models that change", others)):
+        kinds = {kind: one.first_errors.get(kind, "") for one in some for kind in one.errors_by_kind}
+        note = f"of {sum(one.requests for one in some):,} {kinds or ''}"
+        found.append(claim(f"failed requests to {what}", sum(one.errors for one in some), "", "<=", 0, note=note))
     for name in ("p50_ms", "p99_ms", "max_ms"):
-        over, under = ([getattr(one, name) for one in some] for some in (busy, quiet))
+        over, under = (
+            [getattr(one, name) for one in results[kind][-len(results["quiet"]) :]] for kind in ("busy", "quiet")
+        )
         figures = " : ".join(f"{statistics.median(values):.3g}" for values in (over, under))
-        value = ratio(over, under)
-        note = f"{figures} ms, medians of {len(busy)} windows"
-        title = f"{name.partition('_')[0]} while others change to that of quiet windows"
-        if name == "p99_ms":
-            found.append(claim(title, value, "×", "<=", 1.5, note=note))
-        else:
-            found.append(fact(title, value.value, "×", interval=value, note=note))
+        note = f"{figures} ms, medians of {len(over)} windows, {_SHARE * capacity:,.0f} requests/s"
+        title, value = f"{name.partition('_')[0]} while others change to that of quiet windows", ratio(over, under)
+        goal = claim(title, value, "×", "<=", 1.5, note=note)
+        found.append(goal if name == "p99_ms" else fact(title, value.value, "×", interval=value, note=note))
     times = "; ".join(f"{kind} {1e3 * statistics.median(some):.0f}" for kind, some in sorted(done.seconds.items()))
-    return [
-        claim(
-            "failed requests to a model that stays", failed[0], "", "<=", 0,
-            note=f"of {asked[0]:,}, {_SHARE * capacity:,.0f} a second",
-        ),
-        claim("failed requests to models that change", failed[1], "", "<=", 0, note=f"of {asked[1]:,} {kinds or ''}"),
-        *found,
-        fact("control operations while asked", done.count, "", note=f"median ms: {times}"),
-    ]  # fmt: skip
+    return [*found, fact("control operations while asked", done.count, "", note=f"median ms: {times}")]

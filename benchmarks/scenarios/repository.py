@@ -10,6 +10,7 @@ from benchmarks.repository.many import many
 from benchmarks.repository.memory import memory
 from benchmarks.repository.reload import reload
 from benchmarks.results import Row, skipped
+from penstock.errors import PenstockError
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "reload": reload,
@@ -25,6 +26,6 @@ def run(quick: bool) -> list[Row]:
     for name, part in PARTS.items():
         try:
             rows += part(quick)
-        except (RuntimeError, OSError) as error:
+        except (PenstockError, RuntimeError, OSError) as error:
             rows.append(skipped(name, error))
     return rows
