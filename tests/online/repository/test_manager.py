@@ -50,7 +50,7 @@ def test_load_reload_and_unload(tell: Callable[[Story], None]) -> None:
         await manager.load("m")
         assert await repository.states("m") == {"1": ("READY", "")}
         row = {"name": "m", "version": "1", "state": "READY", "reason": "", "generation": 1}
-        assert await manager.index(is_ready=True) == [row]
+        assert await manager.index() == [row, {"name": "other"}]
         first = repository.served.find("m")
         await manager.load("m")
         assert repository.served.find("m") is first, "nothing has changed"

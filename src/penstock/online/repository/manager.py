@@ -28,7 +28,7 @@ from penstock.online.repository.override import Override, discard
 from penstock.online.repository.policy import choose, count, plan
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Wishes
-from penstock.online.repository.state import Model, Row, State, Version, rows
+from penstock.online.repository.state import Model, Row, Version, rows
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Manager:
                 raise outcome
         return failures
 
-    async def index(self, *, is_ready: bool = False) -> list[Row]:
+    async def index(self) -> list[Row]:
         """The index: all models that were asked for, and the names of all others that the repositories hold."""
         names = set[str]()
         try:
@@ -114,8 +114,7 @@ class Manager:
             _log.warning("%s", error)
         for name in [name for name, model in self._models.items() if name not in names and model.is_idle]:
             del self._models[name]  # its folder is gone, and so is the model
-        found = [row for name in sorted(names | self._models.keys()) for row in rows(name, self._models.get(name))]
-        return [row for row in found if not is_ready or row.get("state") == State.READY.value]
+        return [row for name in sorted(names | self._models.keys()) for row in rows(name, self._models.get(name))]
 
     # What is asked for
 

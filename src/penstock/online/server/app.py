@@ -270,6 +270,8 @@ class Application:
                 await self._control.poll()
             except PenstockError as error:
                 _log.warning("the repositories cannot be looked at: %s", error)
+            except Exception:  # noqa: BLE001 - a bug of ours must not end it
+                _log.exception("the repositories could not be looked at")
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.set_exception_handler(LoopErrors())

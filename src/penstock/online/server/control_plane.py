@@ -38,6 +38,7 @@ _TOLD = frozenset(
         "trace_settings",
         "log_settings",
         "change_model",
+        "own_index",
         "own_models",
     }
 )
@@ -52,43 +53,28 @@ class Siblings(Protocol):
 
         Those that take too long are left out, unless ``patient``.
         """
-        ...
+        return []
 
     def keep(self, what: Any) -> None:
         """Leave something for whoever takes this process's place, and speaks for it until then."""
-        ...
+        return
 
     def inherited(self) -> Any:
         """What this process's predecessor has kept; None if there was none."""
-        ...
+        return None
 
     def kept_by_absent(self) -> list[Any]:
         """What those have kept that were left out when last something was asked."""
-        ...
+        return []
 
     def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
         """Entered by one process at a time: for changes, which so reach all of them in one order. Raises Unavailable if that takes too
         long, unless ``patient``."""
-        ...
-
-
-class Alone:
-    """No siblings."""
-
-    async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        return []
-
-    def keep(self, what: Any) -> None:
-        pass
-
-    def inherited(self) -> Any:
-        return None
-
-    def kept_by_absent(self) -> list[Any]:
-        return []
-
-    def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+
+class Alone(Siblings):
+    """No siblings."""
 
 
 class ControlPlane:
@@ -112,6 +98,8 @@ class ControlPlane:
         self._siblings = siblings
         self._metrics = metrics
         self._manager = manager
+        self._uneven: set[str] = set()
+        """Models of which the siblings may serve something else, as they could not load what is served here."""
 
     async def answer(self, what: str, arguments: list[Any]) -> Any:
         """Do what a sibling process asks for: one of the methods below, for this process alone. Raises PenstockError."""
@@ -158,15 +146,21 @@ class ControlPlane:
         return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
 
     async def repository_index(self, ready: bool = False) -> list[Row]:
-        """A row for every model version; only the ready ones if ``ready``."""
+        """A row for every model version, with what is wrong with it in whatever process; only the ready ones if ``ready``."""
+        others = await self._siblings.ask("own_index")
+        wrong = {_which(row): row for rows in others for row in rows if row.get("reason")}
+        rows = [row if row.get("reason") else wrong.get(_which(row), row) for row in await self.own_index()]
+        return [row for row in rows if not ready or row.get("state") == State.READY.value]
+
+    async def own_index(self) -> list[Row]:
+        """As ``repository_index``, of this process."""
         if self._manager is not None:
-            return await self._manager.index(is_ready=ready)
-        rows = [
+            return await self._manager.index()
+        return [
             Version(State.READY, handle=self._repository.find(name, version)).row(name, version)
             for name in self._repository.names()
             for version in self._repository.versions(name)
         ]
-        return [row for row in rows if row["state"] == "READY" or not ready]
 
     async def load(self, name: str, parameters: Settings) -> None:
         """Load a model in all processes, or have what is loaded reloaded if it has changed; returns when it is ready.
@@ -192,8 +186,9 @@ class ControlPlane:
     async def poll(self) -> None:
         """Have all processes serve what the repositories hold now. Raises NotFound if one is not there."""
         assert self._manager is not None
-        changes = await self._manager.changes()
-        work = (self.change_model("update" if is_there else "unload", name) for name, is_there in changes)
+        changes = dict(await self._manager.changes())
+        changes |= {name: True for name in self._uneven if changes.get(name, True)}
+        work = (self.change_model("update" if is_there else "unload", name) for name, is_there in changes.items())
         for outcome in await asyncio.gather(*work, return_exceptions=True):
             if outcome is not None and not isinstance(outcome, PenstockError):  # those are in the log and in the index
                 raise outcome
@@ -212,10 +207,15 @@ class ControlPlane:
         async with self._siblings.exclusive("models", patient=True):
             was_served = bool(self._repository.versions(name))
             await self._change_here(what, name, argument)
+            if what != "unload":  # also what they could not load when this process did
+                argument = (await self.own_models()).get(name)
+            self._uneven.discard(name)
             try:
                 await self._siblings.ask("change_model", what, name, argument, patient=True)
             except PenstockError:
-                if not was_served:
+                if was_served:
+                    self._uneven.add(name)
+                else:
                     await self._change_here("unload", name, None)
                     await self._siblings.ask("change_model", "unload", name, patient=True)
                 raise
@@ -344,6 +344,10 @@ class ControlPlane:
         # However long that takes: until then the client must not use the memory for anything else.
         await self._siblings.ask("regions_closed", name, is_cuda, patient=True)
         await self._shared_memory.closed(name, is_cuda)
+
+
+def _which(row: Row) -> tuple[str, str]:
+    return row["name"], row.get("version", "")
 
 
 def _counters(one: ModelStatistics) -> ModelStatistics:
