@@ -156,6 +156,21 @@ def test_an_ensemble_needs_its_parts(tmp_path: Path) -> None:
     assert finding.hint == "did you mean 'part'?"
 
 
+def test_a_version_that_is_asked_for_and_not_there_is_told(tmp_path: Path) -> None:
+    (finding,) = diagnose(put(tmp_path, "m", "version_policy { specific { versions: [1, 7] } }")).findings
+    assert "names 7, which model 'm' does not have" in finding.message
+    assert finding.hint == "known: 1"
+
+
+def test_no_copy_of_an_old_file_is_written_over(tmp_path: Path) -> None:
+    folder = put(tmp_path, "m", "name: 'a' # mine")
+    diagnose(folder).write()
+    (folder / "config.pbtxt").write_text("name: 'b'")
+    diagnose(folder).write()
+    assert (folder / "config.pbtxt.bak").read_text() == "name: 'a' # mine"
+    assert (folder / "config.pbtxt.bak1").read_text() == "name: 'b'"
+
+
 def test_a_version_is_a_number_as_the_server_takes_it(tmp_path: Path) -> None:
     folder = put(tmp_path, "m")
     (folder / "1").rename(folder / "01")

@@ -112,6 +112,18 @@ def test_names_of_models_stay_in_their_folder(tmp_path: Path) -> None:
     assert folder_of(str(tmp_path), "linear") == tmp_path / "linear"
 
 
+def test_names_whose_folder_would_be_too_long_have_folders_of_their_own(tmp_path: Path) -> None:
+    folders = {
+        folder_of(str(tmp_path), "模" * 85),
+        folder_of(str(tmp_path), "模" * 84 + "a"),
+        folder_of(str(tmp_path), "a/" + "." * 250),
+    }
+    assert len(folders) == 3
+    for folder in folders:
+        folder.mkdir()
+        assert list(read_recorded(folder, "m")) == []
+
+
 def test_a_folder_that_is_not_there_holds_nothing_and_files_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import shutil
 from collections import deque
@@ -57,12 +58,16 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return "".join(difflib.unified_diff(before, after, self.path.name, f"{self.path.name} (mended)"))
 
     def write(self) -> None:
-        """Put what is mended in the file's place, whole or not at all, and keep the old one as ``.bak``. Raises ResourceExhausted."""
+        """Put what is mended in the file's place, whole or not at all, and keep the old one as ``.bak``, ``.bak1`` …
+
+        Raises ResourceExhausted.
+        """
         target = self.path.resolve()
         partial = target.with_name(f".{target.name}.partial")
         try:
             if self.before:
-                shutil.copy2(target, target.with_name(f"{target.name}.bak"))
+                copies = (target.with_name(f"{target.name}.bak{number or ''}") for number in itertools.count())
+                shutil.copy2(target, next(copy for copy in copies if not copy.exists()))
             partial.write_text(self.mended or "", encoding="utf-8")
             os.replace(partial, target)
         except OSError as wrong:
@@ -178,6 +183,12 @@ def _source(name: str, folder: Path, given: Message) -> Source:
     versions = versions_in(folder)
     if not versions:
         raise NotFound(f"model '{name}' has no version", "put its files in a folder with a number, as '1'")
+    for number in given.version_policy.specific.versions:
+        if str(number) not in versions:
+            raise NotFound(
+                f"'version_policy.specific.versions' names {number}, which model '{name}' does not have",
+                f"known: {', '.join(versions)}",
+            )
     plain = ModelConfig()
     plain.CopyFrom(given)
     plain.ClearField("instance_group")

@@ -3,6 +3,7 @@ Open Inference Protocol, all tensors binary."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -19,6 +20,7 @@ MAX_BYTES = 64 << 20
 _HEADER = b"Inference-Header-Content-Length: "
 _MAX_HEADER = len(_HEADER) + 10
 _MAX_FILES = 1000
+_MAX_NAME = 255
 
 
 class _Size(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,8 +81,12 @@ def decode(content: bytes, model_name: str) -> InferRequest:
 
 
 def folder_of(root: str, model_name: str) -> Path:
-    """Where in ``root`` the requests of a model are, whose name may be anything."""
-    return Path(root) / quote(model_name, safe="").replace(".", "%2E")
+    """Where in ``root`` the requests of a model are, whose name may be anything; one too long for a folder ends in its digest."""
+    name = quote(model_name, safe="").replace(".", "%2E")
+    if len(name) > _MAX_NAME:
+        digest = hashlib.blake2b(model_name.encode(), digest_size=16).hexdigest()
+        name = f"{name[: _MAX_NAME - len(digest) - 1]}-{digest}"
+    return Path(root) / name
 
 
 def read_recorded(folder: Path, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
