@@ -74,10 +74,10 @@ class InProcess:
         batcher = DynamicBatcher(
             batching(described, config.max_queue), asyncio.get_running_loop(), statistics, tracer=tracer
         )
-        batcher._log = log(statistics)  # noqa: SLF001 - to measure what it costs
+        batcher._answers._log = log(statistics)  # noqa: SLF001 - to measure what it costs
         self._batcher = batcher
         check = InputCheck("m", model.signature, config.max_request_rows)
-        handle = Handle("1", described, check, batcher, [model], [Instance("m-0", model, batcher)])
+        handle = Handle("1", described, check, model.signature, batcher, [model], [Instance("m-0", model, batcher)])
         handle.start()
         self._repository = ServedModels()
         self._repository.add(handle)
