@@ -81,10 +81,10 @@ class PythonEngine:
         if typed.threads:
             os.environ.setdefault("OMP_NUM_THREADS", str(typed.threads))
         sys.modules[_TRITON_MODULE] = as_module(_TRITON_MODULE)
-        with told(file, "while it was imported", self._host.say):
+        with told(file, "while it was imported"):
             module = import_model(artifact)
         found = _find(module, typed.parameters.get(_CLASS, ""))
-        with told(file, "while it was loaded", self._host.say):
+        with told(file, "while it was loaded"):
             if isinstance(found, type) and found.__name__ == _TRITON:
                 return TritonModel.load(found, typed, folder)
             return load_simple(found, typed, Context(typed, folder, self.stages))

@@ -73,12 +73,9 @@ class Stages:
         try:
             yield
         finally:
-            self.add(name, time.perf_counter_ns() - started_ns)
-
-    def add(self, name: str, ns: int) -> None:
-        with self._lock:
-            count, total_ns = self._totals.get(name, (0, 0))
-            self._totals[name] = count + 1, total_ns + ns
+            with self._lock:
+                count, total_ns = self._totals.get(name, (0, 0))
+                self._totals[name] = count + 1, total_ns + time.perf_counter_ns() - started_ns
 
     def take(self) -> dict[str, tuple[int, int]]:
         with self._lock:

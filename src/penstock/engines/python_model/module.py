@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from penstock.artifact import Artifact
+from penstock.engines.python_model.host import here
 from penstock.errors import InvalidModel, PenstockError
 
 MODULE = "model"
-
-Say = Callable[[int, str], None]
 
 
 def import_model(artifact: Artifact) -> ModuleType:
@@ -38,19 +38,24 @@ def source_file(artifact: Artifact) -> str:
 
 
 @contextmanager
-def told(file: str, doing: str, say: Say) -> Iterator[None]:
+def told(file: str, doing: str) -> Iterator[None]:
     """Raise an InvalidModel, with the line of ``file``, for what the model's code raises in ``doing``; the log has the whole."""
     try:
         yield
     except PenstockError:
         raise
     except BaseException as error:  # an exit, a cancelled task: whatever it is, it is the model's
-        say(40, "".join(traceback.format_exception(error)).rstrip())
+        log(error)
         line = _line(error, file)
         where = f" in line {line}" if line else ""
         raise InvalidModel(
             f"{Path(file).name} failed{where} {doing}: {reason(error)}", "mend the model's code"
         ) from error
+
+
+def log(error: BaseException) -> None:
+    """Have the server's log hold what Python prints of ``error``."""
+    here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
 
 
 def reason(error: BaseException) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from penstock.engines.python_model.host import Stages, here
-from penstock.engines.python_model.module import reason
+from penstock.engines.python_model.module import log, reason
 from penstock.engines.python_model.options import PythonOptions
 from penstock.engines.python_model.tensors import check_output
 from penstock.engines.python_model.typed import by_name, is_marked, read_form
@@ -86,7 +84,7 @@ class SimpleModel:
         return outputs
 
     def _failed(self, error: BaseException) -> PenstockError:
-        here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
+        log(error)
         return PenstockError(f"the model failed: {reason(error)}")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import logging
-import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +12,8 @@ from typing import Any
 
 from penstock.engines.base import Answer
 from penstock.engines.python_model.auto_complete import completed
-from penstock.engines.python_model.host import here
 from penstock.engines.python_model.messages import InferenceRequest, InferenceResponse, ResponseSender
-from penstock.engines.python_model.module import reason
+from penstock.engines.python_model.module import log, reason
 from penstock.engines.python_model.options import PythonOptions, joined, specs_of
 from penstock.engines.python_model.tensors import check_type
 from penstock.errors import InvalidModel, PenstockError
@@ -86,7 +83,7 @@ class TritonModel:
                 self._loop = self._loop or asyncio.Runner()
                 responses = self._loop.run(_finish(responses))
         except BaseException as error:  # an exit, a cancelled task: whatever it is, it is the model's
-            here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
+            log(error)
             raise self._end(asked, reason(error)) from None
         if self.decoupled:
             if responses is not None:
@@ -104,7 +101,7 @@ class TritonModel:
             try:
                 model.finalize()
             except BaseException as error:
-                here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
+                log(error)
 
     def _stream(self, answer: Answer, number: int, response: InferenceResponse | None, final: bool) -> bool:
         return answer(number, None if response is None else self._checked(response), final)

@@ -8,7 +8,7 @@ talk both ways at once: while the model executes it may ask other models, and it
               ◀──────────────────   Answered  one answer of a decoupled model, or the question whether any is wanted
     Taken     ──────────────────▶             the tensors have been copied, so their arena is free
               ◀──────────────────   Asked     a request to another model
-    Taken, Replied … ───────────▶             its answers, each ended by the child's Received
+    Taken, Replied … ───────────▶             its answers, each followed by the child's Taken
               ◀──────────────────   Executed  the outcomes, which lie in the arena of outputs
 """
 
@@ -103,7 +103,9 @@ class Answered(msgspec.Struct, tag=True):
 
 
 class Taken(msgspec.Struct, tag=True):
-    wanted: bool
+    """The tensors of the other's last message have been copied."""
+
+    wanted: bool = True
     """Whether anybody wants more answers."""
 
 
@@ -122,10 +124,6 @@ class Replied(msgspec.Struct, tag=True):
     final: bool
     model: tuple[str, str]
     """Name and version of who answers."""
-
-
-class Received(msgspec.Struct, tag=True):
-    """Of ``Replied``: its tensors have been copied."""
 
 
 class Dropped(msgspec.Struct, tag=True):
@@ -153,7 +151,7 @@ class Measured(msgspec.Struct, tag=True):
     """Whether ``value`` is the new one, or added."""
 
 
-Replies = Taken | Asked | Replied | Received | Dropped | Said | Measured
+Replies = Taken | Asked | Replied | Dropped | Said | Measured
 Message = Load | Loaded | Run | Ran | Failed | Execute | Executed | Answered | Replies
 
 

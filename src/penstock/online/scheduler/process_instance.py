@@ -266,19 +266,17 @@ class ProcessModel(ModelProcess):
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""
-        answer = self._receive(self._call(lambda child: child.send(Run(self._inputs.write(inputs)))))
-        if isinstance(answer, Failed):
-            raise answer.error()
-        assert isinstance(answer, Ran)
-        return self._outputs.copy(answer.outputs)
-
-    def _receive(self, child: ProcessChild) -> Message:
+        child = self._call(lambda child: child.send(Run(self._inputs.write(inputs))))
         try:
-            return child.receive(self._timeout_s)
+            answer = child.receive(self._timeout_s)
         except TimeoutError:
             raise self._ended_late(child) from None
         except (EOFError, OSError):
             raise self._died(child) from None
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, Ran)
+        return self._outputs.copy(answer.outputs)
 
 
 def store_model(artifact: Artifact) -> int:

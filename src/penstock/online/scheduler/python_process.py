@@ -194,12 +194,12 @@ class Talk:
             self.executed.put(message)
         elif isinstance(message, wire.Answered):
             process.add_stages(message.stages)
-            self._to_write.put(wire.Taken(self._answer(message)))
+            self._to_write.put(wire.Taken(wanted=self._answer(message)))
         elif isinstance(message, wire.Asked):
             message.request.inputs = process.from_child.copy(message.inputs)
-            self._to_write.put(wire.Taken(True))
+            self._to_write.put(wire.Taken())
             self._ask(message)
-        elif isinstance(message, wire.Received):
+        elif isinstance(message, wire.Taken):
             self._room.release()
         elif isinstance(message, wire.Dropped):
             if (call := self._calls.pop(message.number, None)) is not None:

@@ -6,7 +6,6 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 
@@ -75,7 +74,7 @@ class Worker(Host):
         self._chores: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     def load(self, load: wire.Load, model_file: int) -> RequestModel | None:
-        """wire.Load the model and tell the parent; None if it cannot be loaded."""
+        """Load the model and tell the parent; None if it cannot be loaded."""
         self._engine = PythonEngine(self)
         try:
             loaded = self._engine.load(read_artifact(load, model_file), load.options)
@@ -129,7 +128,7 @@ class Worker(Host):
             self._chores.get()()
 
     def _execute(self, model: RequestModel, task: wire.Execute) -> wire.Executed:
-        stages, started_ns = self._engine.stages, time.perf_counter_ns()
+        stages = self._engine.stages
         outcomes: list[dict[str, Array] | PenstockError | None] = [None] * len(task.requests)
 
         def answer(number: int, outcome: dict[str, Array] | PenstockError | None, final: bool) -> bool:
@@ -139,9 +138,9 @@ class Worker(Host):
             return True
 
         try:
-            for request, slots in zip(task.requests, task.inputs, strict=True):
-                request.inputs = self._view(slots, model.decoupled)
-            stages.add("transfer_in", time.perf_counter_ns() - started_ns)
+            with stages.stage("transfer_in"):
+                for request, slots in zip(task.requests, task.inputs, strict=True):
+                    request.inputs = self._view(slots, model.decoupled)
             with stages.stage("execute"):
                 model.execute(task.requests, answer)
         except Exception as error:  # noqa: BLE001 - a model's bug costs its batch, not the process
@@ -211,7 +210,7 @@ class Worker(Host):
     def _take(self, message: wire.Replied) -> None:
         outcome = message.outcome
         outputs = self._from_parent.copy(outcome) if isinstance(outcome, list) else {}
-        self._send(wire.Received())
+        self._send(wire.Taken())
         if isinstance(outcome, Failed):
             self._end_call(message.number, outcome.error())
         elif (done := self._open.get(message.number)) is not None:
