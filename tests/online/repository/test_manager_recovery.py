@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fake_repository import Repository
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.online.repository.manager import LoadFailed
 from penstock.online.repository.override import Override, store
 from penstock.testing import DOUBLER, FakeModel
@@ -248,6 +248,16 @@ def test_an_ensemble_is_put_together_anew_if_a_part_takes_other_tensors(tell: Ca
         repository.write("part/1/model.onnx", "other tensors")
         await manager.load("part")
         assert served.find("whole") is not first
+
+    tell(story)
+
+
+def test_a_server_that_ends_loads_nothing_more(tell: Callable[[Story], None]) -> None:
+    async def story(repository: Repository) -> None:
+        repository.write("m/1/model.onnx", "one")
+        await repository.manager.close(1)
+        with pytest.raises(Unavailable, match="the server is ending"):
+            await repository.manager.load("m")
 
     tell(story)
 

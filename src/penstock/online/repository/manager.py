@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError
+from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError, Unavailable
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.assembly import Assembler
 from penstock.online.repository.definition import Definition
@@ -78,7 +78,7 @@ class Manager:
         self._leaving: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Future[Any]] = set()
         self._seen: dict[str, str] = {}
-        self._gives_back = False
+        self._gives_back = self._is_closed = False
         self._level = logging.DEBUG
         """At which success is told of: the ready line tells of what is loaded at the start."""
 
@@ -126,8 +126,11 @@ class Manager:
 
         Nothing is loaded anew that has not changed. ``is_part``: not for its own sake, but for an ensemble's; ``is_due``: nobody asks,
         so that the server counts as incomplete without it.
-        Raises PenstockError if there is no such model, and LoadFailed or InvalidConfig with what keeps it from being loaded.
+        Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with what keeps it from being loaded, and Unavailable
+        if the server is ending.
         """
+        if self._is_closed:
+            raise Unavailable(f"model '{name}' cannot be loaded: the server is ending")
         model = self._models.setdefault(name, Model(name))
         model.is_wanted = model.is_wanted or not is_part
         followers = await asyncio.shield(self._begin_load(model, override, is_due))
@@ -175,6 +178,7 @@ class Manager:
     async def close(self, timeout_s: float) -> None:
         """Begin nothing more, and wait for models that are being loaded: ending while a thread is in an engine's native code would
         abort the process. What is served stays."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         if self._loading:
