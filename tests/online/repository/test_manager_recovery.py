@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
@@ -208,6 +209,28 @@ def test_ensembles_that_go_with_a_part_come_back_with_it(tell: Callable[[Story],
         await manager.unload("other")
         await manager.load("b")
         assert set(served.names()) == {"a", "b", "both", "outer"}, "'other' is no longer asked for"
+
+    tell(story)
+
+
+def test_an_ensemble_that_goes_with_a_part_keeps_the_files_that_a_client_sent(tell: Callable[[Story], None]) -> None:
+    async def story(repository: Repository) -> None:
+        manager = repository.manager
+        repository.write("part/1/model.onnx", "one")
+        step = {"model_name": "part", "model_version": -1, "input_map": {"x": "x"}, "output_map": {"y": "y"}}
+        config = {"platform": "ensemble", "ensemble_scheduling": {"step": [step]}}
+        for field, name in (("input", "x"), ("output", "y")):
+            config[field] = [{"name": name, "data_type": "TYPE_FP32", "dims": [1]}]
+        given = Override(json.dumps(config), str(store({"1/note.txt": b"x"})), os.getpid())
+        await manager.load("whole", given)
+        await manager.unload("part")
+        assert not manager.is_complete, "in mode 'poll' it should be served"
+        await repository.settled()
+        await manager.load("part")
+        assert set(repository.served.names()) == {"part", "whole"}
+        assert manager.is_complete
+        await manager.unload("whole")
+        await repository.until(lambda: not Path(given.folder).exists())
 
     tell(story)
 

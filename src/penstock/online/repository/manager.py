@@ -126,8 +126,8 @@ class Manager:
 
         Nothing is loaded anew that has not changed. ``is_part``: not for its own sake, but for an ensemble's; ``is_due``: nobody asks,
         so that the server counts as incomplete without it.
-        Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with what keeps it from being loaded, and Unavailable
-        if the server is ending.
+        Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with what keeps it from being loaded, and
+        Unavailable if the server is ending.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is ending")
@@ -407,8 +407,11 @@ class Manager:
                 if user.served:
                     self._leave_all(user)
                     user.problem = f"it needs '{model.name}', which is not served"
+                    if not self.is_explicit:
+                        self._missing.add(user.name)
             self._leave_all(model)
             model.forget()
+            self._clear_up(model)
             self._missing.discard(model.name)
             _log.info("model '%s', generation %d is unloaded", model.name, model.generation)
         for part in parts if with_parts else ():
@@ -426,7 +429,6 @@ class Manager:
     def _leave_all(self, model: Model) -> None:
         for number in model.served:
             self._leave(model, number)
-        self._clear_up(model)
 
     def _leave(self, model: Model, number: str) -> None:
         """Serve a version no more."""
@@ -462,6 +464,7 @@ class Manager:
     def _clear_up(self, model: Model) -> None:
         """Remove the files of overrides that nothing is served from, once nothing that was uses them."""
         used = {definition.folder for definition in model.served.values()}
+        used |= {Path(model.override.folder)} if model.override else set()
         unused = [one for one in model.overrides if Path(one.folder) not in used]
         model.overrides = [one for one in model.overrides if one not in unused]
         own = [one for one in unused if one.owner == os.getpid()]

@@ -158,8 +158,8 @@ class Model:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is served of it and nothing done."""
-        return not self.pending and not self.leaving and not self.served
+        """Whether nothing is served of it and nothing done, nor anything kept to serve it again by."""
+        return not self.pending and not self.leaving and not self.served and self.override is None
 
     def forget(self) -> None:
         """It is as if nobody had asked for it."""
