@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engines.base import LoadedModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.config_check import parse
 from penstock.online.repository.handle import Handle
@@ -18,7 +18,7 @@ from penstock.telemetry.statistics import ModelStatistics
 
 
 def make_handle(
-    model: LoadedModel | StreamingModel,
+    model: LoadedModel | RequestModel,
     name: str = "m",
     version: str = "1",
     *,
@@ -28,7 +28,7 @@ def make_handle(
     settings: Mapping[str, Any] | None = None,
 ) -> Handle:
     """A handle on ``model``, not started; ``settings`` are those of its configuration. Needs a running event loop."""
-    given, decoupled = parse(name, settings or {}), isinstance(model, StreamingModel)
+    given, decoupled = parse(name, settings or {}), isinstance(model, RequestModel) and model.decoupled
     config = complete(given, name, "fake", model.signature, max_batch, instances, decoupled=decoupled)
     batcher = DynamicBatcher(
         batching(config, max_queue), asyncio.get_running_loop(), ModelStatistics(name=name, version=version)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Engine, LoadedModel, StreamingModel
+from penstock.engines.base import Engine, LoadedModel, RequestModel
 from penstock.errors import Unavailable
+from penstock.request import InferRequest
 from penstock.tensor import DataType
 from penstock.testing import FakeEngine, FakeStreamingModel, assert_tensors_close
 
@@ -58,13 +61,20 @@ def test_differences_are_told(actual: dict[str, np.ndarray], message: str) -> No
 
 
 def test_the_fake_decoupled_model_answers_row_by_row_and_counts_what_ended() -> None:
-    model: StreamingModel = FakeStreamingModel()
-    assert isinstance(model, StreamingModel)
-    assert not isinstance(FakeEngine().load(_ARTIFACT, {}), StreamingModel)
-    answers = [answer["y"].tolist() for answer in model.stream({"x": np.array([[1, 2], [3, 4]], np.float32)})]
-    assert answers == [[[2, 4]], [[6, 8]]]
+    model: RequestModel = FakeStreamingModel()
+    assert isinstance(model, RequestModel)
+    assert not isinstance(FakeEngine().load(_ARTIFACT, {}), RequestModel)
+    answers: list[Any] = []
+
+    def answer(number: int, outcome: Any, final: bool) -> bool:
+        answers.append(outcome and outcome["y"].tolist())
+        return True
+
+    request = InferRequest("m", {"x": np.array([[1, 2], [3, 4]], np.float32)})
+    model.execute([request], answer)
+    assert answers == [[[2, 4]], [[6, 8]], None]
     assert isinstance(model, FakeStreamingModel)
     assert (len(model.calls), model.closed) == (1, 1)
     model.unload()
     with pytest.raises(Unavailable):
-        next(model.stream({}))
+        model.execute([request], answer)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.artifact import Artifact, Format
+from penstock.engines.base import Answer
 from penstock.errors import Unavailable
+from penstock.request import InferRequest
 from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
@@ -60,25 +62,30 @@ def repeat(inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
 
 
 class FakeStreamingModel:
-    """A decoupled model that runs ``stream``; ``calls`` holds the inputs of every call, ``closed`` counts the iterators that ended,
-    be it by themselves or before their time."""
+    """A decoupled ``RequestModel`` that runs ``stream``; ``calls`` holds the inputs of every call, ``closed`` counts the iterators
+    that ended, be it by themselves or before their time."""
+
+    reentrant, decoupled, max_batch = False, True, None
 
     def __init__(self, signature: Signature = DOUBLER, stream: Stream = repeat) -> None:
         self.signature = signature
-        self.reentrant = False
         self.calls: list[dict[str, Array]] = []
         self.closed = 0
         self.loaded = True
         self._stream = stream
 
-    def stream(self, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
         if not self.loaded:
             raise Unavailable("the model has been unloaded")
-        self.calls.append(dict(inputs))
+        (request,) = requests
+        self.calls.append(dict(request.inputs))
         try:
-            yield from self._stream(inputs)
+            for outputs in self._stream(request.inputs):
+                if not answer(0, outputs, False):
+                    break
         finally:
             self.closed += 1
+        answer(0, None, True)
 
     def unload(self) -> None:
         self.loaded = False

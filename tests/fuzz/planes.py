@@ -7,7 +7,6 @@ from collections.abc import Hashable
 import msgspec
 import numpy as np
 
-from penstock.engines.base import LoadedModel, StreamingModel
 from penstock.errors import Cancelled, PenstockError, Unavailable
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.config_check import parse
@@ -90,11 +89,11 @@ class Planes:
         assert not self.service._streams, "a stream is still remembered"
 
     def _handle(self, loop: FastLoop, name: str, model: FakeModel | FakeStreamingModel) -> Handle:
-        decoupled = isinstance(model, StreamingModel)
+        decoupled = isinstance(model, FakeStreamingModel)
         config = complete(parse(name, {}), name, "fake", model.signature, 8, 1, decoupled=decoupled)
         scheduler = Scheduler(loop, model, batching(config, 4096), ModelStatistics(name=name, version="1"))
         self.schedulers.append(scheduler)
-        return Handle("1", config, InputCheck(name, model.signature, 8), scheduler, [model], [])  # type: ignore[arg-type]
+        return Handle("1", config, InputCheck(name, model.signature, 8), model.signature, scheduler, [model])  # type: ignore[arg-type]
 
 
 class Asked(msgspec.Struct, eq=False):
@@ -120,7 +119,7 @@ class Scheduler:
     def __init__(
         self,
         loop: FastLoop,
-        model: LoadedModel | StreamingModel,
+        model: FakeModel | FakeStreamingModel,
         config: BatchingConfig,
         statistics: ModelStatistics,
     ) -> None:
@@ -160,7 +159,7 @@ class Scheduler:
                 asked.end(InferResponse(name, version, outputs, request.id, final=False))
             asked.end(InferResponse(name, version, {}, request.id))
         else:
-            outputs = self._model._forward(request.inputs)  # type: ignore[attr-defined]
+            outputs = self._model._forward(request.inputs)
             wanted = {one: outputs[one] for one in request.outputs} if request.outputs else outputs
             asked.end(InferResponse(name, version, wanted, request.id))
 

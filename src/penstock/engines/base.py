@@ -7,7 +7,7 @@ A ``LoadedModel`` exists only loaded, so there is no state in which ``forward`` 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -68,30 +68,6 @@ class LoadedModel(Protocol):
 
     def unload(self) -> None:
         """Give the memory back. Idempotent; ``forward`` must not be running, and raises Unavailable afterwards."""
-        ...
-
-
-@runtime_checkable
-class StreamingModel(Protocol):
-    """A decoupled model in memory: it gives any number of answers, also none, to one request."""
-
-    @property
-    def signature(self) -> Signature: ...
-
-    @property
-    def reentrant(self) -> bool:
-        """Whether several threads may run streams at once."""
-        ...
-
-    def stream(self, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """The answers to one request, each made when it is asked for. ``inputs`` are borrowed until the iterator ends or is closed.
-
-        If the iterator has ``close``, it is called when no more answers are wanted. Raises PenstockError, also between answers.
-        """
-        ...
-
-    def unload(self) -> None:
-        """As of a LoadedModel."""
         ...
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel
 from penstock.online.repository.auto_complete import complete
 from penstock.online.repository.source import Source
 from penstock.protocol.messages import Message
 from penstock.tensor import Signature, TensorSpec
 
-Model = LoadedModel | StreamingModel | RequestModel
+Model = LoadedModel | RequestModel
 
 
 def effective_config(source: Source, models: Sequence[Model], rows: int | None) -> Message:
@@ -24,7 +24,7 @@ def effective_config(source: Source, models: Sequence[Model], rows: int | None) 
         signature_of(model, source.given),
         rows,
         len(models),
-        decoupled=isinstance(model, StreamingModel) or (isinstance(model, RequestModel) and model.decoupled),
+        decoupled=isinstance(model, RequestModel) and model.decoupled,
         backend=source.backend.name,
         filename=source.backend.filename,
     )

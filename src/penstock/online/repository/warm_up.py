@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import PenstockError
 from penstock.online.repository.effective import Model, effective_config
 from penstock.online.repository.recorded_requests import read_recorded
@@ -54,7 +54,7 @@ def _rows(source: Source, model: Model) -> int:
     # The user has said how many rows are merged, so nothing has to be found out.
     is_said = given.HasField("max_batch_size")
     is_described = is_said and given.model_warmup
-    if isinstance(model, StreamingModel) or is_made or is_described or given.HasField("sequence_batching"):
+    if is_made or is_described or given.HasField("sequence_batching"):
         return source.max_batch if model.signature.batchable else 0
     return source.max_batch if warm_up(model, source.max_batch, source.name, is_said=is_said) else 0
 

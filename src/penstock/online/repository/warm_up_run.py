@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.engines.base import RequestModel, StreamingModel
+from penstock.engines.base import RequestModel
 from penstock.errors import DeadlineExceeded, PenstockError
 from penstock.online.repository.auto_complete import made_inputs
 from penstock.online.repository.effective import Model, signature_of
@@ -62,11 +62,7 @@ class Runner:
                 _execute(model, part)
             return
         for inputs in given:
-            if isinstance(model, StreamingModel):
-                for _ in model.stream(inputs):
-                    pass
-            else:
-                model.forward(inputs)
+            model.forward(inputs)
 
     def cancel(self, pending: Pending) -> None:
         """Nobody waits for an answer."""

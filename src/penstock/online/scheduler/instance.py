@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
-from penstock.engines.base import LoadedModel, RequestModel, StreamingModel
+from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import PenstockError
 from penstock.online.scheduler.base import BatchSource
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.rate_limiter import Gate
-from penstock.online.scheduler.request_runs import Stream, run_requests
+from penstock.online.scheduler.request_runs import run_requests
 from penstock.telemetry.statistics import BatchTimes, Reason
 from penstock.tensor import Array
 
@@ -31,7 +31,7 @@ class Instance:
     def __init__(
         self,
         name: str,
-        model: LoadedModel | StreamingModel | RequestModel,
+        model: LoadedModel | RequestModel,
         source: BatchSource,
         gate: Gate | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class Instance:
         model = self.model
         if self._gate is not None:
             self._gate.open()
-        elif not isinstance(model, StreamingModel | RequestModel) and self._is_predictable(model):
+        elif not isinstance(model, RequestModel) and self._is_predictable(model):
             self._run_here = partial(self._compute, model)
             self._source.may_run_here(self._run_here)
         self._thread.start()
@@ -71,10 +71,7 @@ class Instance:
     def _work(self) -> None:
         # Asked once: looking through a protocol's members takes longer than all else that is done here for a batch.
         model = self.model
-        if isinstance(model, StreamingModel):
-            while (batch := self._source.take(self._gate)) is not None:
-                self._stream(model, batch)
-        elif isinstance(model, RequestModel):
+        if isinstance(model, RequestModel):
             while (batch := self._source.take(self._gate)) is not None:
                 run_requests(model, batch, self._source, self._explain)
         else:
@@ -110,29 +107,6 @@ class Instance:
             return parts, times
         except Exception as error:  # noqa: BLE001 - an engine's bug must not end the thread that others wait for
             return self._explain(error), times
-
-    def _stream(self, model: StreamingModel, batch: Batch) -> None:
-        """Pass on one answer after the other until the model has no more, or the request is cancelled."""
-        stream = Stream(self._source, batch)
-        answers: Iterator[dict[str, Array]] = iter(())
-        error: PenstockError | None = None
-        try:
-            answers = model.stream(self._layout.gather(batch.requests))
-            for outputs in answers:
-                if not stream.answer(0, outputs, False):
-                    break
-        except Exception as reason:  # noqa: BLE001 - as above
-            error = self._explain(reason)
-        finally:
-            self._close(answers)
-        stream.answer(0, error, True)
-
-    def _close(self, answers: Iterator[dict[str, Array]]) -> None:
-        """Let a generator that was not run to its end clean up."""
-        try:
-            getattr(answers, "close", lambda: None)()
-        except Exception:  # noqa: BLE001 - as above
-            _log.exception("instance %s failed to end a stream", self._thread.name)
 
     def _explain(self, error: Exception) -> PenstockError:
         if isinstance(error, PenstockError):

@@ -1,4 +1,4 @@
-"""Running models that are given requests one by one, and those that give any number of answers to one."""
+"""Running a ``RequestModel``: requests go to it one by one, and come back one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Outcome = dict[str, Array] | PenstockError | None
 
 def run_requests(model: RequestModel, batch: Batch, source: BatchSource, explain: Explain) -> None:
     """Have ``batch`` answered; a decoupled model may go on after this has returned."""
-    answers = Stream(source, batch) if model.decoupled else _Answers(source, batch)
+    answers = _Stream(source, batch) if model.decoupled else _Answers(source, batch)
     failed = None
     try:
         model.execute([_given(source.layout, pending) for pending in batch.requests], answers.answer)
@@ -68,7 +68,7 @@ class _Answers:
             self._source.finish(_part(self._batch, answered), outputs, times)
 
 
-class Stream:
+class _Stream:
     """The answers to the one request of ``batch``; ``answer`` may be called on any thread."""
 
     def __init__(self, source: BatchSource, batch: Batch) -> None:
