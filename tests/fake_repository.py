@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from penstock.tensor import Array
 from penstock.testing import DOUBLER, FakeModel, double
 
 PATIENCE_S = 20
+_STEP = 'step {{ model_name: "{}" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }}'
 
 
 class FakeLoads:
@@ -109,6 +110,12 @@ class Repository:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).write_text(text)
 
+    def write_ensemble(self, name: str, *parts: str) -> None:
+        tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+        steps = " ".join(map(_STEP.format, parts))
+        self.write(f"{name}/config.pbtxt", f'platform: "ensemble" {tensors} ensemble_scheduling {{ {steps} }}')
+        (self.root / name / "1").mkdir(exist_ok=True)
+
     async def states(self, name: str) -> dict[str, tuple[str, str]]:
         rows = [row for row in await self.manager.index() if row["name"] == name]
         return {row.get("version", ""): (row.get("state", ""), row.get("reason", "")) for row in rows}
@@ -131,3 +138,16 @@ class Repository:
         answer = await outcome
         assert isinstance(answer, InferResponse), answer
         return answer
+
+
+Story = Callable[[Repository], Coroutine[Any, Any, None]]
+
+
+def run_story(root: Path, story: Story) -> None:
+    """Have ``story`` told of a repository at ``root``; at its end nothing may be left in memory."""
+
+    async def main() -> None:
+        async with Repository(root) as repository:
+            await story(repository)
+
+    asyncio.run(main())

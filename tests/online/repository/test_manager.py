@@ -8,14 +8,14 @@ import random
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fake_repository import PATIENCE_S, Repository
+from fake_repository import PATIENCE_S, Repository, Story, run_story
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError
 from penstock.online.repository.manager import LoadFailed
 from penstock.online.repository.override import Override, store
@@ -23,22 +23,10 @@ from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.tensor import Array
 from penstock.testing import FakeModel, double
 
-_STEP = 'step {{ model_name: "{}" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }}'
-
-
-Story = Callable[[Repository], Coroutine[Any, Any, None]]
-
 
 @pytest.fixture
 def tell(tmp_path: Path) -> Callable[[Story], None]:
-    def run(story: Story) -> None:
-        async def main() -> None:
-            async with Repository(tmp_path) as repository:
-                await story(repository)
-
-        asyncio.run(main())
-
-    return run
+    return partial(run_story, tmp_path)
 
 
 def test_load_reload_and_unload(tell: Callable[[Story], None]) -> None:
@@ -299,13 +287,6 @@ def test_what_is_put_in_place_of_the_files_stays_until_they_change_or_the_model_
     tell(story)
 
 
-def ensemble(repository: Repository, name: str, *parts: str) -> None:
-    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
-    steps = " ".join(map(_STEP.format, parts))
-    repository.write(f"{name}/config.pbtxt", f'platform: "ensemble" {tensors} ensemble_scheduling {{ {steps} }}')
-    (repository.root / name / "1").mkdir(exist_ok=True)
-
-
 def test_the_parts_of_an_ensemble_come_first_and_those_that_came_along_may_go_with_it(
     tell: Callable[[Story], None],
 ) -> None:
@@ -313,8 +294,8 @@ def test_the_parts_of_an_ensemble_come_first_and_those_that_came_along_may_go_wi
         manager, served = repository.manager, repository.served
         for name in ("a", "b"):
             repository.write(f"{name}/1/model.onnx", name)
-        ensemble(repository, "both", "a", "b")
-        ensemble(repository, "outer", "both")
+        repository.write_ensemble("both", "a", "b")
+        repository.write_ensemble("outer", "both")
         await manager.load("a")
         await manager.load("outer")
         assert served.names() == ["a", "b", "both", "outer"]
@@ -333,7 +314,7 @@ def test_ensembles_that_need_themselves_or_what_cannot_be_loaded(tell: Callable[
     async def story(repository: Repository) -> None:
         manager = repository.manager
         for name, part in (("self", "self"), ("a", "b"), ("b", "a"), ("lonely", "absent")):
-            ensemble(repository, name, part)
+            repository.write_ensemble(name, part)
         outcomes = await asyncio.gather(*map(manager.load, ("self", "a", "b", "lonely")), return_exceptions=True)
         assert all(isinstance(outcome, InvalidConfig) for outcome in outcomes), outcomes
         assert "is the ensemble itself" in str(outcomes[0])
@@ -381,7 +362,7 @@ def test_a_poll_sees_changes_once_they_are_quiet(tell: Callable[[Story], None]) 
 def test_a_part_that_is_mended_brings_its_ensemble_back(tell: Callable[[Story], None]) -> None:
     async def story(repository: Repository) -> None:
         manager = repository.manager
-        ensemble(repository, "whole", "part")
+        repository.write_ensemble("whole", "part")
         repository.write("part/1/model.onnx", "broken")
         assert set(await manager.start({"whole": None, "part": None}, 1, 2)) == {"whole", "part"}
         assert not manager.is_complete

@@ -7,41 +7,24 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from fake_repository import Repository
+from fake_repository import Repository, Story, run_story
 from penstock.errors import PenstockError, Unavailable
+from penstock.online.repository import manager as module
 from penstock.online.repository.manager import LoadFailed
 from penstock.online.repository.override import Override, store
 from penstock.testing import DOUBLER, FakeModel
 
-_TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
-_STEP = 'step {{ model_name: "{}" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }}'
-
-Story = Callable[[Repository], Coroutine[Any, Any, None]]
-
 
 @pytest.fixture
 def tell(tmp_path: Path) -> Callable[[Story], None]:
-    def run(story: Story) -> None:
-        async def main() -> None:
-            async with Repository(tmp_path) as repository:
-                await story(repository)
-
-        asyncio.run(main())
-
-    return run
-
-
-def ensemble(repository: Repository, name: str, *parts: str) -> None:
-    steps = " ".join(map(_STEP.format, parts))
-    repository.write(f"{name}/config.pbtxt", f'platform: "ensemble" {_TENSORS} ensemble_scheduling {{ {steps} }}')
-    (repository.root / name / "1").mkdir(exist_ok=True)
+    return partial(run_story, tmp_path)
 
 
 async def poll(repository: Repository) -> list[tuple[str, bool]]:
@@ -192,9 +175,9 @@ def test_ensembles_that_go_with_a_part_come_back_with_it(tell: Callable[[Story],
         manager, served = repository.manager, repository.served
         for name in ("a", "b"):
             repository.write(f"{name}/1/model.onnx", name)
-        ensemble(repository, "both", "a", "b")
-        ensemble(repository, "outer", "both")
-        ensemble(repository, "other", "b")
+        repository.write_ensemble("both", "a", "b")
+        repository.write_ensemble("outer", "both")
+        repository.write_ensemble("other", "b")
         await manager.load("outer")
         await manager.load("other")
         await manager.unload("b")
@@ -240,7 +223,7 @@ def test_an_ensemble_is_never_served_without_its_parts(tell: Callable[[Story], N
         manager, loads = repository.manager, repository.loads
         for name in ("a", "b"):
             repository.write(f"{name}/1/model.onnx", name)
-        ensemble(repository, "whole", "a", "b")
+        repository.write_ensemble("whole", "a", "b")
         gate = loads.gates["b/1"] = threading.Event()
         whole = asyncio.ensure_future(manager.load("whole"))
         await repository.until(lambda: "b/1" in loads.begun)
@@ -259,7 +242,7 @@ def test_an_ensemble_is_put_together_anew_if_a_part_takes_other_tensors(tell: Ca
     async def story(repository: Repository) -> None:
         manager, served = repository.manager, repository.served
         repository.write("part/1/model.onnx", "one")
-        ensemble(repository, "whole", "part")
+        repository.write_ensemble("whole", "part")
         await manager.load("whole")
         first = served.find("whole")
         repository.write("part/1/model.onnx", "other weights")
@@ -271,6 +254,24 @@ def test_an_ensemble_is_put_together_anew_if_a_part_takes_other_tensors(tell: Ca
         repository.write("part/1/model.onnx", "other tensors")
         await manager.load("part")
         assert served.find("whole") is not first
+
+    tell(story)
+
+
+def test_a_system_without_a_thread_to_spare_costs_no_seat(
+    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, work: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story(repository: Repository) -> None:
+        repository.write("m/1/model.onnx", "one")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "on_daemon_thread", refuse)
+            for _ in range(3):
+                with pytest.raises(PenstockError, match="no thread to load a model on"):
+                    await repository.manager.load("m")
+        await repository.manager.load("m")
 
     tell(story)
 

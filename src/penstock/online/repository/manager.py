@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError, ResourceExhausted, Unavailable
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.assembly import Assembler
 from penstock.online.repository.definition import Definition
@@ -223,7 +223,13 @@ class Manager:
         """``work()`` on a thread, as soon as there is a seat for it, which it keeps to its end even if nobody waits any more."""
         seats = self._seats
         await seats.acquire()
-        future = on_daemon_thread(name, work)
+        try:
+            future = on_daemon_thread(name, work)
+        except RuntimeError as error:  # the system has no thread left
+            seats.release()
+            raise ResourceExhausted(
+                f"there is no thread to load a model on: {error}", "raise the limit of tasks"
+            ) from None
         self._loading.add(future)
         future.add_done_callback(lambda _: seats.release())
         try:
