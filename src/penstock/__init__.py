@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from penstock.offline.build import BuildResult, Recipe, build
     from penstock.offline.tune.contract import Contract
     from penstock.runtime import Model, open
+
+# ONNX Runtime looks at it while it is imported, and otherwise leaves a file of its telemetry among the temporary ones.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "BuildResult",

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +122,10 @@ def test_inputs_with_a_value_of_the_models_own_need_not_be_given(datatype: DataT
     other = np.array([b"other" if datatype is DataType.BYTES else 5], datatype.dtype)
     assert model.forward({"x": other})["z"] == value
     assert model.forward({"x": value, "w": other})["z"] == other
+
+
+def test_the_engine_leaves_no_file_of_its_telemetry(tmp_path: Path) -> None:
+    loads = "from penstock.engines.registry import get_engine; get_engine('onnxruntime')"
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    subprocess.run([sys.executable, "-c", loads], env=environment | {"TMPDIR": str(tmp_path)}, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []

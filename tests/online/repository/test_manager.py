@@ -100,17 +100,23 @@ def test_what_cannot_be_loaded(tell: Callable[[Story], None]) -> None:
             InvalidConfig, match="at least one version must be available under the version policy of model 'empty'"
         ):
             await manager.load("empty")
+        for number in ("0", "01", "9223372036854775808"):
+            repository.write(f"empty/{number}/model.onnx", "one")
+        with pytest.raises(InvalidConfig, match="at least one version") as refused:
+            await manager.load("empty")
+        assert refused.value.hint.endswith("into a folder called '1', not '0', '01', '9223372036854775808'")
         repository.write("m/1/model.onnx", "broken")
         repository.write("m/config.pbtxt", "version_policy { specific { versions: [1, 3] } }")
         with pytest.raises(
-            LoadFailed, match="version 3 is at UNAVAILABLE state: it is not in the repository; version 1 is at"
+            LoadFailed,
+            match="version 3 is at UNAVAILABLE state: version 3 of model 'm' is not in the repository; version 1 is at",
         ) as caught:
             await manager.load("m")
         assert isinstance(caught.value, InvalidArgument)
         states = await repository.states("m")
         assert states == {
             "1": ("UNAVAILABLE", "the file says broken"),
-            "3": ("UNAVAILABLE", "it is not in the repository"),
+            "3": ("UNAVAILABLE", "version 3 of model 'm' is not in the repository (there: 1)"),
         }
         assert (await repository.states("empty"))[""][0] == "UNAVAILABLE"
 

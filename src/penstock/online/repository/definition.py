@@ -29,6 +29,8 @@ class Definition(msgspec.Struct, frozen=True):
     """Changes whenever any of the model's files does, in a repository or not."""
     written_in: str = ""
     """The file that ``given`` was read from, as errors name it; empty if it was none."""
+    no_versions: str = ""
+    """Folders that are called by numbers which no version can have, as errors name them."""
 
     @property
     def is_ensemble(self) -> bool:

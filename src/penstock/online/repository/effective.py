@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.engines.base import LoadedModel, RequestModel
+from penstock.errors import InvalidConfig
 from penstock.online.repository.auto_complete import complete
+from penstock.online.repository.config_rules import prefix
 from penstock.online.repository.source import Source
 from penstock.protocol.messages import Message
 from penstock.tensor import Signature, TensorSpec
@@ -17,6 +19,12 @@ def effective_config(source: Source, models: Sequence[Model], rows: int | None) 
     """That of ``source``, loaded as ``models``, one for each instance; ``rows`` as of ``complete``. Raises InvalidConfig if it
     contradicts the model."""
     model = models[0]
+    for tensor in source.given.input if not isinstance(model, RequestModel) else ():
+        if tensor.optional and tensor.name in model.signature.input_names:
+            raise InvalidConfig(
+                f"{prefix(source.name, '')}input '{tensor.name}' cannot be 'optional': the model needs it",
+                "leave that out, or export the model with a default for it",
+            )
     return complete(
         source.given,
         source.name,

@@ -6,11 +6,12 @@ a thread.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,8 +26,10 @@ from penstock.protocol.messages import Message
 _log = logging.getLogger(__name__)
 
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
+_MAX_VERSION = (1 << 63) - 1
 _BAD_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_NAME = 255
+_MAX_SHOWN = 24
 _MAX_FILES = 10_000
 _MAX_DEPTH = 16
 _CONFIGS = "configs"
@@ -90,7 +93,7 @@ class Layout(msgspec.Struct, frozen=True):
         if isinstance(found, PenstockError):
             raise found
         if found is None and not (override and override.folder):
-            raise NotFound(f"there is no model '{name}'")
+            raise absent(name, self.models())
         if name in self.by_hand:
             return self._by_hand(name, override)
         folder = Path(override.folder) if override and override.folder else found
@@ -115,6 +118,7 @@ class Layout(msgspec.Struct, frozen=True):
             written_in=where if given.ListFields() else "",
             fingerprints=fingerprints,
             fingerprint=_digest(lines) if folder == found else self.fingerprint(name),
+            no_versions=_no_versions(folder),
         )
 
     def _by_hand(self, name: str, override: Override | None) -> Definition:
@@ -150,6 +154,12 @@ class Layout(msgspec.Struct, frozen=True):
             return error.message
 
 
+def absent(name: str, known: Collection[str]) -> NotFound:
+    """``name`` is none of the models that are ``known``."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return NotFound(f"the repositories hold no model '{name}'", f"did you mean '{near[0]}'?" if near else "")
+
+
 def check_name(name: str) -> None:
     """Raises InvalidArgument if ``name`` cannot be a model's, whatever a repository holds."""
     parts = name.split("/", 1)
@@ -174,7 +184,16 @@ def _shown(name: str) -> str:
 
 def versions_in(folder: Path) -> list[str]:
     """Those of the model in ``folder``, by rising number. Raises NotFound if it cannot be read."""
-    return sorted((one.name for one in _entries(folder) if _VERSION.fullmatch(one.name) and _is_folder(one)), key=int)
+    return sorted((one.name for one in _entries(folder) if _is_version(one.name) and _is_folder(one)), key=int)
+
+
+def _no_versions(folder: Path) -> str:
+    numbers = [one.name[:_MAX_SHOWN] for one in _entries(folder) if one.name.isdecimal() and not _is_version(one.name)]
+    return ", ".join(f"'{number}'" for number in numbers[:3])
+
+
+def _is_version(name: str) -> bool:
+    return _VERSION.fullmatch(name) is not None and int(name) <= _MAX_VERSION
 
 
 def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:

@@ -301,7 +301,7 @@ class Manager:
         try:
             definition, used = await self._on_thread(f"read-{name}", read)
         except NotFound as error:
-            raise PenstockError(f"failed to load '{name}', failed to poll from model repository", error.hint) from None
+            raise PenstockError(f"failed to load '{name}', failed to poll from model repository", str(error)) from None
         except PenstockError as error:
             model.problem = str(error)
             _log.error("model '%s' is not what it should be: %s", name, error)
@@ -335,14 +335,14 @@ class Manager:
         if not chosen and not missing:
             raise InvalidConfig(
                 f"at least one version must be available under the version policy of model '{model.name}'",
-                "put the model's files into a folder called '1'",
+                f"put the model's files into a folder called '1'{definition.no_versions and ', not '}{definition.no_versions}",
             )
         steps = plan(model.served, definition, chosen)
         if model.is_stale:
             steps, model.is_stale = steps._replace(load=chosen), False
-        failures: dict[str, PenstockError] = {one: NotFound("it is not in the repository") for one in missing}
+        failures: dict[str, PenstockError] = {one: _absent(definition, one) for one in missing}
         for number in missing:
-            model.versions.setdefault(number, Version()).fail("it is not in the repository")
+            model.versions.setdefault(number, Version()).fail(str(failures[number]))
         outcomes = await asyncio.gather(*(self._load_version(model, definition, number) for number in steps.load))
         failures |= {number: error for number, error in zip(steps.load, outcomes, strict=True) if error is not None}
         for number in steps.resize:
@@ -484,3 +484,10 @@ class Manager:
             task = asyncio.create_task(clear([*model.leaving]))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
+
+
+def _absent(definition: Definition, version: str) -> NotFound:
+    return NotFound(
+        f"version {version} of model '{definition.name}' is not in the repository",
+        f"there: {', '.join(definition.versions)}" if definition.versions else "",
+    )

@@ -28,7 +28,7 @@ from penstock.clock import SystemClock
 from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidModel, PenstockError, Unavailable
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.assembly import Assembler, Limits
-from penstock.online.repository.layout import Layout
+from penstock.online.repository.layout import Layout, absent
 from penstock.online.repository.loader import Preloaded, preload
 from penstock.online.repository.manager import LoadFailed, Manager
 from penstock.online.repository.memory import share_arenas
@@ -127,10 +127,13 @@ def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready]
 
 
 def _at_start(config: ServerConfig, layout: Layout) -> list[str]:
-    """The models to load without being asked. Raises NotFound if a repository is not there."""
+    """The models to load without being asked. Raises NotFound if a repository is not there, or a model without which it ends."""
+    known = layout.models()
     if config.model_control_mode != "explicit" or "*" in config.load_models:
-        return list(layout.models())
-    layout.models()
+        return list(known)
+    for name in config.load_models if config.exit_on_error else ():
+        if name not in known:
+            raise absent(name, known)
     return [*layout.by_hand, *config.load_models]
 
 

@@ -1,0 +1,50 @@
+"""What keeps a server from starting on a repository is told by name, with what to do, and an exit code of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import models
+from processes import ServerProcess
+
+_EXPLICIT = ("--model-control-mode", "explicit", "--load-model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config", "code", "said"),
+    [
+        (
+            (*_EXPLICIT, "nope"),
+            "",
+            3,
+            ["the repositories hold no model 'nope'"],
+        ),
+        ((*_EXPLICIT, "linaer"), "", 3, ["the repositories hold no model 'linaer'", "did you mean 'linear'?"]),
+        (
+            (),
+            "version_policy { specific { versions: [7] } }",
+            3,
+            ["version 7 of model 'linear' is not in the repository", "1"],
+        ),
+        (
+            (),
+            'input { name: "x" data_type: TYPE_FP32 dims: [-1, 3] optional: true } max_batch_size: 0',
+            2,
+            ["linear/config.pbtxt", "model 'linear': input 'x' cannot be 'optional'"],
+        ),
+    ],
+    ids=["unknown model", "misspelt model", "absent version", "input that has to be given"],
+)
+def test_refusals_at_the_start(
+    tmp_path: Path, arguments: tuple[str, ...], config: str, code: int, said: list[str]
+) -> None:
+    (tmp_path / "linear/1").mkdir(parents=True)
+    (tmp_path / "linear/1/model.onnx").write_bytes(models.linear().data)
+    (tmp_path / "linear/config.pbtxt").write_text(config)
+    given = [argument.format(root=tmp_path) for argument in arguments]
+    with ServerProcess(arguments=("--model-repository", str(tmp_path), *given)) as server:
+        assert server.line == ""
+        exit_code, errors = server.end()
+    assert (exit_code, [part for part in said if part not in errors]) == (code, []), errors
