@@ -60,10 +60,12 @@ class PythonEngine:
         if "EXECUTION_ENV_PATH" in typed.parameters:
             message = "'EXECUTION_ENV_PATH' is not supported: a model runs with the server's own Python"
             findings.append(Finding(Severity.ERROR, message, "install what it needs beside Penstock, and leave it out"))
+        if b"\0" in artifact.data:
+            return [*findings, Finding(Severity.ERROR, "model.py holds null bytes", "save it as UTF-8 text")]
         try:
             compile(artifact.data, source_file(artifact), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            line = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+            line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
             findings.append(Finding(Severity.ERROR, f"it is no Python: {line}{getattr(error, 'msg', error)}"))
         return findings
 

@@ -161,6 +161,19 @@ def test_a_model_with_one_instance_does_not_wait_for_itself(processes: Processes
     assert "has one instance, which would wait for itself" in outcome.message
 
 
+def test_a_function_with_one_instance_does_not_wait_for_itself(processes: Processes, server: Server) -> None:
+    source = """
+    import penstock
+    from penstock import Context, Tensor
+
+    @penstock.model
+    def f(x: Tensor["FP32", -1, 2], c: Context) -> Tensor["FP32", -1, 2]:
+        return c.infer("m", {"x": x})["output"]
+    """
+    model = server.connect(processes.load(source, {}, head=""))
+    assert "has one instance, which would wait for itself" in failure(model, [request(1)])
+
+
 def test_a_model_that_is_not_served_yet_asks_nobody(processes: Processes) -> None:
     (outcome,) = ask(processes.load(CALLER + SYNC.format("double")), [request(1)])
     assert outcome.code is Code.UNAVAILABLE

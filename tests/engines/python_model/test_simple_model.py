@@ -32,6 +32,8 @@ def f(x: Tensor["FP32", -1, 2], context: Context) -> Tensor["FP32", -1]:
         return x.sum(axis=1) + len(x) * 100
 """
 
+PLAIN = "import numpy as np\nimport penstock"
+
 CLASS = """
 from typing import Annotated, TypedDict
 import numpy as np
@@ -85,7 +87,12 @@ RESULTS = {
     "another dtype": ("return x.sum(axis=1).astype('f8')", "output 'output' is FP64, and must be FP32"),
     "too many": ("return x.sum(axis=1), x", "it gave 2 outputs, and has 1"),
     "another name": ("return {'z': x}", r"it gave the outputs \['z'\], and has \['output'\]"),
-    "nothing": ("return None", "output 'output' is BYTES, and must be FP32"),
+    "nothing": ("return None", "output 'output' is of type NoneType, which is no array"),
+    "a generator": ("return (row for row in x)", "output 'output' is of type generator, which is no array"),
+    "no rows": ("return x.sum(axis=1)[:0]", r"output 'output' has shape \[0\] for a request with a batch of 1"),
+    "several lines": ("raise ValueError('first\\nsecond')", "failed: ValueError: first second$"),
+    "a lot": ("raise ValueError('a' * 10000)", "failed: ValueError: a{487}…$"),
+    "a name as long": ("return {'a' * 10000: x}", "gave the outputs .{1,500}…$"),
 }
 
 
@@ -102,6 +109,12 @@ def f(x: Tensor["FP32", -1, 2]) -> Tensor["FP32", -1]:
     model = processes.load(source, {}, head="")
     for number, (_, message) in enumerate(RESULTS.values()):
         assert re.search(message, failure(model, [request(number)]))
+
+
+def test_a_model_that_is_not_batched_answers_as_many_rows_as_it_likes(processes: Processes) -> None:
+    source = SIMPLE.replace("return x.sum(axis=1)", "return np.zeros(3, 'f4')").replace("import penstock", PLAIN, 1)
+    (outcome,) = ask(processes.load(source, {"max_batch": 0}, head=""), [request(1)])
+    assert outcome["output"].tolist() == [100] * 3
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from penstock.errors import Unsupported
+from penstock.errors import Unavailable, Unsupported
 from penstock.request import Done, InferRequest
 
 _log = logging.getLogger(__name__)
@@ -55,6 +55,14 @@ class Here:
         self.measuring = threading.Lock()
         self.waits_for_itself = False
         """Whether a question of the main thread to this very model could never be answered."""
+
+    def ask(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
+        """As ``Host.call``, for the model's own code: a question that the model would wait for for ever is refused."""
+        itself = self.waits_for_itself and request.model_name == self.name
+        if itself and threading.current_thread() is threading.main_thread():
+            done(Unavailable(f"model '{self.name}' has one instance, which would wait for itself", "give it another"))
+            return lambda: None
+        return self.host.call(request, done, decoupled)
 
 
 here = Here()

@@ -279,10 +279,7 @@ class InferenceRequest:
 
     def _begin(self, put: Callable[[Outcome], None], decoupled: bool = False) -> Callable[[], None]:
         """Have ``put`` called with the replies, until what is returned gives the request up."""
-        if here.waits_for_itself and self._model == here.name and threading.current_thread() is threading.main_thread():
-            put(Unavailable(f"model '{here.name}' has one instance, which would wait for itself", "give it another"))
-            return lambda: None
-        return here.host.call(self.to_server(), put, decoupled)
+        return here.ask(self.to_server(), put, decoupled)
 
     def to_server(self) -> InferRequest:
         """As the server takes it. Raises TritonModelException."""

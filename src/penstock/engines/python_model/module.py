@@ -15,6 +15,8 @@ from penstock.engines.python_model.host import here
 from penstock.errors import InvalidModel, PenstockError
 
 MODULE = "model"
+_MOST = 500
+"""Characters of what is told of an error."""
 
 
 def import_model(artifact: Artifact) -> ModuleType:
@@ -59,9 +61,19 @@ def log(error: BaseException) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The last line of what Python prints of ``error``."""
-    text = traceback.format_exception_only(error)[-1].strip()
-    return text.splitlines()[-1] if text else type(error).__name__
+    """The type of ``error`` and what it says, in one line."""
+    lines = traceback.format_exception_only(error)
+    # That of a syntax error comes after the line of the source; notes come after all.
+    told = (
+        (line for line in lines if line.startswith(type(error).__name__)) if isinstance(error, SyntaxError) else lines
+    )
+    return in_brief(next(iter(told), type(error).__name__))
+
+
+def in_brief(text: str) -> str:
+    """``text`` in one line that an answer can hold."""
+    line = " ".join(text[: 2 * _MOST].split())
+    return line if len(line) <= _MOST else f"{line[: _MOST - 1]}…"
 
 
 def _line(error: BaseException, file: str) -> int:

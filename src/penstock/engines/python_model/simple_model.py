@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from penstock.engines.python_model.host import Stages, here
-from penstock.engines.python_model.module import log, reason
+from penstock.engines.python_model.module import in_brief, log, reason
 from penstock.engines.python_model.options import PythonOptions
-from penstock.engines.python_model.tensors import check_output
+from penstock.engines.python_model.tensors import check_output, check_rows, rows_of
 from penstock.engines.python_model.typed import by_name, is_marked, read_form
 from penstock.errors import InvalidModel, PenstockError, Unavailable
 from penstock.request import InferRequest, Outcome
@@ -39,7 +39,7 @@ class Context:
     def infer(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """The outputs of another model on this server; waits. Raises PenstockError."""
         replies: SimpleQueue[Outcome] = SimpleQueue()
-        here.host.call(InferRequest(model, dict(inputs), outputs=tuple(outputs)), replies.put, False)
+        here.ask(InferRequest(model, dict(inputs), outputs=tuple(outputs)), replies.put, False)
         reply = replies.get()
         if isinstance(reply, PenstockError):
             raise reply
@@ -51,16 +51,20 @@ class SimpleModel:
 
     reentrant = False
 
-    def __init__(self, run: Callable[..., Any], signature: Signature, unload: Callable[[], object]) -> None:
+    def __init__(
+        self, run: Callable[..., Any], signature: Signature, unload: Callable[[], object], batches: bool
+    ) -> None:
         self._run: Callable[..., Any] | None = run
         self.signature = signature
         self._unload = unload
+        self._batches = batches
+        """Whether it answers row for row."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._run is None:
             raise Unavailable("the model has been unloaded")
         try:
-            return self._checked(self._run(**inputs))
+            return self._checked(self._run(**inputs), rows_of(inputs) if self._batches else None)
         except PenstockError:
             raise
         except BaseException as error:  # also an exit: it is the model's
@@ -74,13 +78,14 @@ class SimpleModel:
             except BaseException as error:
                 self._failed(error)
 
-    def _checked(self, result: Any) -> dict[str, Array]:
+    def _checked(self, result: Any, rows: int | None) -> dict[str, Array]:
         try:
             outputs = by_name(result, self.signature)
         except ValueError as error:
-            raise PenstockError(f"the model's answer is wrong: {error}") from None
+            raise PenstockError(f"the model's answer is wrong: {in_brief(str(error))}") from None
         for spec in self.signature.outputs:
             check_output(spec, outputs[spec.name])
+            check_rows(spec.name, outputs[spec.name], rows)
         return outputs
 
     def _failed(self, error: BaseException) -> PenstockError:
@@ -102,7 +107,7 @@ def load_simple(found: Any, options: PythonOptions, context: Context) -> SimpleM
     form = read_form(run, Signature(options.inputs, options.outputs), Context)
     if form.context:
         run = _with(run, form.context, context)
-    return SimpleModel(run, form.signature, unload)
+    return SimpleModel(run, form.signature, unload, form.signature.batchable and options.max_batch != 0)
 
 
 def _with(run: Callable[..., Any], name: str, context: Context) -> Callable[..., Any]:

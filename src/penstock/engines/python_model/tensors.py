@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,22 @@ def check_output(spec: TensorSpec, array: Array) -> None:
     if not spec.admits(array.shape):
         found = list(array.shape)
         raise PenstockError(f"the model's output '{spec.name}' has shape {found}, and must have {list(spec.shape)}")
+
+
+def rows_of(inputs: Mapping[str, Array]) -> int | None:
+    """How many rows a request has; None if its inputs do not tell."""
+    rows = {array.shape[0] if array.ndim else None for array in inputs.values()}
+    return rows.pop() if len(rows) == 1 else None
+
+
+def check_rows(name: str, array: Array, rows: int | None) -> None:
+    """Raise PenstockError unless the output ``name`` has as many ``rows`` as its request; None asks for none."""
+    if rows is not None and array.shape[:1] != (rows,):
+        found = list(array.shape)
+        raise PenstockError(
+            f"the model's output '{name}' has shape {found} for a request with a batch of {rows}",
+            "if it does not answer row for row, configure 'max_batch_size: 0'",
+        )
 
 
 def check_type(name: str, array: Array, wanted: DataType | None = None) -> None:

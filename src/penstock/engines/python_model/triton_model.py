@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from penstock.engines.python_model.auto_complete import completed
 from penstock.engines.python_model.messages import InferenceRequest, InferenceResponse, ResponseSender
 from penstock.engines.python_model.module import log, reason
 from penstock.engines.python_model.options import PythonOptions, joined, specs_of
-from penstock.engines.python_model.tensors import check_type
+from penstock.engines.python_model.tensors import check_rows, check_type, rows_of
 from penstock.errors import InvalidModel, PenstockError
 from penstock.request import InferRequest
 from penstock.tensor import Array, Signature
@@ -35,6 +35,8 @@ class TritonModel:
         self.max_batch = int(config["max_batch_size"])
         self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         self._outputs = {spec.name: spec for spec in signature.outputs}
+        self._batches = self.max_batch > 0 and not self.decoupled and not _reforms(config)
+        """Whether it answers row for row."""
         self._loop: asyncio.Runner | None = None
 
     @classmethod
@@ -138,24 +140,30 @@ class TritonModel:
         for number, returned in enumerate(responses):
             response = sent.get(number) if returned is None else returned
             if isinstance(response, InferenceResponse):
-                answer(number, self._checked(response, asked[number].requested_output_names()), True)
+                answer(number, self._checked(response, asked[number]), True)
             else:
                 found = type(response).__name__
                 wanted = "Expected an 'InferenceResponse' object in the execute function return list"
                 answer(number, self._failed(f"{wanted}, found type '{found}'"), True)
 
-    def _checked(self, response: InferenceResponse, requested: Sequence[str] = ()) -> dict[str, Array] | PenstockError:
-        """Its outputs if their names are the configuration's, else what is wrong; types and shapes are the model's own affair."""
+    def _checked(
+        self, response: InferenceResponse, asked: InferenceRequest | None = None
+    ) -> dict[str, Array] | PenstockError:
+        """Its outputs, or what is wrong: they must have the configuration's names, and the rows of the one request that was ``asked``;
+        types and other dimensions are the model's own affair."""
         outcome = response.outcome()
         if isinstance(outcome, PenstockError):
             return outcome
+        rows = rows_of({one.name(): one.as_numpy() for one in asked.inputs()}) if asked and self._batches else None
         try:
             for name, array in outcome.items():
                 if name not in self._outputs:
                     return PenstockError(f"the model gave the output '{name}', which its configuration does not have")
                 check_type(name, array)
+                check_rows(name, array, rows)
         except PenstockError as error:
             return error
+        requested = asked.requested_output_names() if asked else ()
         missing = [name for name in requested if name not in outcome]
         return PenstockError(f"the model gave no output '{missing[0]}'") if missing else outcome
 
@@ -167,6 +175,12 @@ class TritonModel:
 
     def _failed(self, why: str) -> PenstockError:
         return PenstockError(f"Failed to process the request(s) for model instance '{self._name}', message: {why}")
+
+
+def _reforms(config: Mapping[str, Any]) -> bool:
+    """Whether the first dimension of what the model is given need not be that of the request."""
+    ragged = any(tensor.get("allow_ragged_batch") for tensor in config["input"])
+    return ragged or bool(config.get("batch_input") or config.get("batch_output"))
 
 
 def _nothing() -> None:

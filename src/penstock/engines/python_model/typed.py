@@ -128,7 +128,10 @@ def by_name(result: Any, signature: Signature) -> dict[str, Array]:
 
 
 def _array(spec: TensorSpec, value: Any) -> Array:
-    """Numbers and lists become what is declared; arrays must be it already."""
+    """Numbers and lists become what is declared; arrays must be it already. Raises ValueError."""
     if isinstance(value, int | float | str | bytes | list):
         return np.asarray(value, spec.datatype.dtype)
-    return np.asarray(value)
+    array = np.asarray(value)
+    if array.dtype == object and not isinstance(value, np.ndarray):
+        raise ValueError(f"output '{spec.name}' is of type {type(value).__name__}, which is no array")
+    return array
