@@ -267,7 +267,7 @@ class Manager:
         now, users = model.form, self._users(model.name)
         if any(now.get(version) != was for version, was in form.items()):
             for user in users:
-                user.is_stale = user.is_stale or (bool(user.served) and model.name in user.parts)
+                user.is_stale |= bool(user.served) and model.name in user.parts
         return [
             self._begin_load(user)
             for user in users
@@ -450,8 +450,11 @@ class Manager:
             if version is not None:
                 version.end()
 
-        task = asyncio.create_task(retire())
-        for tasks in (self._leaving, model.leaving):
+        self._later(retire(), self._leaving, model.leaving)
+
+    def _later(self, work: Coroutine[Any, Any, None], *known_to: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work)
+        for tasks in known_to:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
@@ -481,9 +484,7 @@ class Manager:
                 await on_daemon_thread("discard", partial(discard, override))
 
         if own:
-            task = asyncio.create_task(clear([*model.leaving]))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._later(clear([*model.leaving]), self._leaving)
 
 
 def _absent(definition: Definition, version: str) -> NotFound:
