@@ -82,7 +82,7 @@ def test_the_index_says_what_failed_only_as_long_as_it_matters(tell: Callable[[S
         repository.write("m/1/model.onnx", "one")
         await manager.load("m")
         with pytest.raises(LoadFailed):
-            await manager.load("m", Override("{}", str(store({"1/model.onnx": b"broken"}))))
+            await manager.load("m", Override("{}", str(store({"1/model.onnx": b"broken"})), os.getpid()))
         assert await repository.states("m") == {"1": ("READY", "the file says broken")}
         await manager.load("m")
         assert await repository.states("m") == {"1": ("READY", "")}
