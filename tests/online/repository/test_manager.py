@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 import threading
@@ -261,7 +260,7 @@ def test_what_is_put_in_place_of_the_files_stays_until_they_change_or_the_model_
         manager = repository.manager
 
         def override(text: str) -> Override:
-            return Override("{}", str(store({"5/model.onnx": text.encode()})), os.getpid())
+            return Override("{}", str(store({"5/model.onnx": text.encode()})))
 
         repository.write("m/1/model.onnx", "disk")
         await manager.load("m")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from fake_repository import Repository, Story, run_story
 from penstock.errors import PenstockError, Unavailable
 from penstock.online.repository import manager as module
 from penstock.online.repository.manager import LoadFailed
-from penstock.online.repository.override import Override, store
+from penstock.online.repository.override import Override, discard, store
 from penstock.testing import DOUBLER, FakeModel
 
 
@@ -82,7 +83,7 @@ def test_the_index_says_what_failed_only_as_long_as_it_matters(tell: Callable[[S
         repository.write("m/1/model.onnx", "one")
         await manager.load("m")
         with pytest.raises(LoadFailed):
-            await manager.load("m", Override("{}", str(store({"1/model.onnx": b"broken"})), os.getpid()))
+            await manager.load("m", Override("{}", str(store({"1/model.onnx": b"broken"}))))
         assert await repository.states("m") == {"1": ("READY", "the file says broken")}
         await manager.load("m")
         assert await repository.states("m") == {"1": ("READY", "")}
@@ -204,7 +205,7 @@ def test_an_ensemble_that_goes_with_a_part_keeps_the_files_that_a_client_sent(te
         config = {"platform": "ensemble", "ensemble_scheduling": {"step": [step]}}
         for field, name in (("input", "x"), ("output", "y")):
             config[field] = [{"name": name, "data_type": "TYPE_FP32", "dims": [1]}]
-        given = Override(json.dumps(config), str(store({"1/note.txt": b"x"})), os.getpid())
+        given = Override(json.dumps(config), str(store({"1/note.txt": b"x"})))
         await manager.load("whole", given)
         await manager.unload("part")
         assert not manager.is_complete, "in mode 'poll' it should be served"
@@ -286,9 +287,13 @@ def test_a_server_that_ends_loads_nothing_more(tell: Callable[[Story], None]) ->
     tell(story)
 
 
-def test_files_put_in_place_of_others_go_with_the_server_and_only_with_who_keeps_them(tmp_path: Path) -> None:
-    own = Override("{}", str(store({"1/model.onnx": b"own"})), os.getpid())
-    lent = Override("{}", str(store({"1/model.onnx": b"lent"})), os.getpid() + 1)
+def test_files_put_in_place_of_others_go_with_the_server_unless_another_process_serves_from_them(
+    tmp_path: Path,
+) -> None:
+    own = Override("{}", str(store({"1/model.onnx": b"own"})))
+    lent = Override("{}", str(store({"1/model.onnx": b"lent"})))
+    lock = os.open(lent.folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
 
     async def main() -> None:
         async with Repository(tmp_path) as repository:
@@ -300,5 +305,7 @@ def test_files_put_in_place_of_others_go_with_the_server_and_only_with_who_keeps
         assert not Path(own.folder).exists()
 
     asyncio.run(main())
-    assert Path(lent.folder).exists(), "its own process still serves from it"
-    shutil.rmtree(lent.folder)
+    assert Path(lent.folder).exists(), "another process still serves from it"
+    os.close(lock)
+    discard(lent.folder)
+    assert not Path(lent.folder).exists()

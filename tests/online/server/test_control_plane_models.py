@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from fake_repository import Repository
@@ -24,14 +24,19 @@ Story = Callable[[ControlPlane, Repository, Repository], Coroutine[Any, Any, Non
 
 
 class Other(Alone):
-    """One sibling, in the same process; what it is lent it takes for another's."""
+    """One sibling, in the same process, which therefore has files of its own."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
 
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        lent = [msgspec.structs.replace(one, owner=0) if isinstance(one, Override) else one for one in arguments]
-        return [await self.plane.answer(what, lent)]
+        return [await self.plane.answer(what, [_copied(one) for one in arguments])]
+
+
+def _copied(argument: Any) -> Any:
+    if not isinstance(argument, Override) or not argument.folder:
+        return argument
+    return Override(argument.config, str(shutil.copytree(argument.folder, f"{argument.folder}-2", dirs_exist_ok=True)))
 
 
 def make_plane(siblings: Alone, repository: Repository) -> ControlPlane:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -24,7 +23,7 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loader import FilesChanged, Loaded, Preloaded, load_more, load_version
 from penstock.online.repository.memory import give_back
-from penstock.online.repository.override import Override, discard
+from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, count, plan
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Wishes
@@ -192,7 +191,7 @@ class Manager:
         await asyncio.gather(self._served.unload_all(), *self._leaving)
         for model in self._models.values():
             for override in model.overrides:
-                await on_daemon_thread("discard", partial(discard, override))
+                await on_daemon_thread("discard", partial(discard, override.folder))
 
     # How it is done
 
@@ -245,6 +244,7 @@ class Manager:
                 model.waiting = None
             model.generation += 1
             if override is not None and override.folder:
+                hold(override.folder)
                 model.overrides.append(override)
             form = model.form
             try:
@@ -476,14 +476,13 @@ class Manager:
         used |= {Path(model.override.folder)} if model.override else set()
         unused = [one for one in model.overrides if Path(one.folder) not in used]
         model.overrides = [one for one in model.overrides if one not in unused]
-        own = [one for one in unused if one.owner == os.getpid()]
 
         async def clear(leaving: list[asyncio.Task[None]]) -> None:
             await asyncio.gather(*leaving, return_exceptions=True)
-            for override in own:
-                await on_daemon_thread("discard", partial(discard, override))
+            for override in unused:
+                await on_daemon_thread("discard", partial(discard, override.folder))
 
-        if own:
+        if unused:
             self._later(clear([*model.leaving]), self._leaving)
 
 

@@ -1,11 +1,19 @@
-"""What a client who loads a model puts in place of what its repository says: a configuration, and perhaps files."""
+"""What a client who loads a model puts in place of what its repository says: a configuration, and perhaps files.
+
+The files are kept in a folder that each process holds a shared lock on while it uses them: who lets go of it last removes it, and
+what a server that was killed has left, the next one does.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +25,10 @@ _FILE = "file:"
 _MAX_FILES = 1000
 _MAX_DEPTH = 8
 _MAX_NAME = 255
+_FOLDER = re.compile(r"penstock-model-[a-z0-9_]{8}")
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_held: dict[str, int] = {}
+"""By folder that this process uses, the file that its lock is on."""
 _PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
@@ -27,8 +39,6 @@ class Override(msgspec.Struct, frozen=True):
     """The whole configuration, as JSON."""
     folder: str = ""
     """A private folder used instead of the repository's; empty: that one."""
-    owner: int = 0
-    """The process that removes the folder when it no longer serves from it."""
 
 
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
@@ -74,23 +84,82 @@ def _checked(path: str, name: str) -> str:
 
 
 def store(files: Mapping[str, bytes]) -> Path:
-    """A new private folder that holds ``files``, for ``discard``. Raises InvalidArgument, ResourceExhausted. Blocks."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-model-"))
+    """A new private folder that holds ``files``, in use until ``discard``. Raises InvalidArgument, ResourceExhausted. Blocks."""
+    try:
+        while not hold(folder := tempfile.mkdtemp(prefix="penstock-model-")):
+            pass  # a server that starts took it for one that was left
+    except OSError as error:
+        raise _no_room(error) from None
     try:
         for path, data in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
+            file = Path(folder, path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
         if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
             raise InvalidArgument("one of the files to load is the folder of another") from None
         if isinstance(error, OSError):
-            raise ResourceExhausted(f"the files to load cannot be kept: {error.strerror}") from None
+            raise _no_room(error) from None
         raise
-    return folder
+    return Path(folder)
 
 
-def discard(override: Override | None) -> None:
-    """Give back what ``override`` takes on the disk. Blocks."""
-    if override is not None and override.folder:
-        shutil.rmtree(override.folder, ignore_errors=True)
+def _no_room(error: OSError) -> ResourceExhausted:
+    return ResourceExhausted(f"the files to load cannot be kept: {error.strerror}")
+
+
+def hold(folder: str) -> bool:
+    """Have ``folder`` count as in use by this process until ``discard``; whether it is there."""
+    if folder in _held:
+        return True
+    try:
+        file = os.open(folder, _OPEN)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not _lock(file, fcntl.LOCK_SH) or not os.path.isdir(folder):
+        os.close(file)
+        return False
+    _held[folder] = file
+    return True
+
+
+def discard(folder: str) -> None:
+    """This process no longer uses ``folder``, which goes unless another does. Blocks."""
+    if not hold(folder):
+        return
+    file = _held.pop(folder)
+    if _lock(file, fcntl.LOCK_EX):  # otherwise the shared one is given up
+        shutil.rmtree(folder, ignore_errors=True)
+    os.close(file)
+
+
+def _lock(file: int, kind: int) -> bool:
+    """Whether nobody else's lock stands against it; there is none in a file system without locks."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def clear_abandoned() -> None:
+    """Remove the folders that servers of this user have left when they were killed. Blocks."""
+    root = tempfile.gettempdir()
+    with suppress(OSError):
+        for name in filter(_FOLDER.fullmatch, os.listdir(root)):
+            with suppress(OSError):  # it is a link, somebody else's, or in use
+                _clear(os.path.join(root, name))
+
+
+def _clear(folder: str) -> None:
+    file = os.open(folder, _OPEN)
+    try:
+        found = os.fstat(file)
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == stat.S_IRWXU:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(file)

@@ -32,7 +32,7 @@ from penstock.online.repository.layout import Layout, absent
 from penstock.online.repository.loader import Preloaded, preload
 from penstock.online.repository.manager import LoadFailed, Manager
 from penstock.online.repository.memory import share_arenas
-from penstock.online.repository.override import Override
+from penstock.online.repository.override import Override, clear_abandoned
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Wishes, define
 from penstock.online.scheduler.ensemble import Models
@@ -92,6 +92,7 @@ def serve(
     by_hand = {model.name: model for model in define(targets, settings, folder)}
     roots = tuple(map(Path, config.model_repository))
     layout = Layout(roots, config.model_config_name, config.model_namespacing, by_hand)
+    clear_abandoned()
     if config.processes == 1:
         _run(Application(config, layout), on_ready)
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
@@ -170,7 +169,7 @@ class ControlPlane:
         self._refuse_control(name)
         config, files = read_parameters(name, parameters)
         folder = str(await on_daemon_thread("store-files", partial(store, files))) if files else ""
-        await self.change_model("load", name, None if config is None else Override(config, folder, os.getpid()))
+        await self.change_model("load", name, None if config is None else Override(config, folder))
 
     async def unload(self, name: str, parameters: Settings) -> None:
         """Unload a model in all processes; what it was asked is still answered.
