@@ -24,7 +24,7 @@ def lines(page: bytes) -> dict[str, str]:
 def test_the_page_of_one_process() -> None:
     models = [ModelStatistics("m", "1", pending=5)]
     page = MetricsPage(lambda: models, lambda: {"http": 2}, lambda: 99, lambda: 3)
-    before = lines(page.render())
+    before = lines(asyncio.run(page.render()))
     assert before['nv_inference_pending_request_count{model="m",version="1"}'] == "5"
     assert before['penstock_connections{protocol="http"}'] == "2"
     assert before["penstock_inflight_bytes"] == "99"
@@ -34,7 +34,7 @@ def test_the_page_of_one_process() -> None:
     assert abs(float(before["penstock_start_time_seconds"]) - time.time()) < 3600
     assert "nv_cpu_memory_total_bytes" in before
     models.clear()
-    assert not any("model=" in name for name in lines(page.render()))
+    assert not any("model=" in name for name in lines(asyncio.run(page.render())))
 
 
 def test_the_page_of_several_processes_shows_the_sums() -> None:
@@ -45,7 +45,7 @@ def test_the_page_of_several_processes_shows_the_sums() -> None:
         lambda: 90,
     )
     sent = msgspec.msgpack.encode(other.report())
-    shown = lines(own.render([msgspec.msgpack.decode(sent, type=Report)]))
+    shown = lines(asyncio.run(own.render([msgspec.msgpack.decode(sent, type=Report)])))
     assert shown['nv_inference_pending_request_count{model="m",version="1"}'] == "11"
     assert shown['nv_inference_pending_request_count{model="n",version="1"}'] == "0"
     assert shown['penstock_connections{protocol="http"}'] == "3"
@@ -107,6 +107,19 @@ def test_a_real_loop_is_asked_without_end_until_it_is_stopped() -> None:
         lag.start()
         await asyncio.sleep(0)
         lag.stop()
-        return page.render().count(b"penstock_event_loop_lag_seconds 0")
+        return (await page.render()).count(b"penstock_event_loop_lag_seconds 0")
 
     assert asyncio.run(main()) == 1
+
+
+def test_the_event_loop_goes_on_between_the_families_of_a_page() -> None:
+    async def main() -> tuple[int, int]:
+        page = MetricsPage(lambda: [ModelStatistics("m", "1")])
+        work, turns = asyncio.ensure_future(page.render()), 0
+        while not work.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns, (await work).count(b"# TYPE")
+
+    turns, families = asyncio.run(main())
+    assert turns > families > 20

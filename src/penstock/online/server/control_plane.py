@@ -234,7 +234,7 @@ class ControlPlane:
         self._own_statistics()
         others = await self._siblings.ask("report")
         dead = self._statistics_of_absent()
-        return self._metrics.render([msgspec.convert(other, Report) for other in others], dead)
+        return await self._metrics.render([msgspec.convert(other, Report) for other in others], dead)
 
     async def all_statistics(self) -> list[ModelStatistics]:
         """Of every model version, over all processes."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from penstock import __version__
-from penstock.telemetry.exposition import CONTENT_TYPE, exposition
+from penstock.telemetry.exposition import CONTENT_TYPE, families
 from penstock.telemetry.metrics import ServerFacts
 from penstock.telemetry.statistics import ModelStatistics, add_numbers, merge
 from penstock.telemetry.usage import MachineMeter, process_usage
@@ -94,12 +94,19 @@ class MetricsPage:
         )
         return Report(self.models(), facts)
 
-    def render(self, others: Sequence[Report] = (), dead: Sequence[Sequence[ModelStatistics]] = ()) -> bytes:
-        """The page, with the reports of the other processes added to ours, and what dead ones have counted."""
+    async def render(self, others: Sequence[Report] = (), dead: Sequence[Sequence[ModelStatistics]] = ()) -> bytes:
+        """The page, with the reports of the other processes added to ours, and what dead ones have counted.
+
+        What else the event loop has to do comes in between.
+        """
         own = self.report()
         whole = merged([own, *others]) if others else own
         models = merge([whole.models, *dead]) if dead else whole.models
-        return exposition(models, whole.facts, self._machine.read())
+        page = []
+        for lines in families(models, whole.facts, self._machine.read()):
+            page.append(lines)
+            await asyncio.sleep(0)
+        return "".join(page).encode()
 
 
 def merged(reports: Sequence[Report]) -> Report:
