@@ -8,6 +8,7 @@ import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -148,6 +149,43 @@ def test_what_cannot_be_loaded_is_told_with_its_line(tmp_path: Path) -> None:
     assert code != 0
     assert "model 'bad': model.py failed in line 8 while it was loaded: AttributeError" in errors
     assert "Traceback" in errors
+
+
+def ask_for(url: str, what: str) -> None:
+    """``load`` or ``unload`` the model ``endless``."""
+    with triton_http.InferenceServerClient(url, network_timeout=PATIENCE_S) as client:
+        getattr(client, f"{what}_model")("endless")
+
+
+@pytest.mark.parametrize("how", ["unload", "end of the server", "end of the server at its start"])
+def test_a_load_without_end_is_ended(tmp_path: Path, how: str) -> None:
+    begun = tmp_path / "begun"
+    write(tmp_path / "models" / "endless", f"open({str(begun)!r}, 'w').close()\nwhile True: pass", "")
+    at_start = how.endswith("start")
+    arguments = ("--model-repository", str(tmp_path / "models"))
+    if not at_start:
+        arguments += ("--model-control-mode", "explicit")
+    os.mkfifo(begun)
+    with (
+        ServerProcess(arguments=arguments, wait=not at_start, drain_timeout_s=10 * PATIENCE_S) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        if not at_start:
+            url = "{}:{}".format(*server.address)
+            loading = threads.submit(ask_for, url, "load")
+        begun.read_text()
+        if how == "unload":
+            ask_for(url, "unload")
+            with pytest.raises(InferenceServerException, match="it is being unloaded"):
+                loading.result(PATIENCE_S)
+        server.signal(signal.SIGTERM)
+        if how == "end of the server":
+            with pytest.raises(InferenceServerException, match="the server is ending"):
+                loading.result(PATIENCE_S)
+        code, errors = server.end()
+    assert code == 0
+    why = "it is being unloaded" if how == "unload" else "the server is ending"
+    assert f"a process that is still loading its model is ended: {why}" in errors
 
 
 def test_processes_end_with_a_server_that_is_killed(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_what_it_cannot_load_is_told(child: ProcessChild) -> None:
 
 def test_a_death_while_it_loads_is_told(child: ProcessChild) -> None:
     child.kill()
-    with pytest.raises(PenstockError, match="ended while it loaded the model"):
+    with pytest.raises(PenstockError, match="ended with signal SIGKILL while it loaded the model"):
         child.load(LOAD, print)
 
 

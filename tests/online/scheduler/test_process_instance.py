@@ -26,6 +26,7 @@ from penstock.clock import ManualClock
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Code, InvalidModel, PenstockError, Unavailable
 from penstock.online.scheduler.instance import InstanceDied
+from penstock.online.scheduler.process_halt import Halt
 from penstock.online.scheduler.process_instance import InstanceRestarting, ProcessModel, store_model
 from penstock.tensor import Array, DataType, TensorSpec
 
@@ -250,6 +251,57 @@ def test_unloading_gives_everything_back(load: Loader) -> None:
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(Unavailable, match="has been unloaded"):
         model.forward(X)
+
+
+class Hasty(ProcessModel):
+    worker = "penstock.online.scheduler.python_worker"
+    least_load_s = 0.2
+
+    def _files(self) -> tuple[int, ...]:
+        return *super()._files(), self._inputs.file, self._outputs.file
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[Callable[..., Hasty]]:
+    """Loads a model that never has loaded; each call is given what it runs before."""
+    file = os.memfd_create("model")
+
+    def load(before: str = "", **more: Any) -> Hasty:
+        (tmp_path / "model.py").write_text(f"{before}\nwhile True: pass")
+        os.write(file, (tmp_path / "model.py").read_bytes())
+        return Hasty.load("python", Artifact.from_file(tmp_path / "model.py"), {}, file, **more)
+
+    yield load
+    os.close(file)
+
+
+def test_a_load_that_takes_too_long_is_ended(endless: Callable[..., Hasty]) -> None:
+    before = resources()
+    with pytest.raises(PenstockError, match=r"took longer than 0\.2 s to load") as caught:
+        endless(timeout_s=0.1)
+    assert "'model_timeout_s'" in caught.value.hint
+    assert resources() == before
+
+
+def test_a_load_is_ended_at_once(endless: Callable[..., Hasty], tmp_path: Path) -> None:
+    before, halt = resources(), Halt()
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(endless, f"open({str(tmp_path / 'begun')!r}, 'w').close()", halt=halt)
+        until((tmp_path / "begun").exists)
+        halt.end("a test ends it")
+        with pytest.raises(PenstockError, match="ended with signal SIGKILL"):
+            loading.result(PATIENCE_S)
+    with pytest.raises(Unavailable, match="a test ends it"):
+        endless(halt=halt)
+    assert resources() == before
+
+
+def test_what_has_loaded_is_ended_no_more(load: Loader) -> None:
+    halt = Halt()
+    model = load(models.linear(), halt=halt)
+    halt.release(model)
+    halt.end("a test")
+    assert model.forward(X)
 
 
 def test_unloading_does_not_wait_for_the_next_attempt(load: Loader) -> None:

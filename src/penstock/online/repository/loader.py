@@ -21,7 +21,7 @@ from penstock.online.repository.model_config import to_json
 from penstock.online.repository.policy import choose
 from penstock.online.repository.source import Source, Wishes, find
 from penstock.online.repository.warm_up import prepare
-from penstock.online.scheduler.process_instance import ProcessModel, store_model
+from penstock.online.scheduler.process_instance import ModelProcess, ProcessModel, store_model
 from penstock.online.scheduler.python_process import PythonProcess
 
 _Model = LoadedModel | RequestModel
@@ -64,8 +64,8 @@ class FilesChanged(Unavailable):
 def load(source: Source) -> Loaded:
     """Load every instance's model and warm each up.
 
-    Raises what the engine raises, with the model's name in front, and ResourceExhausted if there is too little memory; then nothing
-    stays in memory.
+    Raises what the engine raises, with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
+    ``source.halt`` ends its processes; then nothing stays in memory.
     """
     models: list[_Model] = []
     started = time.monotonic()
@@ -73,9 +73,15 @@ def load(source: Source) -> Loaded:
         for model in _in_processes(source) if _is_apart(source) else _in_threads(source):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
         rows = prepare(source, models)
+        _release(source, models)
+        if source.halt.reason and _is_apart(source):
+            raise Unavailable(source.halt.reason)
     except (PenstockError, MemoryError) as error:
+        _release(source, models)
         for model in models:
             model.unload()
+        if source.halt.reason:
+            raise Unavailable(f"model '{source.name}' is not loaded: {source.halt.reason}") from None
         if isinstance(error, MemoryError):
             raise ResourceExhausted(
                 f"model '{source.name}' cannot be warmed up with batches of {source.max_batch} rows: too little memory",
@@ -179,9 +185,16 @@ def _in_processes(source: Source) -> Iterator[_Model]:
                 file,
                 source.cores[number] if source.cores else (),
                 source.model_timeout_s,
+                halt=source.halt,
             )
     finally:
         os.close(file)
+
+
+def _release(source: Source, models: Iterable[_Model]) -> None:
+    for model in models:
+        if isinstance(model, ModelProcess):
+            source.halt.release(model)
 
 
 def _python_options(source: Source, number: int) -> dict[str, Any]:

@@ -142,10 +142,10 @@ class Manager:
 
         ``with_parts``: nor those parts of an ensemble that were loaded along with it.
         """
-        model = self._models.get(name)
-        if model is None:
+        if (model := self._models.get(name)) is None:
             return
-        model.waiting, model.is_wanted = None, False
+        model.is_wanted = False
+        model.end_loads("it is being unloaded")
         await asyncio.shield(self._begin(model, self._unload(model, with_parts)))
 
     async def changes(self) -> list[tuple[str, bool]]:
@@ -174,10 +174,16 @@ class Manager:
         """For a process of the server that comes later: the models that were asked for, and what was put in their files' place."""
         return [(name, model.override) for name, model in self._models.items() if model.is_wanted and model.served]
 
+    def end_loads(self) -> None:
+        """Load nothing more, and end the processes that are still loading their models."""
+        self._is_closed = True
+        for model in self._models.values():
+            model.end_loads("the server is ending")
+
     async def close(self, timeout_s: float) -> None:
         """Begin nothing more, and wait for models that are being loaded: ending while a thread is in an engine's native code would
         abort the process. What is served stays."""
-        self._is_closed = True
+        self.end_loads()
         for task in self._tasks:
             task.cancel()
         if self._loading:
@@ -199,7 +205,7 @@ class Manager:
         """The load that is asked for; one that waits and would do the same is it."""
         task = model.waiting
         if task is None or override is not None:
-            task = self._begin(model, self._load(model, override, is_due))
+            task = self._begin(model, self._load(model, model.wishes(self._wishes), override, is_due))
             model.waiting = task if override is None else None
         return task
 
@@ -237,9 +243,10 @@ class Manager:
             if future.done():
                 self._loading.discard(future)
 
-    async def _load(self, model: Model, override: Override | None, is_due: bool) -> list[Loading]:
+    async def _load(self, model: Model, wishes: Wishes, override: Override | None, is_due: bool) -> list[Loading]:
         """What is begun in consequence."""
         async with model.turn:
+            model.wishes_at_work = wishes
             if model.waiting is asyncio.current_task():
                 model.waiting = None
             model.generation += 1
@@ -347,7 +354,7 @@ class Manager:
         failures |= {number: error for number, error in zip(steps.load, outcomes, strict=True) if error is not None}
         for number in steps.resize:
             try:
-                await self._resize(model.versions[number].handle, definition, number)
+                await self._resize(model.versions[number].handle, definition, number, model.wishes_at_work)
             except PenstockError as error:
                 model.versions[number].fail(str(error))
                 failures[number] = error
@@ -363,7 +370,7 @@ class Manager:
         version = model.versions.setdefault(number, Version())
         version.begin()
         try:
-            handle = await self._make(definition, number)
+            handle = await self._make(definition, number, model.wishes_at_work)
         except PenstockError as error:
             if isinstance(error, InvalidConfig) and definition.written_in:
                 error.message = f"{definition.written_in}: {error.message.removeprefix(f'{definition.written_in}: ')}"
@@ -379,14 +386,14 @@ class Manager:
             self._retire(model, old, None)
         return None
 
-    async def _make(self, definition: Definition, number: str) -> Handle:
+    async def _make(self, definition: Definition, number: str, wishes: Wishes) -> Handle:
         if definition.is_ensemble:
             return self._assembler.assemble_ensemble(definition, number)
         preloaded = self._preloaded.pop((definition.name, number), None)
         if preloaded is not None and preloaded.fingerprint == definition.fingerprint:
             loaded = preloaded.loaded
         else:
-            work = partial(self._load_now, self._layout, definition, number, self._wishes)
+            work = partial(self._load_now, self._layout, definition, number, wishes)
             loaded = await self._on_thread(f"load-{definition.name}", work)
         try:
             return self._assembler.assemble(loaded)
@@ -394,12 +401,12 @@ class Manager:
             await on_daemon_thread(f"unload-{definition.name}", loaded.drop)
             raise
 
-    async def _resize(self, handle: Handle | None, definition: Definition, number: str) -> None:
+    async def _resize(self, handle: Handle | None, definition: Definition, number: str, wishes: Wishes) -> None:
         """Have ``handle`` run as many instances as ``definition`` says."""
         assert handle is not None
         wanted = count(definition)
         if (more := wanted - handle.instance_count) > 0:
-            work = partial(load_more, self._layout, definition, number, self._wishes, handle.first_model, more)
+            work = partial(load_more, self._layout, definition, number, wishes, handle.first_model, more)
             handle.grow(await self._on_thread(f"load-{definition.name}", work))
         else:
             handle.shrink(-more)

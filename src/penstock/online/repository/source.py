@@ -23,6 +23,7 @@ from penstock.online.repository.backend import Backend, backend_of, engine_optio
 from penstock.online.repository.config_check import parse
 from penstock.online.repository.definition import BY_HAND, Definition
 from penstock.online.repository.recorded_requests import folder_of
+from penstock.online.scheduler.process_halt import Halt
 from penstock.protocol.messages import Message, ModelConfig
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 
@@ -46,6 +47,8 @@ class Wishes(msgspec.Struct, frozen=True):
     """How many processes of this server share the cores."""
     warmup_folder: str = ""
     """Where recorded requests are, in a folder for each model; empty: nowhere."""
+    halt: Halt = msgspec.field(default_factory=Halt)
+    """Ends processes that are still loading."""
 
 
 _NONE = Wishes()
@@ -75,6 +78,8 @@ class Source(msgspec.Struct, frozen=True):
     """What its configuration calls the engine; empty names for a target given by hand."""
     recorded: Path | None = None
     """Where its recorded requests are."""
+    halt: Halt = msgspec.field(default_factory=Halt)
+    """As in ``Wishes``."""
 
     @property
     def platform(self) -> str:
@@ -228,4 +233,5 @@ def _planned(  # noqa: PLR0913, PLR0917 - what was found, and what holds where n
         folder=definition.folder,
         backend=backend,
         recorded=folder_of(wishes.warmup_folder, definition.name) if wishes.warmup_folder else None,
+        halt=wishes.halt,
     )

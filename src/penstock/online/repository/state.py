@@ -11,6 +11,8 @@ import msgspec
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.override import Override
+from penstock.online.repository.source import Wishes
+from penstock.online.scheduler.process_halt import Halt
 
 
 class State(enum.Enum):
@@ -128,6 +130,10 @@ class Model:
         """How many have not ended."""
         self.waiting: asyncio.Task[list[Any]] | None = None
         """The last of them, if it has not begun and is a load with nothing put in the files' place."""
+        self.halt = Halt()
+        """Of the loads that are asked for from now on."""
+        self.wishes_at_work = Wishes()
+        """Those of the load at work."""
         self.awaits = ""
         """The part that its load waits for."""
         self.leaving: set[asyncio.Task[None]] = set()
@@ -160,6 +166,16 @@ class Model:
     def is_idle(self) -> bool:
         """Whether nothing is served of it and nothing done, nor anything kept to serve it again by."""
         return not self.pending and not self.leaving and not self.served and self.override is None
+
+    def end_loads(self, reason: str) -> None:
+        """End those that are asked for by now, as far as they run in processes, and let those not begun fail."""
+        self.waiting = None
+        self.halt.end(reason)
+        self.halt = Halt()
+
+    def wishes(self, wishes: Wishes) -> Wishes:
+        """``wishes`` for a load that is asked for now."""
+        return msgspec.structs.replace(wishes, halt=self.halt)
 
     def forget(self) -> None:
         """It is as if nobody had asked for it."""

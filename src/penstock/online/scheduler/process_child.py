@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError
@@ -55,15 +56,20 @@ class ProcessChild:
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, message: Load, take: Callable[[Message], None]) -> Loaded:
-        """Have it load the model; ``take`` is given what it says meanwhile. Raises what the engine raises, and PenstockError if the
-        process ends instead."""
+    def load(self, message: Load, take: Callable[[Message], None], timeout_s: float = 0.0) -> Loaded:
+        """Have it load the model; ``take`` is given what it says meanwhile. Raises what the engine raises, PenstockError if the
+        process ends instead, and TimeoutError after ``timeout_s``; 0 waits for ever."""
+        end = time.monotonic() + timeout_s
         try:
             self.send(message)
-            while not isinstance(answer := self.receive(0), Loaded | Failed):
+            while not isinstance(answer := self.receive(_left(end) if timeout_s else 0), Loaded | Failed):
                 take(answer)
+        except TimeoutError:
+            raise
         except (EOFError, OSError):
-            raise PenstockError("the model's process ended while it loaded the model") from None
+            self.kill()  # if it has just closed its end
+            how = _how(self._process.wait())
+            raise PenstockError(f"the model's process ended with {how} while it loaded the model") from None
         if isinstance(answer, Failed):
             raise answer.error()
         return answer
@@ -87,7 +93,7 @@ class ProcessChild:
         with self._sending, self._receiving:
             self._channel.close()
         os.close(self._lifeline)
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return _how(code)
 
     def ask_to_end(self) -> None:
         """It ends after the call that it is at."""
@@ -99,3 +105,14 @@ class ProcessChild:
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):  # not connected any more
             self._channel.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _left(end: float) -> float:
+    """Seconds until ``end``. Raises TimeoutError if there are none."""
+    if (left := end - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

@@ -22,6 +22,7 @@ from penstock.online.restart import restart_delay_s
 from penstock.online.scheduler.instance import InstanceDied
 from penstock.online.scheduler.process_channel import Failed, Load, Loaded, Message, Ran, Run
 from penstock.online.scheduler.process_child import WORKER, ProcessChild
+from penstock.online.scheduler.process_halt import Halt
 from penstock.online.scheduler.tensor_arena import TensorArena
 from penstock.tensor import Array, Signature, TensorSpec
 
@@ -51,6 +52,8 @@ class ModelProcess:
     """The module that the child runs."""
     end_s = 2.0
     """How long the child may take to end when it is asked to."""
+    least_load_s = 60.0
+    """How long it may take to load the model at least, where calls have a limit: starting takes longer than answering."""
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
@@ -68,10 +71,11 @@ class ModelProcess:
         self._child: ProcessChild | None = None
         """The one to call; None while there is none."""
         self._starting: ProcessChild | None = None
-        self._closed = False
+        self._closed = self._unloaded = False
+        """Closed: no child is called or started any more."""
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913, PLR0917 - what is loaded, and how it is run
         cls,
         engine: str,
         artifact: Artifact,
@@ -80,17 +84,22 @@ class ModelProcess:
         cores: Sequence[int] = (),
         timeout_s: float = 0.0,
         clock: Clock | None = None,
+        halt: Halt | None = None,
     ) -> Self:
         """Load ``artifact``, whose bytes are in ``model_file`` (see ``store_model``), in a new process that runs on ``cores``.
 
-        A call of more than ``timeout_s`` ends the process; 0 waits for ever. Raises what the engine raises.
+        A call of more than ``timeout_s`` ends the process, and so does loading for longer than that and ``least_load_s``; 0 waits for
+        ever. ``halt`` may end it until its ``release``. Raises what the engine raises.
         """
+        halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
         message = Load(engine, artifact.format.value, artifact.digest, path, dict(options), tuple(cores))
         model = cls(message, model_file, timeout_s, clock or SystemClock())
         try:
+            halt.hold(model)
             child, loaded = model._start()
         except BaseException:
+            halt.release(model)
             model._give_back()
             raise
         model._take_facts(loaded)
@@ -113,9 +122,9 @@ class ModelProcess:
     def unload(self) -> None:
         """End the process and give all memory back."""
         with self._changed:
-            if self._closed:
+            if self._unloaded:
                 return
-            self._closed = True
+            self._unloaded = self._closed = True
             child, starting, self._child = self._child, self._starting, None
             self._changed.notify_all()
         if starting:
@@ -127,6 +136,15 @@ class ModelProcess:
                 child.kill()
         self._keeper.join()
         self._give_back()
+
+    def end_at_once(self) -> None:
+        """End the process, whatever it is at, and start it no more; ``unload`` gives the memory back. Any thread may call it."""
+        with self._changed:
+            self._closed = True
+            for child in (self._child, self._starting):
+                if child:
+                    child.kill()
+            self._changed.notify_all()
 
     def _take_facts(self, loaded: Loaded) -> None:
         """What the child says of the model."""
@@ -230,18 +248,24 @@ class ModelProcess:
         return self._model_file, self._inputs.file, self._outputs.file
 
     def _start(self) -> tuple[ProcessChild, Loaded]:
+        load_s = max(self.least_load_s, self._timeout_s) if self._timeout_s else 0.0
         child = ProcessChild(self._files(), self.worker)
         with self._changed:
             self._starting = child
             if self._closed:
                 child.kill()
         try:
-            loaded = child.load(self._message, self.hear)
+            loaded = child.load(self._message, self.hear, load_s)
             self._attach(child)
             return child, loaded
-        except BaseException:
+        except BaseException as error:
             child.kill()
             child.wait()
+            if isinstance(error, TimeoutError):
+                raise PenstockError(
+                    f"the model took longer than {load_s:g} s to load, so its process was ended",
+                    "if it needs longer, raise 'model_timeout_s'",
+                ) from None
             raise
         finally:
             with self._changed:

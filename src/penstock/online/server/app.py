@@ -305,6 +305,7 @@ class Application:
         grace_s, timeout_s = self.config.shutdown_grace_s, self.config.drain_timeout_s
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s + timeout_s
+        self._manager.end_loads()  # or clients that wait for one would keep the server
         await self._endpoints.drain(grace_s, timeout_s)
         try:
             # Clients that took all the time are no reason not to unload models that are free.
