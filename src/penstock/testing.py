@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Answer
 from penstock.errors import Unavailable
 from penstock.request import InferRequest
 from penstock.resources import Resources
@@ -74,7 +73,7 @@ class FakeStreamingModel:
         self.loaded = True
         self._stream = stream
 
-    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
+    def execute(self, requests: Sequence[InferRequest], answer: Callable[[int, Any, bool], bool]) -> None:
         if not self.loaded:
             raise Unavailable("the model has been unloaded")
         (request,) = requests
