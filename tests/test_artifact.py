@@ -25,6 +25,13 @@ def test_no_such_file(tmp_path: Path) -> None:
         Artifact.from_file(tmp_path / "m.onnx")
 
 
+def test_a_pointer_of_git_lfs_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(InvalidModel, match="is a Git LFS pointer") as refusal:
+        Artifact.from_file(tmp_path / "m.onnx")
+    assert "git lfs pull" in refusal.value.hint
+
+
 def test_empty_file(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     with pytest.raises(InvalidModel, match="is empty"):

@@ -39,6 +39,7 @@ SUFFIXES = {
 }
 """The formats of model files."""
 _MAX_FILES = 10_000
+_LFS = b"version https://git-lfs"
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -130,6 +131,8 @@ def _read(main: Path) -> bytes:
     data = main.read_bytes()
     if not data:
         raise InvalidModel(f"model file '{main}' is empty", "export the model again")
+    if data.startswith(_LFS):
+        raise InvalidModel(f"model file '{main}' is a Git LFS pointer, not the model", "fetch it with 'git lfs pull'")
     return data
 
 

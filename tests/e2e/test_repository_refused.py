@@ -48,3 +48,12 @@ def test_refusals_at_the_start(
         assert server.line == ""
         exit_code, errors = server.end()
     assert (exit_code, [part for part in said if part not in errors]) == (code, []), errors
+
+
+def test_recorded_requests_in_a_file_instead_of_a_folder(tmp_path: Path) -> None:
+    model = tmp_path / "linear.onnx"
+    model.write_bytes(models.linear().data)
+    with ServerProcess(model, warmup_folder=model) as server:
+        code, errors = server.end()
+    assert code == 2
+    assert "'warmup_folder' names a file" in errors

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.telemetry.exposition import CONTENT_TYPE, exposition
 from penstock.telemetry.metrics import FAMILIES, ServerFacts
 from penstock.telemetry.quantiles import RecentDurations
-from penstock.telemetry.statistics import BOUNDS_NS, BatchTimes, Failure, ModelStatistics, OwnMetric, Reason
+from penstock.telemetry.statistics import BOUNDS_NS, BatchTimes, Duration, Failure, ModelStatistics, OwnMetric, Reason
 from penstock.telemetry.usage import MachineUsage, ProcessUsage
 from real import RealProcess, run
 from servers import answer, answering, serving_in_thread
@@ -191,7 +191,7 @@ def test_a_tag_that_cannot_be_a_label_does_not_spoil_the_page(tag: str) -> None:
 @pytest.mark.real
 def test_promtool_finds_nothing_wrong_but_the_names_that_are_tritons() -> None:
     model = a_model('odd "name"\\', recent=True)
-    model.decoupled = True
+    model.decoupled, model.stages = True, {"execute": Duration(1, 5)}
     page = exposition([a_model(recent=True), model], FACTS, MACHINE)
     assert all(f"# TYPE {family.name} {family.kind}\n".encode() in page for family in FAMILIES)
     result = run("promtool", "check", "metrics", input=page)
@@ -203,7 +203,9 @@ def test_promtool_finds_nothing_wrong_but_the_names_that_are_tritons() -> None:
 @pytest.fixture
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealProcess]:
     headers = f"Content-Type: {CONTENT_TYPE}\r\n"
-    page = exposition([a_model(), a_model('odd "name"\\')], FACTS, MACHINE)
+    model = a_model()
+    model.stages = {"execute": Duration(1, 5)}
+    page = exposition([model, a_model('odd "name"\\')], FACTS, MACHINE)
     with serving_in_thread(answering(answer(page, headers=headers))) as address:
         settings = tmp_path_factory.mktemp("prometheus") / "prometheus.yml"
         settings.write_text(

@@ -89,6 +89,10 @@ def serve(
     """
     if not targets and not config.model_repository:
         raise InvalidArgument("nothing to serve", "name a bundle or a model file, or set 'model_repository'")
+    if config.warmup_folder and Path(config.warmup_folder).exists() and not Path(config.warmup_folder).is_dir():
+        raise InvalidArgument(
+            "'warmup_folder' names a file, and no folder", "name the folder that the models' folders are in"
+        )
     by_hand = {model.name: model for model in define(targets, settings, folder)}
     roots = tuple(map(Path, config.model_repository))
     layout = Layout(roots, config.model_config_name, config.model_namespacing, by_hand)

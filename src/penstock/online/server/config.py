@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -167,6 +168,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """``auto`` takes uvloop where it is installed."""
 
     def __post_init__(self) -> None:
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"'{name}' must be a finite number")
         if 0 < self.max_inflight_bytes < self.max_request_bytes:
             raise ValueError(
                 "'max_inflight_bytes' must be at least 'max_request_bytes', or the largest could never be sent"
