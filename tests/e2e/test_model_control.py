@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 import models
 from processes import PATIENCE_S, ServerProcess
 
+_ENDS = (("input", "x", 3), ("output", "y", 2))
 X = np.array([[1, 2, 3]], np.float32)
 
 
@@ -257,6 +258,50 @@ def test_polling_follows_the_folders(tmp_path: Path) -> None:
         until(client.triton.is_server_ready)
         np.testing.assert_allclose(client.infer("bad"), answer(4), rtol=1e-5)
         client.triton.close()
+
+
+def test_a_server_is_not_ready_while_an_ensemble_lacks_a_part_that_has_gone(tmp_path: Path) -> None:
+    root = tmp_path / "repository"
+    write(root, "part")
+    step = 'step { model_name: "part" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }'
+    tensors = "".join(
+        f'{field} {{ name: "{name}" data_type: TYPE_FP32 dims: [-1, {size}] }} ' for field, name, size in _ENDS
+    )
+    (root / "whole/1").mkdir(parents=True)
+    (root / "whole/config.pbtxt").write_text(f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}')
+    arguments = ("--model-repository", str(root), "--model-control-mode", "poll")
+    with ServerProcess(arguments=arguments, repository_poll_secs=0.05) as server:
+        client = Client(server, "http")
+        assert client.triton.is_server_ready()
+        (root / "part").rename(tmp_path / "away")
+        until(lambda: client.index().get(("whole", "1")) == "UNAVAILABLE")
+        assert not client.triton.is_server_ready()
+        (tmp_path / "away").rename(root / "part")
+        until(client.triton.is_server_ready)
+        assert set(client.index().values()) == {"READY"}
+        client.triton.close()
+
+
+def test_a_repository_that_is_away_is_told_of_once(tmp_path: Path) -> None:
+    root, log = tmp_path / "repository", tmp_path / "log"
+    write(root, "m")
+    arguments = ("--model-repository", str(root), "--model-control-mode", "poll")
+    with ServerProcess(arguments=arguments, repository_poll_secs=0.001, log_file=log) as server:
+        client = Client(server, "http")
+        for times in (1, 2):
+            root.rename(tmp_path / "away")
+            until(lambda times=times: _told(log) == times)
+            for _ in range(30):  # while the server looks again and again
+                client.infer("m")
+            (tmp_path / "away").rename(root)
+            write(root, f"new{times}")
+            until(lambda times=times: client.index().get((f"new{times}", "1")) == "READY")
+        client.triton.close()
+    assert _told(log) == 2
+
+
+def _told(log: Path) -> int:
+    return log.read_text().count("the repositories cannot be looked at")
 
 
 def test_a_server_ends_if_a_model_cannot_be_loaded_unless_it_is_told_not_to(tmp_path: Path) -> None:

@@ -272,12 +272,16 @@ class Application:
 
     async def _poll(self) -> None:
         """Look at the repositories again and again; one process does, and tells the others."""
+        told = ""
         while self.config.model_control_mode == "poll" and (self._place is None or self._place.index == 0):
             await asyncio.sleep(self.config.repository_poll_secs)
             try:
                 await self._control.poll()
+                told = ""
             except PenstockError as error:
-                _log.warning("the repositories cannot be looked at: %s", error)
+                if told != str(error):  # once, and not with every look
+                    _log.warning("the repositories cannot be looked at: %s", error)
+                told = str(error)
             except Exception:  # noqa: BLE001 - a bug of ours must not end it
                 _log.exception("the repositories could not be looked at")
 
