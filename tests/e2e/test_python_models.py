@@ -157,10 +157,33 @@ def ask_for(url: str, what: str) -> None:
         getattr(client, f"{what}_model")("endless")
 
 
+ENDLESS = """
+import penstock
+from penstock import Tensor
+
+def wait():
+    open({!r}, "w").close()
+    while True: pass
+{}
+@penstock.model
+def f(x: Tensor["FP32", -1, 2]) -> Tensor["FP32", -1]:
+    wait()
+"""
+
+
+WARM_UP = """
+model_warmup {
+  name: "zeros" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } }
+}
+"""
+
+
+@pytest.mark.parametrize("when", ["imported", "warmed up"])
 @pytest.mark.parametrize("how", ["unload", "end of the server", "end of the server at its start"])
-def test_a_load_without_end_is_ended(tmp_path: Path, how: str) -> None:
+def test_a_load_without_end_is_ended(tmp_path: Path, how: str, when: str) -> None:
     begun = tmp_path / "begun"
-    write(tmp_path / "models" / "endless", f"open({str(begun)!r}, 'w').close()\nwhile True: pass", "")
+    write(tmp_path / "models" / "endless", ENDLESS.format(str(begun), "wait()" if when == "imported" else ""), "")
+    (tmp_path / "models" / "endless" / "config.pbtxt").write_text(WARM_UP)
     at_start = how.endswith("start")
     arguments = ("--model-repository", str(tmp_path / "models"))
     if not at_start:

@@ -189,6 +189,8 @@ def test_what_is_configured_stays(processes: Processes) -> None:
         ),
         ("import absent_module" + IDENTITY, None, r"failed in line 7 while it was imported: ModuleNotFoundError"),
         ("def execute(self: pass", None, "it is no Python: line 7: "),
+        ("import os; os._exit(3)" + IDENTITY, None, "ended with exit status 3 while it loaded the model"),
+        ("import os; os.abort()" + IDENTITY, None, "ended with signal SIGABRT while it loaded the model"),
         ("x = '\0'" + IDENTITY, None, "model.py holds null bytes"),
         (IDENTITY, config(parameters={"EXECUTION_ENV_PATH": {"string_value": "e"}}), "'EXECUTION_ENV_PATH' is not"),
         (IDENTITY, config(parameters={"class": {"string_value": "Other"}}), "has no 'Other'"),

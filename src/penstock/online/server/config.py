@@ -93,7 +93,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     isolation: Literal["thread", "process"] = "thread"
     """Where models run: on threads of the server, or each instance in a process of its own, so that it cannot end the server."""
     model_timeout_s: _Seconds = 0.0
-    """Longest that one call of a model in a process of its own may take before the process is ended; 0: for ever."""
+    """Longest that one call of a model in a process of its own may take before the process is ended; loading may take as
+    long, but 60 s at least; 0: for ever."""
     rate_limit: Literal["off", "execution_count"] = "off"
     """Whether instances run only while they hold the resources that their ``rate_limiter`` names."""
     rate_limit_resource: tuple[str, ...] = ()
