@@ -28,7 +28,7 @@ from benchmarks.stopwatch import Probe, Stopwatch
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.online.scheduler import instance
+from penstock.online.scheduler import layout
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.instance import Instance
 from penstock.online.server.dataplane import DataPlane
@@ -133,9 +133,9 @@ def probes(model: LoadedModel) -> list[Probe]:
         ("queue", DynamicBatcher, "_flush"),
         ("queue", DynamicBatcher, "take"),
         (_WAITING, DynamicBatcher, "_rest"),
-        ("merge", instance, "merge"),
+        ("merge", layout, "merge"),
         ("engine", type(model), "forward"),
-        ("split", instance, "split"),
+        ("split", layout, "split"),
         ("hand-over", Instance, "_forward"),
         ("complete", DynamicBatcher, "_complete"),
         ("statistics", BatchLog, "executed"),
@@ -226,14 +226,14 @@ def _copies(array: Array) -> dict[str, str]:
     grpc_infer, grpc_form = GrpcRequestDecoder(shared_memory)(message)
     view, grpc_view = request.inputs["input"], grpc_infer.inputs["input"]
     outputs = {"output": np.ones((2, array.shape[1]), np.float32)}
-    part = instance.split(outputs, [1, 1])[0]
+    part = layout.split(outputs, [1, 1])[0]
     answer = InferResponse("m", "1", part)
     _, text, tensors = AnswerEncoder()(answer, form)
     return {
         "decode, HTTP binary": _shared([body], view),
         "decode, gRPC": _shared([message], grpc_view),
-        "merge, one request alone": _shared([instance.merge([{"input": view}])["input"]], view),
-        "merge, several requests": _shared([instance.merge([{"input": view}] * 2)["input"]], view),
+        "merge, one request alone": _shared([layout.merge([{"input": view}])["input"]], view),
+        "merge, several requests": _shared([layout.merge([{"input": view}] * 2)["input"]], view),
         "split": _shared([part["output"]], outputs["output"]),
         "encode, HTTP binary": _shared([text, *tensors], part["output"]),
         "encode, gRPC": _shared(GrpcAnswerEncoder()(answer, grpc_form), part["output"]),

@@ -250,8 +250,10 @@ def test_bad_data_is_refused_before_any_work(model: Path, tmp_path: Path) -> Non
 
 
 def test_bad_recipes_are_refused_before_any_work(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="unknown engine 'tensorflow'"):
-        build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(engines=("tensorflow",)))
+    with pytest.raises(InvalidArgument, match="unknown engine 'tensorrt'"):
+        build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(engines=("tensorrt",)))
+    with pytest.raises(InvalidArgument, match="engine 'tflite' does not run ONNX models"):
+        build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(engines=("tflite",)))
     with pytest.raises(InvalidConfig, match="at least 1, not 0"):
         build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(threads=(0,)))
 

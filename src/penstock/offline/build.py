@@ -23,13 +23,13 @@ import msgspec
 import numpy as np
 
 from penstock import __version__
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, Format
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, file_entries, pack
-from penstock.engines.registry import available_engines, get_engine
+from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -241,7 +241,10 @@ def _blaming(data: Data | None) -> Iterator[None]:
 def _engines(recipe: Recipe) -> tuple[str, ...]:
     """The engines asked for, each tried now so that a missing one is known before any long work."""
     for name in recipe.engines:
-        get_engine(name)
+        if Format.ONNX not in get_engine(name).formats:
+            raise InvalidArgument(
+                f"engine '{name}' does not run ONNX models", f"known: {', '.join(engines_for(Format.ONNX))}"
+            )
     return recipe.engines or tuple(available_engines())
 
 

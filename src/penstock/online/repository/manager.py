@@ -237,11 +237,10 @@ class Manager:
             ) from None
         self._loading.add(future)
         future.add_done_callback(lambda _: seats.release())
-        try:
-            return await asyncio.shield(future)
-        finally:
-            if future.done():
-                self._loading.discard(future)
+        # Of one that is cancelled ``close`` takes care.
+        await asyncio.wait((future,))
+        self._loading.discard(future)
+        return future.result()
 
     async def _load(self, model: Model, wishes: Wishes, override: Override | None, is_due: bool) -> list[Loading]:
         """What is begun in consequence."""

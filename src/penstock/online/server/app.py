@@ -221,7 +221,7 @@ class Application:
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 work.cancel()
-                await self._manager.close(self.config.drain_timeout_s)
+                await self._drain()
                 return
             work.result()
             if not self._stopping.is_set():
