@@ -13,7 +13,6 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError
-from penstock.online.scheduler.process_instance import store_model
 from penstock.online.scheduler.python_process import PythonProcess
 from penstock.request import InferRequest
 
@@ -68,7 +67,7 @@ class Processes:
         return self.load_file(artifact, config() if options is None else options, timeout_s)
 
     def load_file(self, artifact: Artifact, options: Mapping[str, Any], timeout_s: float = 0.0) -> PythonProcess:
-        file = store_model(artifact)
+        file = artifact.in_memory()
         try:
             model = PythonProcess.load("python", artifact, {"name": "m", **options}, file, timeout_s=timeout_s)
         finally:

@@ -13,6 +13,9 @@ import msgspec
 
 from penstock.errors import InvalidModel, NotFound, Unsupported
 
+_CHUNK_BYTES = 1 << 20
+"""What is written in one call of the system: threads that want the core wait for its end."""
+
 
 class Format(enum.Enum):
     """How a model is written down."""
@@ -98,6 +101,18 @@ class Artifact(msgspec.Struct, frozen=True):
         """The artifact that ``step`` made of this one."""
         record = Step(step, self.digest, options, facts)
         return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record))
+
+    def in_memory(self) -> int:
+        """A descriptor of memory that holds ``data``, for those who load from files or in other processes; the caller's to close."""
+        file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
+        try:
+            view = memoryview(self.data)
+            while view:
+                view = view[os.write(file, view[:_CHUNK_BYTES]) :]
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
     @property
     def size_bytes(self) -> int:

@@ -25,7 +25,7 @@ import models
 from penstock.artifact import SUFFIXES, Artifact, Format, sha256
 from penstock.engines.base import Engine, Severity
 from penstock.errors import Code, InvalidConfig, InvalidModel, PenstockError, Unavailable
-from penstock.online.scheduler.process_instance import ProcessModel, store_model
+from penstock.online.scheduler.process_instance import ProcessModel
 from penstock.tensor import DataType
 from penstock.testing import assert_tensors_close
 
@@ -263,7 +263,7 @@ class EngineConformance:
 
     def test_loads_in_a_process_of_its_own(self) -> None:
         artifact = self.zoo.linear()
-        file = store_model(artifact)
+        file = artifact.in_memory()
         try:
             model = ProcessModel.load(self.engine.name, artifact, self.options(artifact), file)
         finally:

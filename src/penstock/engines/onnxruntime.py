@@ -185,12 +185,8 @@ def _as_file(artifact: Artifact) -> Iterator[bytes | str]:
     if len(artifact.data) < _LARGE_BYTES or _is_in_parts(artifact.data):
         yield artifact.data
         return
-    file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
+    file = artifact.in_memory()
     try:
-        with open(file, "wb", buffering=0, closefd=False) as stream:
-            view = memoryview(artifact.data)
-            while view:
-                view = view[stream.write(view) :]
         yield f"/proc/self/fd/{file}"
     finally:
         os.close(file)

@@ -11,7 +11,6 @@ import models
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.online.scheduler.process_channel import Load
 from penstock.online.scheduler.process_child import ProcessChild
-from penstock.online.scheduler.process_instance import store_model
 from penstock.online.scheduler.tensor_arena import TensorArena
 
 LOAD = Load("onnxruntime", "onnx", "", "", {"threads": 1}, ())
@@ -19,7 +18,7 @@ LOAD = Load("onnxruntime", "onnx", "", "", {"threads": 1}, ())
 
 @pytest.fixture
 def child() -> Iterator[ProcessChild]:
-    files = store_model(models.linear()), TensorArena.create().file, TensorArena.create().file
+    files = models.linear().in_memory(), TensorArena.create().file, TensorArena.create().file
     before = len(os.listdir("/proc/self/fd"))
     child = ProcessChild(files)
     yield child

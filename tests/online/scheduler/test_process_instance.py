@@ -27,7 +27,7 @@ from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Code, InvalidModel, PenstockError, Unavailable
 from penstock.online.scheduler.instance import InstanceDied
 from penstock.online.scheduler.process_halt import Halt
-from penstock.online.scheduler.process_instance import InstanceRestarting, ProcessModel, store_model
+from penstock.online.scheduler.process_instance import InstanceRestarting, ProcessModel
 from penstock.tensor import Array, DataType, TensorSpec
 
 PATIENCE_S = 30
@@ -42,7 +42,7 @@ class Loader:
         self.models: list[ProcessModel] = []
 
     def __call__(self, artifact: Artifact, options: Mapping[str, Any] = OPTIONS, **more: Any) -> ProcessModel:
-        file = store_model(artifact)
+        file = artifact.in_memory()
         try:
             model = ProcessModel.load("onnxruntime", artifact, options, file, **more)
         finally:

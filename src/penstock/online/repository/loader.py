@@ -21,7 +21,7 @@ from penstock.online.repository.model_config import to_json
 from penstock.online.repository.policy import choose
 from penstock.online.repository.source import Source, Wishes, find
 from penstock.online.repository.warm_up import prepare
-from penstock.online.scheduler.process_instance import ModelProcess, ProcessModel, store_model
+from penstock.online.scheduler.process_instance import ModelProcess, ProcessModel
 from penstock.online.scheduler.python_process import PythonProcess
 
 _Model = LoadedModel | RequestModel
@@ -175,7 +175,7 @@ def _in_threads(source: Source) -> Iterator[LoadedModel]:
 
 def _in_processes(source: Source) -> Iterator[_Model]:
     kind = PythonProcess if source.engine == "python" else ProcessModel
-    file = store_model(source.artifact)
+    file = source.artifact.in_memory()
     try:
         for number in range(source.instances):
             yield kind.load(

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError, ResourceExhausted, Unavailable
@@ -22,9 +20,9 @@ from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loader import FilesChanged, Loaded, Preloaded, load_more, load_version
-from penstock.online.repository.memory import give_back
 from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, count, plan
+from penstock.online.repository.retirement import Retirement
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Wishes
 from penstock.online.repository.state import Model, Row, Version, rows
@@ -33,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 """How often a model is read whose files change meanwhile."""
-_GIVE_BACK_S = 1.0
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
 """A load at work; its result is what loads were begun in consequence."""
@@ -74,10 +71,10 @@ class Manager:
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._retirement = Retirement()
         self._loading: set[asyncio.Future[Any]] = set()
         self._seen: dict[str, str] = {}
-        self._gives_back = self._is_closed = False
+        self._is_closed = False
         self._level = logging.DEBUG
         """At which success is told of: the ready line tells of what is loaded at the start."""
 
@@ -194,7 +191,7 @@ class Manager:
 
     async def unload_all(self) -> None:
         """Return when all that was asked is answered, and nothing is in memory, nor on the disk what clients have sent."""
-        await asyncio.gather(self._served.unload_all(), *self._leaving)
+        await asyncio.gather(self._served.unload_all(), self._retirement.finish())
         for model in self._models.values():
             for override in model.overrides:
                 await on_daemon_thread("discard", partial(discard, override.folder))
@@ -265,7 +262,7 @@ class Manager:
                     model.problem = model.problem or str(error)
                 raise
             finally:
-                self._clear_up(model)
+                self._retirement.clear_up(model)
             return self._follow(model, form)
 
     def _follow(self, model: Model, form: Mapping[str, object]) -> list[Loading]:
@@ -382,7 +379,7 @@ class Manager:
         old = self._served.add(handle)
         version.serve(handle, definition, model.generation)
         if old is not None:
-            self._retire(model, old, None)
+            self._retirement.retire(model, old)
         return None
 
     async def _make(self, definition: Definition, number: str, wishes: Wishes) -> Handle:
@@ -423,7 +420,7 @@ class Manager:
                         self._missing.add(user.name)
             self._leave_all(model)
             model.forget()
-            self._clear_up(model)
+            self._retirement.clear_up(model)
             self._missing.discard(model.name)
             _log.info("model '%s', generation %d is unloaded", model.name, model.generation)
         for part in parts if with_parts else ():
@@ -445,51 +442,7 @@ class Manager:
     def _leave(self, model: Model, number: str) -> None:
         """Serve a version no more."""
         model.versions[number].leave()
-        self._retire(model, self._served.remove(model.name, number), model.versions[number])
-
-    def _retire(self, model: Model, handle: Handle, version: Version | None) -> None:
-        """Unload ``handle`` when it has answered all; then ``version``, if it is given, is gone."""
-
-        async def retire() -> None:
-            await handle.unload()
-            self._give_back_soon()
-            if version is not None:
-                version.end()
-
-        self._later(retire(), self._leaving, model.leaving)
-
-    def _later(self, work: Coroutine[Any, Any, None], *known_to: set[asyncio.Task[None]]) -> None:
-        task = asyncio.create_task(work)
-        for tasks in known_to:
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-    def _give_back_soon(self) -> None:
-        """Give freed memory back to the system, once a second at most: the next load would have to ask there again for what it needs,
-        and threads that ask for memory meanwhile wait."""
-
-        def begin() -> None:
-            self._gives_back = False
-            threading.Thread(target=give_back, name="give-back", daemon=True).start()
-
-        if not self._gives_back:
-            self._gives_back = True
-            asyncio.get_running_loop().call_later(_GIVE_BACK_S, begin)
-
-    def _clear_up(self, model: Model) -> None:
-        """Remove the files of overrides that nothing is served from, once nothing that was uses them."""
-        used = {definition.folder for definition in model.served.values()}
-        used |= {Path(model.override.folder)} if model.override else set()
-        unused = [one for one in model.overrides if Path(one.folder) not in used]
-        model.overrides = [one for one in model.overrides if one not in unused]
-
-        async def clear(leaving: list[asyncio.Task[None]]) -> None:
-            await asyncio.gather(*leaving, return_exceptions=True)
-            for override in unused:
-                await on_daemon_thread("discard", partial(discard, override.folder))
-
-        if unused:
-            self._later(clear([*model.leaving]), self._leaving)
+        self._retirement.retire(model, self._served.remove(model.name, number), model.versions[number])
 
 
 def _absent(definition: Definition, version: str) -> NotFound:

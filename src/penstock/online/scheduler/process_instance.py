@@ -86,7 +86,7 @@ class ModelProcess:
         clock: Clock | None = None,
         halt: Halt | None = None,
     ) -> Self:
-        """Load ``artifact``, whose bytes are in ``model_file`` (see ``store_model``), in a new process that runs on ``cores``.
+        """Load ``artifact``, whose bytes are in ``model_file`` (see ``Artifact.in_memory``), in a new process that runs on ``cores``.
 
         A call of more than ``timeout_s`` ends the process, and so does loading for longer than that and ``least_load_s``; 0 waits for
         ever. ``halt`` may end it until its ``release``. Raises what the engine raises.
@@ -301,17 +301,3 @@ class ProcessModel(ModelProcess):
             raise answer.error()
         assert isinstance(answer, Ran)
         return self._outputs.copy(answer.outputs)
-
-
-def store_model(artifact: Artifact) -> int:
-    """A descriptor of memory that holds ``artifact``'s bytes, from which all its processes load, now and when started again."""
-    file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
-    try:
-        with open(file, "wb", buffering=0, closefd=False) as stream:
-            view = memoryview(artifact.data)
-            while view:
-                view = view[stream.write(view) :]
-    except BaseException:
-        os.close(file)
-        raise
-    return file

@@ -1,0 +1,74 @@
+"""What is no longer served goes: once it has answered all, out of memory, and what clients sent of it off the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.online.daemon import on_daemon_thread
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.memory import give_back
+from penstock.online.repository.override import discard
+from penstock.online.repository.state import Model, Version
+
+_GIVE_BACK_S = 5.0
+
+
+class Retirement:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._gives_back = False
+
+    def retire(self, model: Model, handle: Handle, version: Version | None = None) -> None:
+        """Unload ``handle`` when it has answered all; then ``version``, if it is given, is gone."""
+
+        async def retire() -> None:
+            await handle.unload()
+            self._give_back_soon()
+            if version is not None:
+                version.end()
+
+        self._later(retire(), model.leaving)
+
+    def clear_up(self, model: Model) -> None:
+        """Remove the files of overrides that nothing is served from, once nothing that was uses them."""
+        used = {definition.folder for definition in model.served.values()}
+        used |= {Path(model.override.folder)} if model.override else set()
+        unused = [one for one in model.overrides if Path(one.folder) not in used]
+        model.overrides = [one for one in model.overrides if one not in unused]
+
+        async def clear(leaving: list[asyncio.Task[None]]) -> None:
+            await asyncio.gather(*leaving, return_exceptions=True)
+            for override in unused:
+                await on_daemon_thread("discard", partial(discard, override.folder))
+
+        if unused:
+            self._later(clear([*model.leaving]))
+
+    async def finish(self) -> None:
+        """Return when all has gone that is to go."""
+        await asyncio.gather(*self._tasks)
+
+    def _later(self, work: Coroutine[Any, Any, None], *known_to: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work)
+        for tasks in (self._tasks, *known_to):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    def _give_back_soon(self) -> None:
+        """Give freed memory back to the system, once in five seconds at most: the next load would have to ask there again for what it
+        needs, and threads that ask for memory meanwhile wait."""
+
+        def begin() -> None:
+            self._gives_back = False
+            threading.Thread(target=give_back, name="give-back", daemon=True).start()
+
+        if not self._gives_back:
+            self._gives_back = True
+            asyncio.get_running_loop().call_later(_GIVE_BACK_S, begin)
