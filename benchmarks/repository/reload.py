@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import statistics
 import tempfile
 import time
@@ -78,13 +79,18 @@ class Operations:
 
 
 def reload(quick: bool) -> list[Row]:
-    """The rows of this part."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "models"
-        variants = make(Path(folder), root)
-        flags = ("--model-control-mode", "explicit", "--load-model", "*")
-        with repository_server(root, split_cores()[0], *flags) as server, pinned(split_cores()[1]):
-            return run(measure(server, root, variants, *((4, 1.5) if quick else (_OPERATIONS, 2.0))))
+    """The rows of this part: with the server on one core, where loading and answering take turns, and on all, one of which it shares
+    with the load tool."""
+    found = []
+    for where, cores in (("one core", split_cores()[0]), ("all cores", os.sched_getaffinity(0))):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder) / "models"
+            variants = make(Path(folder), root)
+            flags = ("--model-control-mode", "explicit", "--load-model", "*")
+            with repository_server(root, cores, *flags) as server, pinned(split_cores()[1]):
+                plan = (4, 1.5) if quick else (_OPERATIONS, 2.0)
+                found += run(measure(server, root, variants, *plan, where=where))
+    return found
 
 
 def make(folder: Path, root: Path) -> dict[str, list[Path]]:
@@ -99,7 +105,7 @@ def make(folder: Path, root: Path) -> dict[str, list[Path]]:
 
 
 async def measure(
-    server: Server, root: Path, variants: dict[str, list[Path]], operations: int, seconds: float
+    server: Server, root: Path, variants: dict[str, list[Path]], operations: int, seconds: float, where: str
 ) -> list[Row]:
     """Alternate until enough ``operations`` are done; windows last ``seconds``."""
     rng = np.random.default_rng(0)
@@ -135,27 +141,32 @@ async def measure(
         for busy in (False, True) if len(others) % 4 == 1 else (True, False):
             await window(busy)
     control.close()
-    return rows(results, others, done, capacity)
+    return rows(results, others, done, capacity, where)
 
 
 def rows(
-    results: dict[str, list[LoadResult]], others: list[LoadResult], done: Operations, capacity: float
+    results: dict[str, list[LoadResult]], others: list[LoadResult], done: Operations, capacity: float, where: str
 ) -> list[Row]:
-    """What the windows say; ``capacity`` in requests per second."""
+    """What the windows say; ``capacity`` in requests per second, ``where`` the server runs."""
     windows = [*results["quiet"], *results["busy"]]
     found = []
     for what, some in (("a model that stays", windows), ("models that change", others)):
         kinds = {kind: one.first_errors.get(kind, "") for one in some for kind in one.errors_by_kind}
         note = f"of {sum(one.requests for one in some):,} {kinds or ''}"
-        found.append(claim(f"failed requests to {what}", sum(one.errors for one in some), "", "<=", 0, note=note))
+        found.append(
+            claim(f"failed requests to {what}, {where}", sum(one.errors for one in some), "", "<=", 0, note=note)
+        )
     for name in ("p50_ms", "p99_ms", "max_ms"):
         over, under = (
             [getattr(one, name) for one in results[kind][-len(results["quiet"]) :]] for kind in ("busy", "quiet")
         )
         figures = " : ".join(f"{statistics.median(values):.3g}" for values in (over, under))
         note = f"{figures} ms, medians of {len(over)} windows, {_SHARE * capacity:,.0f} requests/s"
-        title, value = f"{name.partition('_')[0]} while others change to that of quiet windows", ratio(over, under)
+        title, value = (
+            f"{name.partition('_')[0]} while others change to that of quiet windows, {where}",
+            ratio(over, under),
+        )
         goal = claim(title, value, "×", "<=", 1.5, note=note)
         found.append(goal if name == "p99_ms" else fact(title, value.value, "×", interval=value, note=note))
     times = "; ".join(f"{kind} {1e3 * statistics.median(some):.0f}" for kind, some in sorted(done.seconds.items()))
-    return [*found, fact("control operations while asked", done.count, "", note=f"median ms: {times}")]
+    return [*found, fact(f"control operations while asked, {where}", done.count, "", note=f"median ms: {times}")]

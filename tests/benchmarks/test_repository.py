@@ -72,7 +72,7 @@ def test_models_are_controlled_and_measured(root: Path, tmp_path: Path) -> None:
 def test_what_others_feel_is_judged(busy: float, lost: int, holds: list[bool]) -> None:
     slow = msgspec.structs.replace(QUIET, p99_ms=busy, errors=lost)
     done = Operations(Path(), {}, Control.__new__(Control))
-    found = rows({"quiet": [QUIET] * 5, "busy": [slow] * 6}, [QUIET] * 10, done, 1000)
+    found = rows({"quiet": [QUIET] * 5, "busy": [slow] * 6}, [QUIET] * 10, done, 1000, "one core")
     assert [row.holds for row in found if row.holds is not None] == holds
 
 
