@@ -15,7 +15,8 @@ from penstock.online.repository.memory import give_back
 from penstock.online.repository.override import discard
 from penstock.online.repository.state import Model, Version
 
-_GIVE_BACK_S = 5.0
+_CALM_S = 1.0
+_MOST_S = 2.0
 
 
 class Retirement:
@@ -23,7 +24,8 @@ class Retirement:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gives_back = False
+        self._giving: asyncio.TimerHandle | None = None
+        self._due = 0.0
 
     def retire(self, model: Model, handle: Handle, version: Version | None = None) -> None:
         """Unload ``handle`` when it has answered all; then ``version``, if it is given, is gone."""
@@ -62,13 +64,16 @@ class Retirement:
             task.add_done_callback(tasks.discard)
 
     def _give_back_soon(self) -> None:
-        """Give freed memory back to the system, once in five seconds at most: the next load would have to ask there again for what it
-        needs, and threads that ask for memory meanwhile wait."""
+        """Give freed memory back to the system once nothing has gone for a second, and every two at the least: the next load would
+        have to ask there again for what it needs, and threads that ask for memory meanwhile wait."""
 
         def begin() -> None:
-            self._gives_back = False
+            self._giving = None
             threading.Thread(target=give_back, name="give-back", daemon=True).start()
 
-        if not self._gives_back:
-            self._gives_back = True
-            asyncio.get_running_loop().call_later(_GIVE_BACK_S, begin)
+        loop = asyncio.get_running_loop()
+        if self._giving is None:
+            self._due = loop.time() + _MOST_S
+        else:
+            self._giving.cancel()
+        self._giving = loop.call_at(min(loop.time() + _CALM_S, self._due), begin)
