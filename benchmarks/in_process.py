@@ -13,17 +13,16 @@ import numpy as np
 from penstock.clock import SystemClock
 from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
-from penstock.online.repository.auto_complete import complete
-from penstock.online.repository.config_check import parse
+from penstock.online.instances.instance import Instance
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.model_config import batching
+from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.served import ServedModels
+from penstock.online.repository.triton.auto_complete import complete
+from penstock.online.repository.triton.check import parse
+from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
-from penstock.online.server.auth import Access
+from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
@@ -31,6 +30,7 @@ from penstock.online.server.h2 import connection as h2_connection
 from penstock.online.server.http import connection as http_connection
 from penstock.online.server.http.shared import Shared
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.network.connections import Connections
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.perf.grpc_client import INFER, GrpcConnection, Lane
 from penstock.perf.http_client import Address, Head

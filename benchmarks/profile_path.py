@@ -28,9 +28,9 @@ from benchmarks.stopwatch import Probe, Stopwatch
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
+from penstock.online.instances.instance import Instance
 from penstock.online.scheduler import layout
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.decoder import RequestDecoder as GrpcRequestDecoder
 from penstock.online.server.grpc.encoder import AnswerEncoder as GrpcAnswerEncoder

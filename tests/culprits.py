@@ -13,7 +13,7 @@ from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import DataType

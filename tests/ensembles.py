@@ -14,12 +14,12 @@ from google.protobuf import text_format
 from handles import make_handle
 from penstock.clock import SystemClock
 from penstock.engines.base import LoadedModel
-from penstock.online.repository.assembly import Assembler, Limits
+from penstock.online.cache.response_cache import ResponseCache
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
+from penstock.online.repository.loading.assembly import Assembler, Limits
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.ensemble import Models
-from penstock.online.server.cache.response_cache import ResponseCache
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import ModelConfig

@@ -16,7 +16,7 @@ from penstock.errors import InvalidConfig, InvalidModel, Unavailable
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
-from penstock.online.repository.loader import FilesChanged, Loaded
+from penstock.online.repository.loading.loader import FilesChanged, Loaded
 from penstock.online.repository.manager import Manager
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Source, Wishes

@@ -20,8 +20,8 @@ from penstock.clock import SystemClock
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.online.repository.served import ServedModels
-from penstock.online.server.admission import Admission, ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import Admission, ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane

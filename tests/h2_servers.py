@@ -17,14 +17,14 @@ import hpack
 from http_servers import LOOPS, PATIENCE_S
 from penstock.clock import ManualClock
 from penstock.errors import NotFound
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import Connections
 from penstock.online.server.grpc.call import Call, Method, Receiver
 from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.connection import Connection, Shared
-from penstock.online.server.listener import Endpoint, Listener
-from penstock.online.server.sniffer import PREFACE
+from penstock.online.server.network.connections import Connections
+from penstock.online.server.network.listener import Endpoint, Listener
+from penstock.online.server.network.sniffer import PREFACE
 from penstock.tensor import Buffer
 
 ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL = (

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engines.base import LoadedModel, RequestModel
-from penstock.online.repository.auto_complete import complete
-from penstock.online.repository.config_check import parse
+from penstock.online.instances.instance import Instance
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.model_config import batching
+from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.triton.auto_complete import complete
+from penstock.online.repository.triton.check import parse
+from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
 from penstock.telemetry.statistics import ModelStatistics
 
 

@@ -18,16 +18,16 @@ import uvloop
 from handles import make_handle
 from penstock.clock import ManualClock, SystemClock
 from penstock.online.repository.served import ServedModels
-from penstock.online.server.admission import ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.connection import Connection
 from penstock.online.server.http.shared import Shared
-from penstock.online.server.listener import Endpoint, Listener
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.network.connections import Connections
+from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings

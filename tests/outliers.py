@@ -9,7 +9,7 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import Array, DataType

@@ -8,7 +8,7 @@ from onnx import numpy_helper
 
 from networks import Network
 from penstock.artifact import Artifact
-from penstock.offline.compress.pruning.cut import Kept, Structure
+from penstock.offline.compress.pruning.structured.cut import Kept, Structure
 from penstock.offline.optimize.model import to_bytes
 
 

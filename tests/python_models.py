@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError
-from penstock.online.scheduler.python_process import PythonProcess
+from penstock.online.instances.python.process import PythonProcess
 from penstock.request import InferRequest
 
 PATIENCE_S = 30

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.compression import nets
 from benchmarks.results import Row, claim, fact
-from penstock.offline.compress.ptq.histogram import Histogram
-from penstock.offline.compress.ptq.ranges import entropy_range, mse_range
+from penstock.offline.compress.ptq.ranges.histogram import Histogram
+from penstock.offline.compress.ptq.ranges.ranges import entropy_range, mse_range
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.resources import machine_facts
 

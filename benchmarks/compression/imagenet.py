@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import make_dataset

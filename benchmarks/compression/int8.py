@@ -22,12 +22,12 @@ from penstock.offline.compress.precision.sensitivity import SensitivityOptions, 
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.judge.accuracy import answers
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.tune.accuracy import answers
 from penstock.perf.measure import feed, interleave, speedup
 from penstock.resources import machine_facts
 

@@ -17,7 +17,7 @@ from benchmarks.results import Row, claim, fact, skipped
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
-from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
+from penstock.offline.compress.pruning.structured.recovery import ShrinkOptions, shrink
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
@@ -26,8 +26,8 @@ from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.tune.contract import Contract
 from penstock.perf.measure import feed, interleave, speedup
 from penstock.resources import machine_facts
 from penstock.tensor import Array

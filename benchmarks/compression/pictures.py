@@ -12,7 +12,7 @@ from penstock.offline.compress.pruning.curves import pruning_curves
 from penstock.offline.compress.pruning.iterative import IterativeOptions
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.range_chart import range_chart
+from penstock.offline.compress.ptq.ranges.chart import range_chart
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.options import FitOptions

@@ -25,15 +25,15 @@ from penstock.engines.registry import get_engine
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prunable_weights, prune
-from penstock.offline.compress.pruning.structured import NarrowOptions, narrow
-from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
+from penstock.offline.compress.pruning.structured.recovery import ShrinkOptions, shrink
+from penstock.offline.compress.pruning.structured.search import NarrowOptions, narrow
 from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, tune_centroids
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.dataset import make_dataset
+from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import load_model
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.tune.contract import Contract
 from penstock.perf.measure import feed, interleave, speedup
 
 MNIST = "PENSTOCK_MNIST"

@@ -18,7 +18,7 @@ from penstock.offline.compress.training.fit import FitOptions, Loss, fit
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_judge
 
 CACHE = Path(__file__).parents[1] / ".cache"
 

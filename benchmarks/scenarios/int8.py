@@ -21,8 +21,8 @@ from penstock.artifact import Artifact
 from penstock.bundle.evidence import CandidateRecord, Interval
 from penstock.engines.registry import get_engine
 from penstock.offline.build import BuildResult, Recipe, build
-from penstock.offline.compress.ptq.ranges import Method
-from penstock.offline.tune.contract import Contract
+from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.judge.contract import Contract
 from penstock.perf.measure import interleave, speedup
 from penstock.resources import machine_facts
 from penstock.tensor import Array

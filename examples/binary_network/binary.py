@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.comparison import Comparison, compare
-from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset, load_dataset
+from penstock.offline.judge.comparison import Comparison, compare
+from penstock.offline.judge.sessions import signature_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.optimizer import optimize
 

@@ -12,11 +12,11 @@ import numpy as np
 from students import STUDENTS
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.comparison import Comparison, compare
-from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.dataset import load_dataset
+from penstock.offline.judge.comparison import Comparison, compare
+from penstock.offline.judge.sessions import signature_of
 from penstock.tensor import Array
 
 

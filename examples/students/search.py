@@ -16,11 +16,11 @@ from students import STUDENTS
 
 from penstock.artifact import Artifact
 from penstock.errors import ContractUnmet
-from penstock.offline.compress.sessions import answers_of, race, signature_of
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.tune.accuracy import make_judge
+from penstock.offline.judge.accuracy import make_judge
+from penstock.offline.judge.sessions import answers_of, race, signature_of
 from penstock.perf.measure import repeat_rows
 
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from penstock.engines.python_model.simple_model import Context
-    from penstock.engines.python_model.typed import Tensor, model
     from penstock.errors import PenstockError
     from penstock.offline.build import BuildResult, Recipe, build
-    from penstock.offline.tune.contract import Contract
+    from penstock.offline.judge.contract import Contract
+    from penstock.online.instances.python.simple_model import Context
+    from penstock.online.instances.python.typed import Tensor, model
     from penstock.runtime import Model, open
 
 # ONNX Runtime looks at it while it is imported, and otherwise leaves a file of its telemetry among the temporary ones.
@@ -43,14 +43,14 @@ __all__ = [
 # A program that only opens bundles must not pay for importing the offline half, so names are resolved when first used.
 _HOMES = {
     "BuildResult": "penstock.offline.build",
-    "Context": "penstock.engines.python_model.simple_model",
-    "Contract": "penstock.offline.tune.contract",
+    "Context": "penstock.online.instances.python.simple_model",
+    "Contract": "penstock.offline.judge.contract",
     "Model": "penstock.runtime",
     "PenstockError": "penstock.errors",
     "Recipe": "penstock.offline.build",
-    "Tensor": "penstock.engines.python_model.typed",
+    "Tensor": "penstock.online.instances.python.typed",
     "build": "penstock.offline.build",
-    "model": "penstock.engines.python_model.typed",
+    "model": "penstock.online.instances.python.typed",
     "open": "penstock.runtime",
 }
 

@@ -20,7 +20,7 @@ from penstock.engines.registry import get_engine
 from penstock.offline.compress.planner import bench
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.resources import machine_facts
 from processes import ServerProcess

@@ -25,7 +25,7 @@ import models
 from penstock.artifact import SUFFIXES, Artifact, Format, sha256
 from penstock.engines.base import Engine, Severity
 from penstock.errors import Code, InvalidConfig, InvalidModel, PenstockError, Unavailable
-from penstock.online.scheduler.process_instance import ProcessModel
+from penstock.online.instances.process_instance import ProcessModel
 from penstock.tensor import DataType
 from penstock.testing import assert_tensors_close
 

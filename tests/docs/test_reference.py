@@ -14,8 +14,8 @@ from penstock import errors
 from penstock.cli.main import _EXIT_CODES, COMMANDS, make_app
 from penstock.engines.onnxruntime import OnnxRuntimeOptions
 from penstock.offline.build import Recipe
+from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.passes import default_passes
-from penstock.offline.tune.contract import Contract
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.status import HTTP
 from penstock.protocol.messages import ModelConfig

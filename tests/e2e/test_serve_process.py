@@ -116,8 +116,8 @@ def test_a_request_larger_than_what_is_merged_runs_alone(model: Path) -> None:
 HANGING = """
 import sys, threading
 from penstock.errors import PenstockError
-from penstock.online.repository import loader
-from penstock.online.repository.loader import Loaded
+from penstock.online.repository.loading import loader
+from penstock.online.repository.loading.loader import Loaded
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig
 from penstock.testing import FakeModel

@@ -123,8 +123,8 @@ def listeners(port: int) -> int:
 
 SLOW_AGAIN = """
 import os, sys, time
-from penstock.online.repository import loader
-from penstock.online.repository.loader import Loaded, Source
+from penstock.online.repository.loading import loader
+from penstock.online.repository.loading.loader import Loaded, Source
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig
 from penstock.testing import FakeModel

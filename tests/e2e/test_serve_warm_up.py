@@ -11,7 +11,7 @@ import numpy as np
 import models
 import python_models
 from http_servers import Client, get, post
-from penstock.online.repository.recorded_requests import encode
+from penstock.online.repository.loading.recorded_requests import encode
 from penstock.request import InferRequest
 from penstock.tensor import Array
 from processes import ServerProcess

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.online.repository.doctor import diagnose
 from penstock.online.repository.layout import Layout
+from penstock.online.repository.triton.doctor import diagnose
 from processes import PATIENCE_S, ServerProcess
 
 WRITE = Path(__file__).parents[2] / "examples" / "repository" / "write.py"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any, cast
 
-from penstock.online.server.connections import ServerConnection
+from penstock.online.server.network.connections import ServerConnection
 from tests.fuzz.fast_loop import FastLoop
 from tests.fuzz.planes import Planes
 

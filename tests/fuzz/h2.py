@@ -15,7 +15,7 @@ from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.connection import Connection, Shared
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.headers import literal
-from penstock.online.server.sniffer import PREFACE
+from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import messages
 from tests.fuzz.connection import Lab
 from tests.fuzz.mutator import Seed

@@ -8,21 +8,21 @@ import msgspec
 import numpy as np
 
 from penstock.errors import Cancelled, PenstockError, Unavailable
-from penstock.online.repository.auto_complete import complete
-from penstock.online.repository.config_check import parse
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.model_config import batching
+from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.served import ServedModels
+from penstock.online.repository.triton.auto_complete import complete
+from penstock.online.repository.triton.check import parse
+from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.batching_config import BatchingConfig
-from penstock.online.server.admission import ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.network.connections import Connections
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.logging import LogSettings

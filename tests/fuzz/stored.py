@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 
 from penstock.errors import IntegrityError
-from penstock.online.server.cache.answer import freeze, from_bytes
+from penstock.online.cache.answer import freeze, from_bytes
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import Array, DataType, to_wire
 from tests.fuzz.mutator import Seed

@@ -28,8 +28,8 @@ from penstock.errors import (
 )
 from penstock.offline.build import BuildResult, Compression, Recipe, build, instances
 from penstock.offline.compress.planner.plan import Plan
-from penstock.offline.compress.ptq.ranges import Method
-from penstock.offline.tune.contract import Contract
+from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.judge.contract import Contract
 from penstock.offline.tune.space import Version
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close

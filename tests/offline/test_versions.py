@@ -7,7 +7,7 @@ import models
 import networks
 from penstock.artifact import Artifact
 from penstock.errors import InvalidData
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.versions import integer_versions
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts

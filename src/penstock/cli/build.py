@@ -15,8 +15,8 @@ from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seco
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle
-from penstock.offline.compress.ptq.ranges import Method
-from penstock.offline.tune.contract import Contract
+from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.judge.contract import Contract
 from penstock.perf.report import check_report_target, write_report
 
 _BEST = "best"

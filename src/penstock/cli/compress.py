@@ -14,7 +14,7 @@ from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
 from penstock.offline.build import Compression, Recipe, build
 from penstock.offline.compress.planner.ledger import remove_plan
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 from penstock.perf.report import write_report
 
 _TIMING_SHARE, _MOST_TIMING_S = 0.1, 20.0

@@ -25,7 +25,7 @@ from penstock.cli.progress import StageProgress
 from penstock.errors import NotFound, PenstockError
 from penstock.offline.build import BuildResult, Recipe, build
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
 from penstock.perf.loops import Window

@@ -11,9 +11,9 @@ import typer
 from penstock.artifact import Artifact
 from penstock.cli import method as shared
 from penstock.cli.quantities import parse_share
-from penstock.offline.compress.sessions import signature_of
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_judge
+from penstock.offline.judge.sessions import signature_of
 
 
 def distill(

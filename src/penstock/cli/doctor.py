@@ -13,8 +13,8 @@ from rich.markup import escape
 from penstock.config import did_you_mean
 from penstock.engines.base import Severity
 from penstock.errors import NotFound
-from penstock.online.repository.doctor import Diagnosis, diagnose
 from penstock.online.repository.layout import Layout
+from penstock.online.repository.triton.doctor import Diagnosis, diagnose
 
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 

@@ -37,11 +37,11 @@ from penstock.errors import (
     ResourceExhausted,
     Unsupported,
 )
-from penstock.offline.compress.comparison import compare
 from penstock.offline.dataset import Dataset, load_dataset
+from penstock.offline.judge.accuracy import answers, make_judge
+from penstock.offline.judge.comparison import compare
 from penstock.offline.optimize.model import read_proto, self_contained
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.tune.accuracy import answers, make_judge
 from penstock.resources import machine_facts
 from penstock.tensor import Signature
 

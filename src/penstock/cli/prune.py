@@ -16,7 +16,7 @@ from penstock.offline.compress.pruning.layer_sparsity import allocate, measure_l
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions
 from penstock.offline.compress.pruning.magnitude import prune as prune_at_once
 from penstock.offline.compress.pruning.n_m import NMOptions, prune_n_m
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 from penstock.perf.chart import Scale, line_chart
 
 

@@ -11,9 +11,9 @@ from penstock.artifact import Artifact
 from penstock.cli import method as shared
 from penstock.cli.quantities import parse_share
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.pruning.cut import Structure
-from penstock.offline.compress.pruning.structured import NarrowOptions, narrow
-from penstock.offline.tune.contract import Contract
+from penstock.offline.compress.pruning.structured.cut import Structure
+from penstock.offline.compress.pruning.structured.search import NarrowOptions, narrow
+from penstock.offline.judge.contract import Contract
 
 Importance = Literal["norm", "batch-norm", "activation", "taylor"]
 

@@ -21,12 +21,12 @@ from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, q
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
 from penstock.offline.compress.ptq.placement import FloatModel, Placement, nothing_to_quantise
-from penstock.offline.compress.ptq.range_chart import range_chart
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.chart import range_chart
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 from penstock.resources import machine_facts
 
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]

@@ -26,7 +26,7 @@ from penstock.offline.compress.precision.sensitivity import (
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.perf.report import check_report_target, page
 from penstock.resources import machine_facts

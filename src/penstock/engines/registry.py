@@ -30,7 +30,7 @@ _ENGINES = {
     "tensorflow": _Entry(
         "penstock.engines.tensorflow", "TensorFlowEngine", "penstock[tensorflow]", (Format.SAVED_MODEL,)
     ),
-    "python": _Entry("penstock.engines.python", "PythonEngine", "penstock", (Format.PYTHON,)),
+    "python": _Entry("penstock.online.instances.python.engine", "PythonEngine", "penstock", (Format.PYTHON,)),
 }
 
 

@@ -40,13 +40,13 @@ from penstock.errors import (
 )
 from penstock.offline.compress.planner.ledger import check_plan
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, known_key, plan
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.data_notes import about, unproved
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
+from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.tune.contract import Contract
 from penstock.offline.tune.space import (
     BASELINE_ENGINE,
     ORIGINAL,

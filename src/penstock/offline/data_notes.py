@@ -10,7 +10,7 @@ from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.ptq.drift import find_drift, shift_warnings
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import make_judge, samples_needed
+from penstock.offline.judge.accuracy import make_judge, samples_needed
 
 _REACHABLE = 20
 """Times the samples there are that it makes sense to ask for; a loss close to the bound takes any number."""

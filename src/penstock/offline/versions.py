@@ -11,8 +11,8 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.range_choice import RangeChoiceOptions
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.offline.dataset import Dataset

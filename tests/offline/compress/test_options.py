@@ -10,8 +10,8 @@ from penstock.errors import InvalidConfig
 from penstock.offline.compress.options import Options
 from penstock.offline.compress.pruning.iterative import IterativeOptions
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions
-from penstock.offline.compress.pruning.structured import NarrowOptions
-from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions
+from penstock.offline.compress.pruning.structured.recovery import ShrinkOptions
+from penstock.offline.compress.pruning.structured.search import NarrowOptions
 from penstock.offline.compress.training.distill import DistillOptions
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.qat import QatOptions

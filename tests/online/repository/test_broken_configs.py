@@ -11,10 +11,10 @@ import models
 from online.repository.broken_configs import BROKEN, Broken
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
-from penstock.online.repository.auto_complete import complete
-from penstock.online.repository.backend import backend_of, engine_options
-from penstock.online.repository.config_check import check
-from penstock.online.repository.config_text import read_config
+from penstock.online.repository.triton.auto_complete import complete
+from penstock.online.repository.triton.backend import backend_of, engine_options
+from penstock.online.repository.triton.check import check
+from penstock.online.repository.triton.text import read_config
 
 
 def load(folder: Path) -> None:

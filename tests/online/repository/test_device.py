@@ -6,9 +6,9 @@ import pytest
 
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import InvalidConfig
-from penstock.online.repository.backend import engine_options
-from penstock.online.repository.config_text import parse_text
 from penstock.online.repository.device import gpu_of
+from penstock.online.repository.triton.backend import engine_options
+from penstock.online.repository.triton.text import parse_text
 
 GPU = "instance_group { kind: KIND_GPU }"
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 
+from penstock.online.instances.instance import Instance
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
 from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
 from penstock.protocol.messages import ModelConfig
 from penstock.request import InferRequest, InferResponse, Outcome

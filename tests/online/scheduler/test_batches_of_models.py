@@ -11,12 +11,12 @@ from onnx import TensorProto
 import models
 from penstock.artifact import Artifact
 from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel
-from penstock.online.repository.auto_complete import complete
-from penstock.online.repository.config_check import parse
-from penstock.online.repository.input_check import InputCheck
-from penstock.online.repository.model_config import batching
+from penstock.online.instances.instance import Instance
+from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.triton.auto_complete import complete
+from penstock.online.repository.triton.check import parse
+from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
 from penstock.online.scheduler.layout import layout_of
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array, Signature

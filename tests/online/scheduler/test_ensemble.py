@@ -17,8 +17,8 @@ from penstock.clock import SystemClock
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
-from penstock.online.repository.assembly import Limits
-from penstock.online.server.cache.response_cache import ResponseCache
+from penstock.online.cache.response_cache import ResponseCache
+from penstock.online.repository.loading.assembly import Limits
 from penstock.request import Deadline
 from penstock.telemetry.statistics import Failure
 from penstock.tensor import Array, DataType, Signature, TensorSpec

@@ -14,11 +14,11 @@ import pytest
 from handles import make_handle
 from penstock.clock import ManualClock
 from penstock.errors import Code, PenstockError
+from penstock.online.cache.response_cache import ResponseCache
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
-from penstock.online.server.admission import Admission
-from penstock.online.server.auth import Access
-from penstock.online.server.cache.response_cache import ResponseCache
+from penstock.online.server.access.admission import Admission
+from penstock.online.server.access.auth import Access
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest, InferResponse, Outcome

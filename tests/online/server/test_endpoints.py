@@ -20,14 +20,14 @@ from penstock.clock import SystemClock
 from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.repository.served import ServedModels
 from penstock.online.server import endpoints as module
-from penstock.online.server.admission import ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.endpoints import Addresses, Endpoints
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.network.connections import Connections
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings

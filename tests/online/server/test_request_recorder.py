@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.online.repository.recorded_requests import folder_of, read_recorded
+from penstock.online.repository.loading.recorded_requests import folder_of, read_recorded
 from penstock.online.server import request_recorder
 from penstock.online.server.request_recorder import RequestFolder, RequestRecorder
 from penstock.request import InferRequest, InferResponse, Outcome

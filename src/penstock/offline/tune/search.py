@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord, Interval, LatencyPoint, Status
 from penstock.engines.base import LoadedModel
-from penstock.offline.tune.contract import Contract, is_faster
+from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import Timings
 from penstock.perf.profile import knee, rows_per_second

@@ -22,8 +22,8 @@ from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import Judge, answers, make_judge
-from penstock.offline.tune.contract import Contract, unmet
+from penstock.offline.judge.accuracy import Judge, answers, make_judge
+from penstock.offline.judge.contract import Contract, unmet
 from penstock.offline.tune.search import (
     Trial,
     choose,

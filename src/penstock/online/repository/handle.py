@@ -10,19 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from penstock.online.daemon import on_daemon_thread
-from penstock.online.repository.effective import Model
-from penstock.online.repository.input_check import InputCheck
+from penstock.online.instances.instance import Instance
+from penstock.online.instances.model_calls import MakeCall
+from penstock.online.instances.python.process import PythonProcess, add_up
+from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.triton.effective import Model
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.instance import Instance
-from penstock.online.scheduler.model_calls import MakeCall
-from penstock.online.scheduler.python_process import PythonProcess, add_up
 from penstock.protocol.messages import Message
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.tensor import Signature
 
 if TYPE_CHECKING:
-    from penstock.online.server.cache.response_cache import ModelCache
+    from penstock.online.cache.response_cache import ModelCache
 
 _log = logging.getLogger(__name__)
 

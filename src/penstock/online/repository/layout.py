@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError
-from penstock.online.repository.config_check import check
-from penstock.online.repository.config_text import FILE, config_path, parse_json, read_config, shown_path
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.override import Override
+from penstock.online.repository.triton.check import check
+from penstock.online.repository.triton.text import FILE, config_path, parse_json, read_config, shown_path
 from penstock.protocol.messages import Message
 
 _log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError, ResourceExhausted, Unavailable
 from penstock.online.daemon import on_daemon_thread
-from penstock.online.repository.assembly import Assembler
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
-from penstock.online.repository.loader import FilesChanged, Loaded, Preloaded, load_more, load_version
+from penstock.online.repository.loading.assembly import Assembler
+from penstock.online.repository.loading.loader import FilesChanged, Loaded, Preloaded, load_more, load_version
 from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, count, plan
 from penstock.online.repository.retirement import Retirement

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.memory import give_back
+from penstock.online.repository.loading.memory import give_back
 from penstock.online.repository.override import discard
 from penstock.online.repository.state import Model, Version
 

@@ -18,12 +18,12 @@ from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
 from penstock.engines.registry import engines_for, get_engine, is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
-from penstock.online.repository.auto_complete import declared_tensors
-from penstock.online.repository.backend import Backend, backend_of, engine_options
-from penstock.online.repository.config_check import parse
+from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.definition import BY_HAND, Definition
-from penstock.online.repository.recorded_requests import folder_of
-from penstock.online.scheduler.process_halt import Halt
+from penstock.online.repository.loading.recorded_requests import folder_of
+from penstock.online.repository.triton.auto_complete import declared_tensors
+from penstock.online.repository.triton.backend import Backend, backend_of, engine_options
+from penstock.online.repository.triton.check import parse
 from penstock.protocol.messages import Message, ModelConfig
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 

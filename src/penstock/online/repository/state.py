@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.override import Override
 from penstock.online.repository.source import Wishes
-from penstock.online.scheduler.process_halt import Halt
 
 
 class State(enum.Enum):

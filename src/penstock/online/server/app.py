@@ -26,27 +26,27 @@ import msgspec
 
 from penstock.clock import SystemClock
 from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidModel, PenstockError, Unavailable
+from penstock.online.cache.response_cache import open_cache
 from penstock.online.daemon import on_daemon_thread
-from penstock.online.repository.assembly import Assembler, Limits
 from penstock.online.repository.layout import Layout, absent
-from penstock.online.repository.loader import Preloaded, preload
+from penstock.online.repository.loading.assembly import Assembler, Limits
+from penstock.online.repository.loading.loader import Preloaded, preload
+from penstock.online.repository.loading.memory import share_arenas
 from penstock.online.repository.manager import LoadFailed, Manager
-from penstock.online.repository.memory import share_arenas
 from penstock.online.repository.override import Override, clear_abandoned
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Wishes, define
 from penstock.online.scheduler.ensemble import Models
 from penstock.online.scheduler.rate_limiter import RateLimiter, read_resources
-from penstock.online.server.admission import Admission, ByteBudget
-from penstock.online.server.auth import Access
-from penstock.online.server.cache.response_cache import open_cache
+from penstock.online.server.access.admission import Admission, ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.endpoints import Addresses, Endpoints
-from penstock.online.server.loop_errors import LoopErrors
 from penstock.online.server.metrics_page import LoopLag, MetricsPage
+from penstock.online.server.network.connections import Connections
+from penstock.online.server.network.loop_errors import LoopErrors
 from penstock.online.server.peers import Peers
 from penstock.online.server.processes import Place, Supervisor
 from penstock.online.server.recording import Recording

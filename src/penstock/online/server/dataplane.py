@@ -14,7 +14,7 @@ from penstock.errors import Code, InvalidArgument, NotFound, PenstockError, Unav
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
-from penstock.online.server.admission import Admission
+from penstock.online.server.access.admission import Admission
 from penstock.online.server.classification import Labels, classify_outputs
 from penstock.online.server.request_recorder import RequestRecorder
 from penstock.online.server.shared_memory.registry import SharedMemory

@@ -13,10 +13,10 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import InvalidConfig, Unavailable
-from penstock.online.server.admission import ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
+from penstock.online.server.access.restriction import guard_methods
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import LAST_REQUEST_S, Connections
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
@@ -24,11 +24,11 @@ from penstock.online.server.h2 import connection as h2_connection
 from penstock.online.server.http import connection as http_connection
 from penstock.online.server.http.api import METRICS
 from penstock.online.server.http.shared import Shared
-from penstock.online.server.listener import Endpoint, Listener
+from penstock.online.server.network.connections import LAST_REQUEST_S, Connections
+from penstock.online.server.network.listener import Endpoint, Listener
+from penstock.online.server.network.sniffer import Factory
+from penstock.online.server.network.tls import make_context
 from penstock.online.server.processes import reserve
-from penstock.online.server.restriction import guard_methods
-from penstock.online.server.sniffer import Factory
-from penstock.online.server.tls import make_context
 
 _Name = Literal["http", "grpc", "metrics"]
 

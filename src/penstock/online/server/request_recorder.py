@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from penstock.online.repository.recorded_requests import MAX_BYTES, SUFFIX, encode, folder_of
+from penstock.online.repository.loading.recorded_requests import MAX_BYTES, SUFFIX, encode, folder_of
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.background_writer import BackgroundWriter
 from penstock.tensor import Array

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.offline.compress.planner.budget import Kind, Spending
-from penstock.offline.tune.accuracy import paired_interval, samples_needed
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.accuracy import paired_interval, samples_needed
+from penstock.offline.judge.contract import Contract
 
 KINDS: tuple[Kind, ...] = ("structure", "sparsity", "precision", "sharing")
 

@@ -18,9 +18,9 @@ from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Stage, stages
 from penstock.offline.compress.training.memory import training_bytes
 from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.tune.contract import Contract
 
 pytest.importorskip("torch")
 

@@ -11,9 +11,9 @@ import networks
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy, Attempt, Interval
 from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.offline.compress.checkpoint import write_sealed
 from penstock.offline.compress.planner import ledger as module
 from penstock.offline.compress.planner.ledger import Ledger, check_plan, read_model, remove_plan, write_model
-from penstock.offline.compress.sealed import write_sealed
 
 ORIGIN = "0" * 64
 PLAN = {"model": "a" * 64, "epochs": "1.0", "machine": "a CPU avx2"}

@@ -29,8 +29,8 @@ from penstock.offline.compress.planner.moves import Move, State, Workshop
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Stage
 from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.tune.contract import Contract
 from penstock.tensor import Array
 
 SIZE = PlanOptions(contract=Contract(0.2), target="size", budget_s=100, epochs=1)

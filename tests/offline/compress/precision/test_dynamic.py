@@ -18,7 +18,7 @@ from penstock.offline.compress.precision.dynamic import (
 )
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import make_dataset
 from penstock.tensor import Array, DataType

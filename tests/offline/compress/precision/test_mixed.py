@@ -12,8 +12,8 @@ from penstock.offline.compress.precision.mixed import MixedOptions, choose, reco
 from penstock.offline.compress.precision.sensitivity import SensitivityOptions, SensitivityReport, measure_sensitivity
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.tune.accuracy import answers
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.contract import Contract
 
 STRICT = Contract(max_accuracy_loss=0.02)
 LENIENT = Contract(max_accuracy_loss=0.5, max_output_error=1.0)

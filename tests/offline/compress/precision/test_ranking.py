@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.offline.compress.precision.ranking import first_ranked, rank_again, rank_groups, tiers
 from penstock.offline.compress.precision.trials import Outcome
-from penstock.offline.tune.accuracy import mean_interval
+from penstock.offline.judge.accuracy import mean_interval
 
 PLAYERS = "abcde"
 

@@ -19,10 +19,10 @@ from penstock.offline.compress.precision.sqnr import (
     weight_noise,
 )
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.histogram import Histogram, Range
 from penstock.offline.compress.ptq.placement import FloatModel, Placement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, min_max_range, mse_range, ranges
+from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range
+from penstock.offline.compress.ptq.ranges.ranges import Method, min_max_range, mse_range, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 

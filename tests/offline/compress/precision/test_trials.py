@@ -10,7 +10,7 @@ import culprits
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.trials import Trials, divergence
 from penstock.offline.dataset import make_dataset
-from penstock.offline.tune.accuracy import answers, make_judge, mean_interval, paired_interval, sample_errors
+from penstock.offline.judge.accuracy import answers, make_judge, mean_interval, paired_interval, sample_errors
 
 SCORES = np.random.default_rng(0).normal(0, 3, (50, 5)).astype(np.float32)
 NOISY = (SCORES + np.random.default_rng(1).normal(0, 1, SCORES.shape)).astype(np.float32)

@@ -30,7 +30,7 @@ from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.torch import functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 
 EPOCHS = FitOptions(epochs=6, learning_rate=5e-3, batch_size=128)
 

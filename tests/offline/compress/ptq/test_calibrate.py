@@ -13,7 +13,7 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.histogram import TensorStatistics
+from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 
 
 def counts(statistics: dict[str, TensorStatistics]) -> dict[str, tuple[int, int, list[int]]]:

@@ -15,7 +15,7 @@ import networks
 from penstock.errors import InvalidData, ResourceExhausted
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.calibration_cache import collect_cached, read_statistics, write_statistics
-from penstock.offline.compress.ptq.histogram import BINS, Histogram, TensorStatistics
+from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram, TensorStatistics
 
 X = np.random.default_rng(0).standard_normal((12, 16)).astype(np.float32)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import networks
 from penstock.errors import InvalidData
 from penstock.offline.compress.ptq.drift import Drift, compare_histograms, find_drift, shift_warnings
-from penstock.offline.compress.ptq.histogram import Histogram
+from penstock.offline.compress.ptq.ranges.histogram import Histogram
 from penstock.offline.dataset import make_dataset
 from penstock.tensor import Array
 

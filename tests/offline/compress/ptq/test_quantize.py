@@ -17,10 +17,10 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import available_engines, get_engine
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 

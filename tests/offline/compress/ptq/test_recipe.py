@@ -9,11 +9,11 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.tune.accuracy import answers, output_errors
+from penstock.offline.judge.accuracy import answers, output_errors
 from penstock.tensor import DataType
 
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "")

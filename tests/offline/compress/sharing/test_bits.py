@@ -9,7 +9,7 @@ from penstock.errors import InvalidConfig
 from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
 from penstock.offline.compress.sharing.share import ShareOptions, share_only
 from penstock.offline.dataset import make_dataset
-from penstock.offline.tune.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_judge
 
 DATA = make_dataset({"x": np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)}, None)
 

@@ -15,7 +15,7 @@ from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, S
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.dataset import make_dataset
-from penstock.offline.tune.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_judge
 from penstock.tensor import Array
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.placement import FloatModel, Placement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.training.fake_quantize import FakeQuantization
 from penstock.offline.compress.training.trainable import TrainableModel

@@ -12,7 +12,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidModel
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.operators import OPERATORS

@@ -12,18 +12,18 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.histogram import Range
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.histogram import Range
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.qat import Agreement, QatOptions, agreement, train_quantized
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset, load_dataset, make_dataset
+from penstock.offline.judge.accuracy import answers
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.tune.accuracy import answers
 from penstock.tensor import DataType
 
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"

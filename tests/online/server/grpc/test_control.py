@@ -8,7 +8,7 @@ import pytest
 from calls import FakeCall
 from penstock.clock import SystemClock
 from penstock.errors import Code
-from penstock.online.server.auth import Access
+from penstock.online.server.access.auth import Access
 from penstock.online.server.grpc.control import GrpcControl
 from penstock.protocol import messages
 

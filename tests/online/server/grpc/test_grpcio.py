@@ -8,7 +8,7 @@ from conformance.grpc import GrpcConformance
 from gated_grpc import GrpcServer, floats
 from penstock.clock import SystemClock
 from penstock.errors import InvalidConfig
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.grpcio import GrpcioServer
 

@@ -7,8 +7,8 @@ from calls import FakeCall
 from gated_grpc import request, result
 from penstock.clock import SystemClock
 from penstock.errors import Code, NotFound
+from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import AnswerForm
-from penstock.online.server.auth import Access
 from penstock.online.server.classification import classify_outputs
 from penstock.online.server.grpc.inference import Inference
 from penstock.protocol import messages

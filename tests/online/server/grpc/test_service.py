@@ -4,7 +4,7 @@ from calls import FakeCall
 from penstock.clock import SystemClock
 from penstock.errors import Code
 from penstock.online.repository.served import ServedModels
-from penstock.online.server.auth import Access
+from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import Alone, ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService

@@ -6,8 +6,8 @@ from calls import FakeCall
 from gated_grpc import request
 from penstock.clock import SystemClock
 from penstock.errors import Cancelled, NotFound, PenstockError, Unavailable
-from penstock.online.server.admission import ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.grpc.inference import Inference
 from penstock.online.server.grpc.stream import InferStream
 from penstock.online.server.shared_memory.registry import SharedMemory

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
 from penstock.clock import SystemClock
-from penstock.online.server.auth import Access
+from penstock.online.server.access.auth import Access
 from penstock.online.server.http import compression
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire
 from penstock.testing import FakeModel

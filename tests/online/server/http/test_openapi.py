@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 
 from http_servers import LOOPS, GatedServer, get, infer
 from penstock.online.server.config import DIALECTS
-from penstock.online.server.dialects.registry import dialect_resources
 from penstock.online.server.http.api import RESOURCES
+from penstock.online.server.http.dialects.registry import dialect_resources
 from penstock.online.server.http.openapi import document
 
 

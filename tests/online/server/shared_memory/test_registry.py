@@ -13,7 +13,7 @@ import tritonclient.utils as triton
 import tritonclient.utils.shared_memory as shm
 
 from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unsupported
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.tensor import DataType

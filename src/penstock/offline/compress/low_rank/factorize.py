@@ -16,11 +16,11 @@ from penstock.offline.compress.low_rank.layers import Layer, layers, replace
 from penstock.offline.compress.low_rank.rank_choice import Choice
 from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
-from penstock.offline.compress.sessions import answers_of, race
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.judge.accuracy import Outputs, sample_errors
+from penstock.offline.judge.sessions import answers_of, race
 from penstock.offline.optimize.model import read_proto, to_bytes
-from penstock.offline.tune.accuracy import Outputs, sample_errors
 
 Accept = Callable[[Artifact], bool]
 Assignment = Mapping[str, Way]

@@ -9,10 +9,10 @@ from penstock.bundle.coded import encode
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.planner.moves import Target
-from penstock.offline.compress.sessions import loaded
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import Judge, answers, make_judge
-from penstock.offline.tune.contract import is_faster
+from penstock.offline.judge.accuracy import Judge, answers, make_judge
+from penstock.offline.judge.contract import is_faster
+from penstock.offline.judge.sessions import loaded
 from penstock.perf.measure import feed, interleave, repeat_rows, speedup
 
 _TIMING_S = 1.5

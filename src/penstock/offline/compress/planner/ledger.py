@@ -17,7 +17,7 @@ import msgspec
 from penstock.artifact import Artifact, Step, sha256
 from penstock.bundle.evidence import Attempt
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.sealed import read_sealed, write_sealed
+from penstock.offline.compress.checkpoint import read_sealed, write_sealed
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 _LONGEST_SHOWN = 24

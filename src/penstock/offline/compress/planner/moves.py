@@ -23,8 +23,8 @@ from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
 from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.range_choice import RangeChoiceOptions
-from penstock.offline.compress.ptq.ranges import Method
+from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
+from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits

@@ -34,11 +34,11 @@ from penstock.offline.compress.planner.ledger import Ledger
 from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
 from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
 from penstock.offline.compress.ptq.scheme import required_isa
-from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.taps import Progress
 from penstock.offline.data_notes import too_few
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.sessions import signature_of
 from penstock.offline.tune.space import Version
 from penstock.resources import machine_facts
 

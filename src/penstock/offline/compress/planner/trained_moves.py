@@ -16,7 +16,7 @@ from penstock.offline.compress.planner.ledger import read_model, write_model
 from penstock.offline.compress.planner.moves import State, Workshop, int8_scheme, placement
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions
-from penstock.offline.compress.pruning.structured_recovery import ShrinkOptions, shrink
+from penstock.offline.compress.pruning.structured.recovery import ShrinkOptions, shrink
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, tune_centroids
 from penstock.offline.compress.training.distill import recover

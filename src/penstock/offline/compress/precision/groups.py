@@ -19,10 +19,10 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement, nothing_to_quantise
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 
 _TRANSPARENT = frozenset(

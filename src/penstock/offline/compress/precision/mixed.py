@@ -20,7 +20,7 @@ from penstock.bundle.evidence import Accuracy
 from penstock.offline.compress.precision.ranking import Rank, rank_again
 from penstock.offline.compress.precision.sensitivity import SensitivityReport, score
 from penstock.offline.compress.precision.trials import Trials
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 from penstock.perf.chart import Scale, line_chart
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.bundle.evidence import Interval
 from penstock.offline.compress.precision.trials import Outcome, Trials
-from penstock.offline.tune.accuracy import mean_interval
+from penstock.offline.judge.accuracy import mean_interval
 from penstock.tensor import Array
 
 _CANDIDATES = 8

@@ -18,8 +18,8 @@ from penstock.offline.compress.precision.ranking import Rank, first_ranked, rank
 from penstock.offline.compress.precision.savings import Savings, measure_savings
 from penstock.offline.compress.precision.sqnr import TensorNoise, activation_noise, noisiest, weight_noise
 from penstock.offline.compress.precision.trials import Trials
-from penstock.offline.compress.sessions import call_rows
 from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.judge.sessions import call_rows
 from penstock.perf.chart import Scale, bar_chart
 
 

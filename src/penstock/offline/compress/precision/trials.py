@@ -12,9 +12,9 @@ from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.engines.base import LoadedModel
 from penstock.offline.compress.precision.groups import MixedModel
-from penstock.offline.compress.sessions import loaded
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import Judge, Outputs, answers, make_judge, sample_errors
+from penstock.offline.judge.accuracy import Judge, Outputs, answers, make_judge, sample_errors
+from penstock.offline.judge.sessions import loaded
 from penstock.tensor import Array
 
 _LEAST_SHARE = 1e-12

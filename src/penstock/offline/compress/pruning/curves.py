@@ -10,7 +10,7 @@ from penstock.offline.compress.pruning.iterative import IterativeOptions, Progre
 from penstock.offline.compress.pruning.magnitude import sparsity
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 from penstock.perf.chart import Scale, line_chart
 
 

@@ -6,9 +6,9 @@ from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
 from penstock.errors import InvalidData
 from penstock.offline.compress.precision.trials import divergence
-from penstock.offline.compress.sessions import answers_of, signature_of
 from penstock.offline.dataset import Dataset
-from penstock.offline.tune.accuracy import Judge, make_judge
+from penstock.offline.judge.accuracy import Judge, make_judge
+from penstock.offline.judge.sessions import answers_of, signature_of
 
 
 class HeldOut:

@@ -29,8 +29,8 @@ from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import load_model
-from penstock.offline.tune.contract import Contract
 
 Progress = Callable[[int, int], None]
 

@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.artifact import Artifact, sha256
 from penstock.errors import ContractUnmet, InvalidArgument
+from penstock.offline.compress.checkpoint import read_sealed, write_sealed
 from penstock.offline.compress.pruning.held_out import HeldOut
-from penstock.offline.compress.sealed import read_sealed, write_sealed
-from penstock.offline.tune.contract import Contract
+from penstock.offline.judge.contract import Contract
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

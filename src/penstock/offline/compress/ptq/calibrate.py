@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.batches import Data
-from penstock.offline.compress.ptq.histogram import Histogram, TensorStatistics
 from penstock.offline.compress.ptq.placement import FloatModel, Placement, nothing_to_quantise
+from penstock.offline.compress.ptq.ranges.histogram import Histogram, TensorStatistics
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 
 

@@ -18,11 +18,11 @@ import onnxruntime
 from penstock.artifact import Artifact, sha256
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.offline.compress.batches import Batches, Data
+from penstock.offline.compress.checkpoint import read_sealed, write_sealed
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.histogram import Histogram, Range, TensorStatistics
-from penstock.offline.compress.sealed import read_sealed, write_sealed
-from penstock.offline.compress.sessions import signature_of
+from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range, TensorStatistics
 from penstock.offline.compress.taps import Progress
+from penstock.offline.judge.sessions import signature_of
 from penstock.offline.optimize.model import self_contained
 
 _FORM = 1

@@ -9,13 +9,13 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Interval
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.histogram import TensorStatistics
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
-from penstock.offline.compress.sessions import call_rows, race, signature_of
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.sessions import call_rows, race, signature_of
 from penstock.perf.measure import repeat_rows, speedup
 from penstock.resources import MachineFacts
 from penstock.tensor import DataType

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
-from penstock.offline.compress.ptq.histogram import Range
+from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array, DataType
 

@@ -21,8 +21,8 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from penstock.artifact import Artifact, sha256
-from penstock.offline.compress.ptq.histogram import Range
 from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement, nothing_to_quantise
+from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import DataType
 

@@ -13,8 +13,8 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.equalize import equalize
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.range_choice import RangeChoiceOptions, choose_ranges
-from penstock.offline.compress.ptq.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions, choose_ranges
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
 from penstock.offline.dataset import Dataset

@@ -9,12 +9,12 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
 from penstock.errors import InvalidConfig
-from penstock.offline.compress.sessions import answers_of
 from penstock.offline.compress.sharing.layers import find_layers
 from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share_only
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.accuracy import make_judge
+from penstock.offline.judge.sessions import answers_of
 from penstock.offline.optimize.model import load_model
-from penstock.offline.tune.accuracy import make_judge
 
 
 class BitsOptions(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ import numpy as np
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.options import NotNegative, Options, Positive
-from penstock.offline.compress.sessions import signature_of
 from penstock.offline.compress.training.fit import fit
 from penstock.offline.compress.training.hints import Hints
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks
@@ -28,8 +27,9 @@ from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.accuracy import make_judge
+from penstock.offline.judge.sessions import signature_of
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.tune.accuracy import make_judge
 from penstock.tensor import Array, Signature
 
 _TINY = 1e-12

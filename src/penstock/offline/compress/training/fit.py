@@ -17,7 +17,7 @@ import numpy as np
 from penstock.artifact import sha256
 from penstock.clock import SystemClock
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
-from penstock.offline.compress.sealed import read_sealed, write_sealed
+from penstock.offline.compress.checkpoint import read_sealed, write_sealed
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks, Loss, learning_rate
 from penstock.offline.compress.training.torch import Tensor, nn, torch

@@ -7,10 +7,10 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidModel
-from penstock.offline.compress.sessions import loaded
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.sessions import loaded
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 

@@ -14,7 +14,6 @@ from onnx import numpy_helper
 from penstock.artifact import Artifact
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.ptq.placement import FloatModel
-from penstock.offline.compress.sessions import answers_of
 from penstock.offline.compress.taps import no_progress
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, recover
@@ -25,6 +24,7 @@ from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.sessions import answers_of
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 

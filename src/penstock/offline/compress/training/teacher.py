@@ -15,12 +15,12 @@ from penstock.artifact import Artifact, sha256
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
-from penstock.offline.compress.sealed import read_sealed, write_sealed
-from penstock.offline.compress.sessions import loaded
+from penstock.offline.compress.checkpoint import read_sealed, write_sealed
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.sessions import loaded
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.tune.accuracy import answers
 from penstock.resources import usable_memory
 from penstock.tensor import Array, DataType
 

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument, PenstockError
-from penstock.online.server.auth import Access, credential
+from penstock.online.server.access.auth import Access, credential
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import Call

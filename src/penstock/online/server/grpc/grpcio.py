@@ -17,7 +17,7 @@ from grpc import aio
 from penstock.clock import Clock
 from penstock.errors import InvalidConfig, PenstockError, ResourceExhausted
 from penstock.online.server import status
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import Method, Receiver
 from penstock.online.server.grpc.service import GrpcService

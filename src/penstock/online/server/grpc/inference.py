@@ -6,9 +6,9 @@ import logging
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.online.scheduler.base import Cancellable
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import AnswerForm
-from penstock.online.server.auth import Access
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import Call
 from penstock.online.server.grpc.control import identify

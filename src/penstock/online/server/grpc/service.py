@@ -6,8 +6,8 @@ from functools import partial
 from typing import Protocol
 
 from penstock.errors import PenstockError
-from penstock.online.server.admission import ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import Call, Deaf, Method, Receiver

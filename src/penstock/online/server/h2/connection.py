@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
 from penstock.clock import Clock
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
 from penstock.online.server.grpc.call import Method
 from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
@@ -22,6 +21,7 @@ from penstock.online.server.h2.guard import Guard
 from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.receiver import FrameReceiver
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, Session
+from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode, StreamFault
 from penstock.online.server.h2.guard import Guard
-from penstock.online.server.sniffer import PREFACE
+from penstock.online.server.network.sniffer import PREFACE
 
 _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.clock import Clock
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import Method
 from penstock.online.server.h2 import frames as h2

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.errors import InvalidArgument, Unsupported
-from penstock.online.repository.model_config import to_json
+from penstock.online.repository.triton.model_config import to_json
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.exchange import Exchange, infer, later
 from penstock.online.server.http.generate import generate, generate_stream

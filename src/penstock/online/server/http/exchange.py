@@ -15,8 +15,8 @@ import orjson
 from penstock.errors import Cancelled, Code, PenstockError
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server import status
+from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.auth import Access
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.encoder import encode_error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.auth import credential
+from penstock.online.server.access.auth import credential
 from penstock.online.server.http.compression import preferred
 from penstock.online.server.http.routes import NOWHERE, Handler, Route
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-from penstock.online.server.connections import LAST_REQUEST_S, ServerConnection, end_sending
 from penstock.online.server.http.answer import (
     CLOSE,
     CONTINUE,
@@ -23,6 +22,7 @@ from penstock.online.server.http.answer import (
 )
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.shared import Shared
+from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending
 from penstock.tensor import Buffer
 
 _PROBE_S = 0.05

@@ -11,7 +11,7 @@ import orjson
 
 from penstock import __version__
 from penstock.online.server.config import Dialect
-from penstock.online.server.dialects.registry import dialect_resources
+from penstock.online.server.http.dialects.registry import dialect_resources
 from penstock.tensor import DataType
 
 _Schema = dict[str, Any]

@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from penstock.online.server.admission import ByteBudget
-from penstock.online.server.auth import Access
+from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.auth import Access
+from penstock.online.server.access.restriction import guard_resources, read_restrictions
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.connections import Connections
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.dialects.registry import dialect_resources
 from penstock.online.server.http.api import RESOURCES
 from penstock.online.server.http.decoder import RequestDecoder
+from penstock.online.server.http.dialects.registry import dialect_resources
 from penstock.online.server.http.encoder import AnswerEncoder
 from penstock.online.server.http.head import Heads
 from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Resource, Routes
-from penstock.online.server.restriction import guard_resources, read_restrictions
+from penstock.online.server.network.connections import Connections
 from penstock.tensor import DataType, TensorSpec
 
 FREE_BYTES = 16 << 10

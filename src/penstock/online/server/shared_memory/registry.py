@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported
-from penstock.online.server.admission import ByteBudget
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.shared_memory.cuda import CudaRegion
 from penstock.online.server.shared_memory.region import Region, SystemRegion
 from penstock.tensor import Array, DataType, from_wire, to_wire

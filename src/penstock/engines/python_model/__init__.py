@@ -1,1 +1,0 @@
-"""What runs a ``model.py``, in the process of its own that each instance has."""

@@ -1,0 +1,1 @@
+"""Channels and attention heads removed together with everything coupled to them."""

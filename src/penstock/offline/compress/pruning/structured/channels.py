@@ -1,0 +1,291 @@
+"""How operators hand channels on: layers, normalisation, elementwise operators, pooling, resizing.
+
+``heads.py`` has the operators that move axes about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from penstock.errors import Unsupported
+from penstock.offline.compress.pruning.structured.coupling import Axes, Coupling, Labels, Rule, describe
+from penstock.offline.optimize import graph
+from penstock.tensor import Array
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ELEMENTWISE = _names(
+    """Abs Acos Add And Asin Atan BitShift Cast Ceil Celu Clip Cos Div Dropout Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
+    HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow
+    Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
+    """
+)
+"""Each output element is made of the input elements in its place."""
+_POOLING = _names("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool")
+_REDUCTIONS = _names(
+    """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"""
+)
+
+
+def weights_of(node: ir.Node, index: int) -> Array:
+    array = graph.constant(graph.input_of(node, index))
+    if array is None:
+        raise Unsupported(f"the weights of {describe(node)} are computed, not constant")
+    return array
+
+
+def elementwise(coupling: Coupling, node: ir.Node) -> None:
+    """Operands broadcast from the last axis on; what meets in an axis is cut together."""
+    if any(value is not None and value.shape is None for value in node.inputs):
+        raise Unsupported(f"an operand of {describe(node)} has no known rank")
+    ranks = [graph.rank(value) or 0 for value in node.inputs if value is not None]
+    _only_first_output(node)
+    axes = [_meet(coupling, node, back) for back in range(max(ranks), 0, -1)]
+    coupling.write(node.outputs[0], axes)
+
+
+def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
+    """The labels of the axis that is ``back`` from the end; constants that span it go along."""
+    labelled: list[Labels] = []
+    constants: list[tuple[int, int]] = []
+    fixed: str | None = None
+    for index, value in enumerate(node.inputs):
+        axis = (graph.rank(value) or 0) - back
+        if (
+            value is None
+            or value.shape is None
+            or axis < 0
+            or (value.shape[axis] == 1 and not graph.is_constant(value))
+        ):
+            if value is not None and axis >= 0 and coupling.read(value)[axis] is not None:
+                coupling.freeze(coupling.read(value)[axis], f"{describe(node)} may stretch it")
+            continue
+        if graph.is_constant(value):
+            if value.shape[axis] != 1:
+                constants.append((index, axis))
+        elif (labels := coupling.read(value)[axis]) is not None:
+            labelled.append(labels)
+        else:
+            fixed = value.name
+    if not labelled:
+        return None
+    first = labelled[0]
+    for other in labelled[1:]:
+        coupling.join(first, other)
+    if fixed is not None:
+        coupling.freeze(first, f"{describe(node)} ties it to '{fixed}', whose width is fixed")
+    for index, axis in constants:
+        coupling.slot(node, index, axis, first)
+    return first
+
+
+def convolution(coupling: Coupling, node: ir.Node) -> None:
+    """Conv [O, I/g, …] and ConvTranspose [I, O/g, …]; bias [O]. Of several groups, whole ones can be cut."""
+    weight, groups = weights_of(node, 1), graph.int_attribute(node, "group", 1)
+    transposed = node.op_type == "ConvTranspose"
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        weights_of(node, 2)
+    x = coupling.read(node.inputs[0])
+    if len(x) != weight.ndim:
+        raise Unsupported(f"the input of {describe(node)} has no known rank")
+    for labels in x[:1] + x[2:]:
+        coupling.freeze(labels, f"{describe(node)} reads it as positions, not channels")
+    if groups == 1:
+        made = coupling.fresh(weight.shape[1 if transposed else 0])
+        coupling.slot(node, 1, 1 if transposed else 0, made, "makes")
+        if x[1] is not None:
+            coupling.slot(node, 1, 0 if transposed else 1, x[1], "reads")
+    else:
+        made = _grouped(coupling, node, weight, groups, x[1])
+    if bias is not None:
+        coupling.slot(node, 2, 0, made)
+    coupling.write(node.outputs[0], [None, made, *(None for _ in x[2:])])
+
+
+def _grouped(coupling: Coupling, node: ir.Node, weight: Array, groups: int, read: Labels | None) -> Labels:
+    """The channels of one group of a convolution, in and out, are one unit. Depthwise: in is out."""
+    outputs = weight.shape[1] * groups if node.op_type == "ConvTranspose" else weight.shape[0]
+    if read is None:
+        return coupling.fixed(outputs, f"{describe(node)} has groups and reads channels that are fixed")
+    rows = read.reshape(groups, -1)
+    for column in range(1, rows.shape[1]):
+        coupling.join(rows[:, 0], rows[:, column])
+    units = rows[:, 0]
+    made: Labels = units.repeat(outputs // groups)
+    coupling.slot(node, 1, 0, units.repeat(weight.shape[0] // groups))
+    coupling.edits.append(lambda count: _set_int(node, "group", int(count(units).sum())))
+    return made
+
+
+def gemm(coupling: Coupling, node: ir.Node) -> None:
+    """[M, K] by [K, N], or [N, K] if ``transB``; the bias broadcasts to [M, N]."""
+    weight = weights_of(node, 1)
+    bias = graph.input_of(node, 2)
+    if graph.int_attribute(node, "transA", 0):
+        raise Unsupported(f"{describe(node)} transposes its input")
+    if bias is not None:
+        weights_of(node, 2)
+    rows, read = [*coupling.read(node.inputs[0]), None, None][:2]
+    makes = 0 if graph.int_attribute(node, "transB", 0) else 1
+    made = coupling.fresh(weight.shape[makes])
+    coupling.slot(node, 1, makes, made, "makes")
+    if read is not None:
+        coupling.slot(node, 1, 1 - makes, read, "reads")
+    if bias is not None and bias.shape is not None and len(bias.shape) > 0 and bias.shape[-1] != 1:
+        coupling.slot(node, 2, len(bias.shape) - 1, made)
+    coupling.freeze(rows, f"{describe(node)} reads it as rows")
+    coupling.write(node.outputs[0], [None, made])
+
+
+def channel_norm(coupling: Coupling, node: ir.Node) -> None:
+    """BatchNormalization, InstanceNormalization: one scale, bias, mean, variance for each channel, axis 1."""
+    _only_first_output(node)
+    x = coupling.read(node.inputs[0])
+    if len(x) < 2 or any(graph.constant(value) is None for value in node.inputs[1:]):
+        raise Unsupported(f"the parameters of {describe(node)} are not constant")
+    if x[1] is not None:
+        for index in range(1, len(node.inputs)):
+            coupling.slot(node, index, 0, x[1])
+    coupling.write(node.outputs[0], list(x))
+
+
+def layer_norm(coupling: Coupling, node: ir.Node) -> None:
+    """Its mean and variance run over the axes from ``axis`` on: fewer channels, other statistics."""
+    _only_first_output(node)
+    x = coupling.read(node.inputs[0])
+    first = graph.int_attribute(node, "axis", -1) % max(1, len(x))
+    parameters = [index for index in range(1, len(node.inputs)) if node.inputs[index] is not None]
+    for index in parameters:
+        if weights_of(node, index).ndim > len(x):
+            raise Unsupported(f"the parameters of {describe(node)} have an odd shape")
+    for axis, labels in enumerate(x):
+        if labels is None or axis < first:
+            continue
+        coupling.blur(labels, f"{describe(node)} normalises over it")
+        for index in parameters:
+            shape = weights_of(node, index).shape
+            own = axis - len(x) + len(shape)
+            if own >= 0 and shape[own] != 1:
+                coupling.slot(node, index, own, labels)
+    coupling.write(node.outputs[0], list(x))
+
+
+def pooling(coupling: Coupling, node: ir.Node) -> None:
+    _only_first_output(node)
+    x = coupling.read(node.inputs[0])
+    for labels in x[:1] + x[2:]:
+        coupling.freeze(labels, f"{describe(node)} pools over it")
+    coupling.write(node.outputs[0], [None, *x[1:2], *(None for _ in x[2:])])
+
+
+def reduction(coupling: Coupling, node: ir.Node) -> None:
+    """Sums, means and the like over some axes; over channels, the answer changes with their number."""
+    x = coupling.read(node.inputs[0])
+    listed = graph.ints_attribute(node, "axes")
+    if graph.input_of(node, 1) is not None:
+        listed = weights_of(node, 1).reshape(-1).tolist()
+    if not x or (not listed and graph.int_attribute(node, "noop_with_empty_axes", 0)):
+        raise Unsupported(f"the axes of {describe(node)} are not known")
+    gone = {axis % len(x) for axis in listed} if listed else set(range(len(x)))
+    for axis in gone:
+        coupling.blur(x[axis], f"{describe(node)} runs over it")
+    keep = graph.int_attribute(node, "keepdims", 1)
+    axes: Axes = [None if axis in gone else labels for axis, labels in enumerate(x) if keep or axis not in gone]
+    coupling.write(node.outputs[0], axes)
+
+
+def softmax(coupling: Coupling, node: ir.Node) -> None:
+    x = coupling.read(node.inputs[0])
+    if not x:
+        raise Unsupported(f"the input of {describe(node)} has no known rank")
+    old = coupling.opset < 13  # then it runs over all axes from ``axis`` on
+    first = graph.int_attribute(node, "axis", 1 if old else -1) % len(x)
+    for labels in x[first:] if old else x[first : first + 1]:
+        coupling.freeze(labels, f"{describe(node)} runs over it")
+    coupling.write(node.outputs[0], list(x))
+
+
+def resize(coupling: Coupling, node: ir.Node) -> None:
+    """Axes with labels must keep their size: scale 1, or the size that they have, which is rewritten."""
+    x = coupling.read(node.inputs[0])
+    scales, sizes = (graph.constant(graph.input_of(node, index)) for index in (2, 3))
+    listed = graph.ints_attribute(node, "axes")
+    axes = list(range(len(x))) if listed is None else [axis % len(x) for axis in listed]
+    given = scales if scales is not None and scales.size else sizes
+    if node.op_type == "Upsample":
+        given = graph.constant(graph.input_of(node, 1))
+    if given is None or given.size != len(axes):
+        raise Unsupported(f"the sizes of {describe(node)} are computed")
+    for position, axis in enumerate(axes):
+        labels = x[axis]
+        if labels is None:
+            continue
+        if given is sizes and int(given[position]) == len(labels):
+            set_entry(coupling, node, 3, position, labels)
+        elif given is sizes or float(given[position]) != 1:
+            coupling.freeze(labels, f"{describe(node)} resizes it")
+    coupling.write(node.outputs[0], list(x))
+
+
+def pad(coupling: Coupling, node: ir.Node) -> None:
+    x = coupling.read(node.inputs[0])
+    pads = weights_of(node, 1)
+    if graph.input_of(node, 3) is not None or pads.size != 2 * len(x):
+        raise Unsupported(f"{describe(node)} pads some axes only")
+    for axis, labels in enumerate(x):
+        if pads[axis] or pads[len(x) + axis]:
+            coupling.freeze(labels, f"{describe(node)} pads it")
+    coupling.write(node.outputs[0], list(x))
+
+
+def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labels: Labels) -> None:
+    """Let entry ``position`` of a constant vector be the number of positions kept of ``labels``."""
+
+    def edit(count: Callable[[Labels], Array]) -> None:
+        array = weights_of(node, index).copy()
+        array[position] = count(labels).sum()
+        replace_constant(node, index, array)
+
+    coupling.edits.append(edit)
+
+
+def replace_constant(node: ir.Node, index: int, array: Array) -> None:
+    """A constant of its own for one input; whoever shares the old one keeps it."""
+    old = node.inputs[index]
+    assert isinstance(node.graph, ir.Graph)
+    assert old is not None
+    node.replace_input_with(index, graph.add_constant(node.graph, array, f"{old.name}"))
+
+
+def _only_first_output(node: ir.Node) -> None:
+    if any(graph.is_used(output) for output in node.outputs[1:]):
+        raise Unsupported(f"the second output of {describe(node)} is used")
+
+
+def _set_int(node: ir.Node, name: str, number: int) -> None:
+    node.attributes[name] = ir.AttrInt64(name, number)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(_POOLING, pooling),
+    **dict.fromkeys(_REDUCTIONS, reduction),
+    "BatchNormalization": channel_norm,
+    "InstanceNormalization": channel_norm,
+    "Conv": convolution,
+    "ConvTranspose": convolution,
+    "Gemm": gemm,
+    "LayerNormalization": layer_norm,
+    "RMSNormalization": layer_norm,
+    "LogSoftmax": softmax,
+    "Softmax": softmax,
+    "Pad": pad,
+    "Resize": resize,
+    "Upsample": resize,
+}

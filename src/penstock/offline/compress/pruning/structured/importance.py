@@ -1,0 +1,103 @@
+"""How much each unit of each group matters, from weights alone or with data. ``taylor.py`` has what needs gradients.
+
+A score is what cutting the unit loses; those of a group add up to 1, so that scores of several groups can be weighed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from penstock.errors import InvalidData
+from penstock.offline.compress.pruning.structured.coupling import Slot
+from penstock.offline.compress.pruning.structured.cut import Structure
+from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.dataset import Dataset
+from penstock.offline.optimize import graph
+from penstock.tensor import Array
+
+Scores = dict[str, Array]
+"""By group: FP64 [units], not negative."""
+
+
+def importance(
+    structure: Structure, kind: str, data: Dataset | None, threads: int = 1, on_progress: Progress = no_progress
+) -> Scores:
+    """The scores of ``kind``: "norm", "batch_norm" or "activation". Raises InvalidData if that needs data and there are none."""
+    if kind == "norm":
+        return by_norm(structure)
+    if kind == "batch_norm":
+        return by_batch_norm(structure)
+    if data is None:
+        raise InvalidData("importance by activation needs data", "give some, or use importance='norm'")
+    return by_activation(structure, data, threads=threads, on_progress=on_progress)
+
+
+def by_norm(structure: Structure) -> Scores:
+    """Squared norm of all weights that make or read the unit (Fang et al. 2023, §3.3), each tensor's in shares of its sum."""
+    slots = [slot for slot in structure.slots if slot.role != "goes along"]
+    return gather(structure, [(slot, shares(_energy(slot))) for slot in slots])
+
+
+def by_batch_norm(structure: Structure) -> Scores:
+    """γ² of the BatchNormalization over the unit (Liu et al., "Network Slimming", 2017); before it is folded into weights.
+
+    Groups without one have their norm.
+    """
+    slots = [slot for slot in structure.slots if slot.node.op_type == "BatchNormalization" and slot.operand == 1]
+    scales = gather(structure, [(slot, shares(_energy(slot))) for slot in slots])
+    return by_norm(structure) | {name: score for name, score in scales.items() if score.any()}
+
+
+def by_activation(
+    structure: Structure, data: Dataset, *, threads: int = 1, batch_size: int = 32, on_progress: Progress = no_progress
+) -> Scores:
+    """Mean square of the unit's activation times the squared norm of the weights that read it, over ``data``.
+
+    It is the energy that layers lose with the unit, in shares of the layer's, if channels are uncorrelated.
+    Raises InvalidData if the data do not fit the model.
+    """
+    readers: dict[str, list[Slot]] = defaultdict(list)
+    for slot in structure.slots:
+        source = slot.node.inputs[0]
+        if slot.role == "reads" and source is not None and source.name is not None:
+            readers[source.name].append(slot)
+    squares: dict[str, Array] = {}
+    taps = Taps(structure.artifact, data, batch_size=batch_size, threads=threads)
+    for name, array in taps.run(list(readers), on_progress):
+        axis = array.ndim - 1 if readers[name][0].node.op_type == "MatMul" else 1
+        others = tuple(other for other in range(array.ndim) if other != axis)
+        squares[name] = squares.get(name, 0.0) + np.square(array, dtype=np.float64).sum(axis=others)
+    terms = [(slot, shares(squares[name] * _energy(slot))) for name, slots in readers.items() for slot in slots]
+    return gather(structure, terms)
+
+
+def gather(structure: Structure, terms: list[tuple[Slot, Array]]) -> Scores:
+    """Add up per unit what each slot says of its positions; each group's sum is 1. Raises InvalidData for NaN, infinity."""
+    found: Scores = {}
+    for group in structure.groups:
+        total = np.zeros(group.units)
+        for slot, values in terms:
+            numbers = structure.unit_numbers(group.name, slot.labels)
+            mine = numbers >= 0
+            total += np.bincount(numbers[mine], weights=values[mine], minlength=group.units)
+        if not np.isfinite(total).all():
+            raise InvalidData(
+                f"the weights of '{group.name}' or what they are given are not finite", "repair the model"
+            )
+        found[group.name] = shares(total)
+    return found
+
+
+def shares(values: Array) -> Array:
+    total = values.sum()
+    return values / total if total > 0 else values
+
+
+def _energy(slot: Slot) -> Array:
+    """The sum of squares at each position of the slot's axis."""
+    array = graph.constant(slot.value)
+    assert array is not None
+    others = tuple(axis for axis in range(array.ndim) if axis != slot.axis)
+    return np.asarray(np.square(array, dtype=np.float64).sum(axis=others))

@@ -1,0 +1,134 @@
+"""How long the layers of a model take at any widths, measured one by one: the latency table."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from penstock.artifact import Artifact
+from penstock.offline.compress.pruning.structured.coupling import Count, Labels
+from penstock.offline.compress.pruning.structured.cut import Kept, Structure
+from penstock.offline.compress.taps import Taps
+from penstock.offline.dataset import make_dataset
+from penstock.offline.judge.sessions import loaded
+from penstock.offline.optimize import graph
+from penstock.perf.measure import feed, interleave
+from penstock.tensor import Array
+
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_SECONDS = 0.04
+"""For which a layer is measured at one width."""
+
+_Axes = list[tuple[Labels | None, int]]
+"""Of each axis of an operand what is cut with it, and its length."""
+
+
+class Layer(NamedTuple):
+    """A node at certain widths; equal ones take equal time."""
+
+    node: bytes
+    """Operator and attributes, serialised."""
+    shapes: tuple[tuple[int, ...], ...]
+    constant: tuple[bool, ...]
+
+
+class LatencyTable:
+    """Milliseconds of the layers of a model at any widths, each measured in ONNX Runtime when first asked for.
+
+    ``sample`` gives the shapes of activations; the time is that of its rows. All widths of one question run interleaved.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        sample: Mapping[str, Array],
+        threads: int,
+        known: dict[Layer, float] | None = None,
+    ) -> None:
+        """``known`` are milliseconds from before, to which those measured here are added."""
+        self._structure, self._threads = structure, threads
+        self._nodes = [node for node in structure.model.graph if node.op_type in _LAYERS and node.domain == ""]
+        names = [value.name for node in self._nodes for value in node.inputs if value and not graph.is_constant(value)]
+        rows = len(next(iter(sample.values())))
+        taps = Taps(structure.artifact, make_dataset(dict(sample), None), batch_size=rows, threads=threads)
+        self._shapes = taps.shapes([name for name in names if name], rows)
+        self._axes = {node: [self._operand(node, index) for index in range(len(node.inputs))] for node in self._nodes}
+        self._attributes = {node: ir.to_proto(node).attribute for node in self._nodes}
+        self._opsets = [onnx.helper.make_opsetid(*item) for item in structure.model.opset_imports.items()]
+        self._ms = {} if known is None else known
+
+    def totals(self, plans: Sequence[Kept]) -> list[float]:
+        """Milliseconds of all layers together, for each of ``plans``."""
+        wanted = [[self._layer(node, count) for node in self._nodes] for count in map(self._structure.count, plans)]
+        self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
+        return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]
+
+    def _operand(self, node: ir.Node, index: int) -> _Axes:
+        value = node.inputs[index]
+        if value is None:
+            return []
+        array = graph.constant(value)
+        if array is None:
+            return list(zip(self._structure.coupling.read(value), self._shapes[value.name or ""], strict=True))
+        axes: _Axes = [(None, length) for length in array.shape]
+        for slot in self._structure.slots:
+            if slot.node is node and slot.operand == index:
+                axes[slot.axis] = slot.labels, array.shape[slot.axis]
+        return axes
+
+    def _layer(self, node: ir.Node, count: Count) -> Layer:
+        operands = self._axes[node]
+        shapes = tuple(
+            tuple(length if labels is None else int(count(labels).sum()) for labels, length in axes)
+            for axes in operands
+        )
+        proto = onnx.NodeProto(op_type=node.op_type, attribute=self._attributes[node])
+        groups = graph.int_attribute(node, "group", 1)
+        for attribute in proto.attribute:
+            if attribute.name == "group" and groups > 1:
+                attribute.i = groups * shapes[0][1] // operands[0][1][1]
+        constant = tuple(graph.is_constant(value) for value in node.inputs)
+        return Layer(proto.SerializeToString(deterministic=True), shapes, constant)
+
+    def _measure(self, layers: set[Layer]) -> None:
+        rng = np.random.default_rng(0)
+        named = {str(number): layer for number, layer in enumerate(sorted(layers))}
+        runs: dict[str, Callable[[], object]] = {}
+        with contextlib.ExitStack() as stack:
+            for name, layer in named.items():
+                model = stack.enter_context(loaded(self._model(layer), self._threads))
+                given = [shape for shape, constant in zip(layer.shapes, layer.constant, strict=True) if not constant]
+                inputs = zip(model.signature.input_names, given, strict=True)
+                runs[name] = feed(model, {key: rng.standard_normal(shape, np.float32) for key, shape in inputs})
+            timings = interleave(runs, _SECONDS * len(runs)) if runs else {}
+        # What is compared was not all measured at one time, so the disturbances of any time are left out: a low quantile.
+        self._ms.update({named[name]: timing.percentile_ms(10) for name, timing in timings.items()})
+
+    def _model(self, layer: Layer) -> Artifact:
+        """A model of the layer alone, weights drawn at random."""
+        node = onnx.NodeProto.FromString(layer.node)
+        names = [f"x{index}" for index in range(len(layer.shapes))]
+        node.input.extend(names)
+        node.output.append("y")
+        rng = np.random.default_rng(0)
+        pairs = list(zip(names, layer.shapes, layer.constant, strict=True))
+        weights = [
+            onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+            for name, shape, constant in pairs
+            if constant
+        ]
+        inputs = [
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+            for name, shape, constant in pairs
+            if not constant
+        ]
+        output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+        body = onnx.helper.make_graph([node], "layer", inputs, [output], weights)
+        made = onnx.helper.make_model(body, opset_imports=self._opsets, ir_version=self._structure.model.ir_version)
+        return Artifact.from_bytes(made.SerializeToString(deterministic=True))

@@ -1,0 +1,192 @@
+"""Structured pruning with recovery: cut a little, train what is left to answer as the original, look, and go on.
+
+Needs the extra ``torch``. ``structured.narrow`` cuts once and does not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from penstock.artifact import Artifact
+from penstock.offline.compress.options import Count, NotNegative, Options, Share
+from penstock.offline.compress.pruning.held_out import HeldOut, split
+from penstock.offline.compress.pruning.rounds import Entry, Rounds, last_good
+from penstock.offline.compress.pruning.structured.cut import Structure
+from penstock.offline.compress.pruning.structured.importance import Scores, importance
+from penstock.offline.compress.pruning.structured.latency import LatencyTable, Layer
+from penstock.offline.compress.pruning.structured.norms import refresh_norms
+from penstock.offline.compress.pruning.structured.search import apply, cuttable, measured_speedup, probe
+from penstock.offline.compress.pruning.structured.taylor import by_taylor
+from penstock.offline.compress.pruning.structured.widths import best_units, fastest_for_least, make_grid
+from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.compress.training.distill import recover
+from penstock.offline.compress.training.options import FitOptions
+from penstock.offline.compress.training.teacher import Teacher
+from penstock.offline.compress.training.trainable import TrainableModel
+from penstock.offline.dataset import Dataset
+from penstock.offline.judge.contract import Contract
+
+
+class ShrinkOptions(Options, frozen=True):
+    """How far to go, and what it may cost."""
+
+    of: ClassVar[str] = "shrinking"
+    speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
+    """How many times faster the model shall be at one sample a call."""
+    contract: Contract = Contract()
+    """What every round must meet on the held-out data; its latency is not looked at."""
+    share: Share = 0.1
+    """Share of the layers' present time that a round takes away, or one step of width if that is more."""
+    rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
+    """The most cuts."""
+    importance: Literal["activation", "norm", "batch_norm", "taylor"] = "activation"
+    fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
+    """Training after every cut."""
+    second_chance: NotNegative = 3.0
+    """Where a round does not meet the contract, it is trained for this many times ``fit.epochs`` more; 0 for never."""
+    block: Count = 16
+    """Widths are multiples of this, as in ``NarrowOptions``."""
+    least: Share = 0.125
+    """Share of its units that a group keeps at least."""
+    heads: bool = True
+    exact: bool = True
+    threads: Count = 1
+    """For which latency is measured."""
+
+
+class Round(Entry, frozen=True, kw_only=True):
+    """What one round came to."""
+
+    cut: bool
+    """Whether it cut, or trained on."""
+    narrowed: list[str]
+    """The groups that were cut, in this round or in the one that it trains on."""
+    units: dict[str, int]
+    """What each group has left."""
+    speedup: float
+    """Of the whole model against the original, measured on this machine."""
+
+
+def shrink(
+    artifact: Artifact,
+    data: Dataset,
+    options: ShrinkOptions | None = None,
+    *,
+    held_out: Dataset | None = None,
+    folder: Path | None = None,
+    on_progress: Progress = no_progress,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Artifact:
+    """The fastest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
+
+    Each round cuts and distils from ``artifact``; labels join in if ``data`` has them. Where a round fails for good, the groups
+    that it cut stay as they were before, and others go on. The run ends when the speed-up is reached, nothing is left to cut, or
+    ``is_over`` says so before a round. ``folder`` keeps every round: a run of the same model, data and options goes on from there,
+    also to another speed-up. Facts: every round; the one ``chosen``; whether it ``reached`` the speed-up. Widths depend on what
+    this machine measures.
+    Raises ContractUnmet, with the rounds, if none met the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut
+    or the model has operators that cannot be trained; InvalidArgument if ``folder`` holds another run.
+    """
+    options = options or ShrinkOptions()
+    options.check()
+    if held_out is None:
+        data, held_out = split(artifact, data)
+    judge = HeldOut(artifact, held_out, options.threads)
+    rounds = Rounds(Round, artifact, judge, options.contract, lambda entry: entry.speedup)
+    # What a run to a lower speed-up did is the beginning of one to a higher.
+    rounds.keep_in(folder, data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0)))
+    shrinker = _Shrinker(artifact, data, options)
+    while not is_over() and (move := next_move(rounds.entries, options)) is not None:
+        on_progress(sum(entry.cut for entry in rounds.entries), options.rounds + 1)
+        if not rounds.take(lambda _, move=move: shrinker.round(rounds, *move)):  # type: ignore[misc]
+            break
+    on_progress(options.rounds + 1, options.rounds + 1)
+    nothing = "nothing could be cut that would save time"
+    why = rounds.entries[-1].objection if rounds.entries else "there was no time for a round" if is_over() else nothing
+    model, facts = rounds.result(
+        f"no round of structured pruning meets the contract: {why}",
+        "allow a larger loss, more epochs, smaller steps, or give more data",
+    )
+    facts["reached"] = rounds.entries[rounds.best].speedup >= options.speedup
+    return artifact.derive(model.data, "shrink", msgspec.to_builtins(options), facts)
+
+
+def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
+    """Whether to cut (true) or to train on (false), and from which round; None at the goal or when the cuts are used up. Pure."""
+    if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
+        return False, len(rounds) - 1
+    good = last_good(rounds)
+    reached = good >= 0 and rounds[good].speedup >= options.speedup
+    return None if reached or sum(entry.cut for entry in rounds) >= options.rounds else (True, good)
+
+
+def given_up(rounds: Sequence[Round]) -> set[str]:
+    """The groups that failed for good when they were narrowed: they stay as they are. Pure."""
+    trained_on = {entry.start for entry in rounds if not entry.cut}
+    failed = [entry for number, entry in enumerate(rounds) if entry.objection and number not in trained_on]
+    return {name for entry in failed for name in entry.narrowed}
+
+
+class _Shrinker:
+    """Makes the rounds of one run: cuts, trains, measures."""
+
+    def __init__(self, artifact: Artifact, data: Dataset, options: ShrinkOptions) -> None:
+        self.original, self.data, self.options = artifact, data, options
+        structure = Structure(artifact, exact=options.exact)
+        names = cuttable(structure, heads=options.heads)
+        self._groups = {name: structure.group(name) for name in names}
+        self._teacher = Teacher(artifact, data)
+        self._sample = probe(artifact, data)
+        self._known: dict[Layer, float] = {}
+
+    def round(self, rounds: Rounds[Round], cut: bool, start: int) -> tuple[Artifact, Round] | None:
+        """The next round: a cut of the model of round ``start``, or more training of it; None if nothing is left to cut."""
+        model = rounds.models[start]
+        if cut:
+            model, narrowed = self._cut(model, given_up(rounds.entries))
+        else:
+            narrowed = rounds.entries[start].narrowed
+        if not narrowed:
+            return None
+        model = self._trained(model, len(rounds.entries), 1 if cut else self.options.second_chance)
+        groups = Structure(model, exact=self.options.exact).groups
+        units = {group.name: group.units for group in groups if group.name in self._groups}
+        faster = measured_speedup(self.original, model, self._sample, self.options.threads)
+        return model, Round(cut=cut, start=start, narrowed=narrowed, units=units, speedup=round(faster, 3))
+
+    def _cut(self, model: Artifact, left_alone: Collection[str]) -> tuple[Artifact, list[str]]:
+        """The model narrowed by a share of its time, and the groups that were cut; none if nothing would save time."""
+        structure = Structure(model, exact=self.options.exact)
+        scores = self._scores(structure)
+        table = LatencyTable(structure, self._sample, self.options.threads, self._known)
+        units, grids = {}, {}
+        for group in structure.groups:
+            origin = self._groups.get(group.name)
+            # The last head, or the last group of a convolution, is no unit any more.
+            if group.name in left_alone or origin is None or not group.cuttable:
+                continue
+            if group.unit_size == origin.unit_size:
+                grid = make_grid(origin, self.options.block, self.options.least)
+                units[group.name] = group.units
+                grids[group.name] = grid._replace(floor=max(grid.floor, len(group.frozen)))
+        (full,) = table.totals([{}])
+        counts, _ = fastest_for_least(structure, scores, table, units, full * (1 - self.options.share), grids)
+        narrowed = [name for name in counts if counts[name] < units[name]]
+        return apply(structure, best_units(structure, scores, counts), "cut", self.options), narrowed
+
+    def _scores(self, structure: Structure) -> Scores:
+        if self.options.importance == "taylor":
+            return by_taylor(structure, self.data)
+        return importance(structure, self.options.importance, self.data, self.options.threads)
+
+    def _trained(self, start: Artifact, number: int, times: float) -> Artifact:
+        fit = self.options.fit
+        fit = msgspec.structs.replace(fit, epochs=times * fit.epochs, seed=fit.seed + number)
+        # What BatchNormalization knew of its inputs was true before the cut; training alone is slow to make up for that.
+        model = TrainableModel(refresh_norms(start, self.data, threads=fit.threads))
+        report = recover(model, self.data, self._teacher, fit)
+        return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())

@@ -1,0 +1,180 @@
+"""Structured pruning: channels and heads taken out, so that what is left is a smaller dense model, faster on any engine.
+
+Without training here: that costs accuracy, little for the first few percent. ``structured_recovery.py`` wins it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import onnx
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidData, PenstockError, Unsupported
+from penstock.offline.compress.options import Count, Options, Share
+from penstock.offline.compress.pruning.structured.cut import Kept, Structure
+from penstock.offline.compress.pruning.structured.importance import Scores, importance
+from penstock.offline.compress.pruning.structured.latency import LatencyTable
+from penstock.offline.compress.pruning.structured.norms import refresh_norms
+from penstock.offline.compress.pruning.structured.widths import (
+    Grid,
+    best_units,
+    fastest_for_least,
+    make_grid,
+    uniform,
+)
+from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.dataset import Dataset
+from penstock.offline.judge.sessions import loaded, race
+from penstock.offline.optimize.samples import free_sizes, generate
+from penstock.perf.measure import repeat_rows, speedup
+from penstock.tensor import Array
+
+_ROUNDS = 4
+"""How often the goal of the layers is set anew when the whole model is not as fast as they promise."""
+_MEASURE_S = 1.0
+
+
+class NarrowOptions(Options, frozen=True):
+    """What to cut."""
+
+    of: ClassVar[str] = "structured pruning"
+    width: Share = 0.75
+    """Share of its units that each group keeps; the most that it keeps if ``speedup`` is given, where 1 is usual."""
+    speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
+    """How many times faster the model shall be at one sample a call: widths then differ, chosen by measured latency."""
+    importance: Literal["norm", "batch_norm", "activation"] = "norm"
+    """Which units go: see ``importance.py``. ``activation`` needs data."""
+    block: Count = 16
+    """Widths are multiples of this: 16 for AVX-512, 8 for AVX2 and NEON. Groups narrower than 4 blocks take smaller steps."""
+    heads: bool = True
+    """Whether attention heads are cut as well as channels."""
+    exact: bool = True
+    """Leave channels alone that a LayerNormalization or a mean runs over, since what stays would change with them."""
+    least: Share = 0.25
+    """Share of its units that a group keeps at least when ``speedup`` asks for more."""
+    threads: Count = 1
+    """For which latency is measured."""
+
+
+def narrow(
+    artifact: Artifact,
+    options: NarrowOptions = NarrowOptions(),  # noqa: B008 - frozen
+    data: Dataset | None = None,
+    *,
+    scores: Scores | None = None,
+    on_progress: Progress = no_progress,
+) -> Artifact:
+    """``artifact`` without its least important channels and heads. Facts: units before and after, by group; parameters.
+
+    With ``data``, of which no labels are needed, every BatchNormalization that is left takes its statistics anew: most of what
+    a cut loses at once comes from those. ``scores`` take the place of ``options.importance``, such as those of
+    ``taylor.by_taylor``. With ``speedup`` the result depends on what this machine measures; without, the same arguments give the
+    same bytes.
+    Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if
+    the speed-up cannot be had.
+    """
+    options.check()
+    structure = Structure(artifact, exact=options.exact)
+    least = 0.0 if options.speedup is None else options.least
+    names = cuttable(structure, heads=options.heads)
+    grids = {name: make_grid(structure.group(name), options.block, least) for name in names}
+    scores = scores or importance(structure, options.importance, data, options.threads, on_progress)
+    if options.speedup is None:
+        counts = uniform(structure, grids, options.width)
+        made = apply(structure, best_units(structure, scores, counts), "narrow", options)
+    else:
+        made = _fast_enough(structure, scores, grids, options, probe(artifact, data))
+    return made if data is None else refresh_norms(made, data, threads=options.threads)
+
+
+def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
+    """The groups to cut. Raises Unsupported, with the reasons, if there are none."""
+    names = [group.name for group in structure.groups if group.cuttable and (heads or group.unit_size == 1)]
+    if not names:
+        reasons = "; ".join(dict.fromkeys(group.reason for group in structure.groups if group.reason))
+        raise Unsupported(
+            f"no channels of the model can be cut: {reasons or 'it has no layers with constant weights'}",
+            "it needs layers whose channels only other layers of it read; penstock prune makes zeros instead"
+            if reasons and "not constant" not in reasons
+            else "prune before quantisation, and export with constant weights",
+        )
+    return names
+
+
+def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, **facts: object) -> Artifact:
+    """The cut model as an artifact, checked: ONNX's checker accepts it, it loads, its outputs have the shapes of before.
+
+    Raises PenstockError if that fails, which would be a bug of the analysis.
+    """
+    origin = structure.artifact
+    data = structure.cut(kept)
+    groups = {name: [structure.group(name).units, len(numbers)] for name, numbers in kept.items()}
+    about = {"groups": groups, "parameters": [_parameters(origin.data), _parameters(data)], **facts}
+    made = origin.derive(data, step, msgspec.to_builtins(options), about)
+    sample = probe(origin)
+    before, after = _answer_shapes(origin, sample), _answer_shapes(made, sample)
+    if before != after:
+        raise PenstockError(f"the narrowed model answers in shapes {after}, the original in {before}")
+    return made
+
+
+def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
+    """The fewest rows that the model takes: of ``data``, or made up. Raises InvalidData if the model refuses them all."""
+    with loaded(artifact) as model:
+        rows = model.signature.smallest_batch
+        if data is not None:
+            return repeat_rows(data.inputs, rows)
+        for size in free_sizes(model.signature):
+            for sample in generate(model.signature, size):
+                with contextlib.suppress(PenstockError):
+                    model.forward(sample)
+                    return dict(sample)
+    raise InvalidData("the model refuses every input that was made up for it", "give data")
+
+
+def _fast_enough(
+    structure: Structure, scores: Scores, grids: Mapping[str, Grid], options: NarrowOptions, sample: dict[str, Array]
+) -> Artifact:
+    """Narrow the layers until the whole model, measured, is as fast as asked for."""
+    assert options.speedup is not None
+    table = LatencyTable(structure, sample, options.threads)
+    widest = uniform(structure, grids, options.width)
+    (full,) = table.totals([{}])
+    goal, found = full / options.speedup, 1.0
+    for _ in range(_ROUNDS):
+        counts, promised = fastest_for_least(structure, scores, table, widest, goal, grids)
+        kept = best_units(structure, scores, counts)
+        made = apply(structure, kept, "narrow", options, layers_ms=[round(full, 4), round(promised, 4)])
+        found = measured_speedup(structure.artifact, made, sample, options.threads)
+        if found >= options.speedup or promised > goal:
+            break
+        goal *= 0.97 * found / options.speedup
+    if found < options.speedup:
+        raise Unsupported(
+            f"the model becomes {found:.2f} times faster, not {options.speedup:g} times",
+            f"ask for less; no group keeps fewer than {options.least:.0%} of its units",
+        )
+    return made
+
+
+def measured_speedup(before: Artifact, after: Artifact, sample: Mapping[str, Array], threads: int) -> float:
+    """How many times faster ``after`` answers ``sample``, calls interleaved."""
+    timings = race({"before": before, "after": after}, sample, _MEASURE_S, threads)
+    return speedup(timings["before"], timings["after"]).value
+
+
+def _answer_shapes(artifact: Artifact, sample: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    onnx.checker.check_model(artifact.data)
+    with loaded(artifact) as model:
+        return {name: array.shape for name, array in model.forward(sample).items()}
+
+
+def _parameters(data: bytes) -> int:
+    """Elements of all float initialisers."""
+    tensors = onnx.load_model_from_string(data).graph.initializer
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+    return sum(int(onnx.numpy_helper.to_array(tensor).size) for tensor in tensors if tensor.data_type in floats)

@@ -1,0 +1,109 @@
+"""Which widths: the same share of every group, or those that lose least for the milliseconds that they save.
+
+FLOPs are no guide on a CPU: kernels work in blocks of 8 or 16 channels, so that 45 of 64 channels are slower than 48, and a
+layer may be bound by memory. So widths are multiples of a block, and each layer is measured at the widths in question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.offline.compress.pruning.structured.coupling import Group
+from penstock.offline.compress.pruning.structured.cut import Kept, Structure
+from penstock.offline.compress.pruning.structured.importance import Scores
+from penstock.offline.compress.pruning.structured.latency import LatencyTable
+
+_TINY = 1e-9
+_FARTHEST = 3
+"""Strides at once that the search tries."""
+_STEPS = 8
+"""Into about how many steps a group's width is divided in the search."""
+
+Counts = Mapping[str, int]
+"""By group, how many units stay; of those that are not named, all."""
+
+
+class Grid(NamedTuple):
+    """The widths that a group may take, in units: multiples of ``step``, from ``floor`` on."""
+
+    step: int
+    stride: int
+    """How far the search goes at a time, a multiple of ``step``."""
+    floor: int
+
+    def nearest(self, count: float) -> int:
+        return max(self.floor, self.step * math.floor(count / self.step + 0.5))
+
+    def below(self, count: int, strides: int = 1) -> int:
+        """The width so many strides down; 0 if there is none."""
+        to = ((count - 1) // self.stride - strides + 1) * self.stride
+        return to if to >= self.floor else 0
+
+
+def make_grid(group: Group, block: int, least: float) -> Grid:
+    """Widths are multiples of ``block`` channels, less for a group of under four blocks; at least the share ``least``."""
+    step = block // math.gcd(block, group.unit_size)
+    while step > 1 and 4 * step > group.units:
+        step //= 2
+    stride = max(step, group.units // _STEPS // step * step)
+    fewest = max(1.0, least * group.units, len(group.frozen))
+    return Grid(step, stride, min(group.units, step * math.ceil(fewest / step)))
+
+
+def uniform(structure: Structure, grids: Mapping[str, Grid], width: float) -> dict[str, int]:
+    """``width`` of the units of each group, rounded to its grid."""
+    units = {name: structure.group(name).units for name in grids}
+    return {name: min(units[name], grid.nearest(units[name] * width)) for name, grid in grids.items()}
+
+
+def best_units(structure: Structure, scores: Scores, counts: Counts) -> dict[str, list[int]]:
+    """The units of highest score, frozen ones first of all; of equal ones those that come first."""
+    kept = {}
+    for name, count in counts.items():
+        rank = scores[name].copy()
+        rank[list(structure.group(name).frozen)] = np.inf
+        kept[name] = sorted(np.argsort(-rank, kind="stable")[:count].tolist())
+    return kept
+
+
+def fastest_for_least(
+    structure: Structure,
+    scores: Scores,
+    table: LatencyTable,
+    widest: Counts,
+    goal_ms: float,
+    grids: Mapping[str, Grid],
+) -> tuple[dict[str, int], float]:
+    """Widths for which all layers together take ``goal_ms``, and what they take; greedy from ``widest`` down.
+
+    Each step narrows the group that loses the least per millisecond saved; what it loses is the logarithm of the share of its
+    score that stays, so that the last half of a group costs as much as the first. Where no single stride saves time, longer
+    ones are tried; stops early where they do not either.
+    """
+    counts = dict(widest)
+    plan = best_units(structure, scores, counts)
+    (now,) = table.totals([plan])
+    strides = 1
+    while now > goal_ms and strides <= _FARTHEST:
+        before = _loss(scores, plan)
+        trials = [{**counts, name: to} for name, grid in grids.items() if (to := grid.below(counts[name], strides))]
+        plans = [best_units(structure, scores, trial) for trial in trials]
+        options = [
+            ((_loss(scores, plans[number]) - before) / (now - ms), number, ms)
+            for number, ms in enumerate(table.totals(plans))
+            if ms < now
+        ]
+        if options:
+            _, number, now = min(options)
+            counts, plan = trials[number], plans[number]
+        strides = 1 if options else strides + 1
+    return counts, now
+
+
+def _loss(scores: Scores, plan: Kept) -> float:
+    shares = (float(scores[name][list(numbers)].sum() / (scores[name].sum() or 1.0)) for name, numbers in plan.items())
+    return -math.fsum(math.log(max(share, _TINY)) for share in shares)

@@ -1,0 +1,1 @@
+"""INT8 ranges: histograms of tensors, and ways to choose a range from them."""

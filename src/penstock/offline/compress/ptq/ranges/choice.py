@@ -1,0 +1,276 @@
+"""The method of each tensor's range chosen by what it does to the model's answers.
+
+No method is best for all tensors: KL-entropy knows nothing of the energy of what it cuts off, min-max pays for one outlier with
+every step, MSE looks at the tensor alone. So each tensor is rounded by itself, with every candidate range, in an otherwise float
+model, and the range stays that harms the outputs least. At the end the choice as a whole must stand its ground, quantised, against
+every method used for all tensors, since what is best one by one need not be best together.
+
+Only what follows a tensor is run anew: see ``suffix.py``. Where the outputs are class scores the harm is the angle
+between the scores with and without rounding: their order does not depend on their size, and samples that are far from all
+others, which calibration sets have, would outweigh the rest by theirs. Elsewhere it is the relative error of the outputs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidArgument
+from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges.harm import output_harm
+from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges, squared_error
+from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
+from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.sessions import answers_of, call_rows, loaded, signature_of
+from penstock.tensor import Array
+
+CANDIDATES: dict[str, tuple[Method, float]] = {
+    "min-max": (Method.MIN_MAX, 100.0),
+    "percentile-99.999": (Method.PERCENTILE, 99.999),
+    "percentile-99.99": (Method.PERCENTILE, 99.99),
+    "percentile-99.9": (Method.PERCENTILE, 99.9),
+    "mse": (Method.MSE, 100.0),
+    "entropy": (Method.ENTROPY, 100.0),
+}
+"""Methods by name; of two whose ranges are alike, the first is tried."""
+
+_BATCH = 32
+_MEMORY_BYTES = 512 << 20
+"""What suffixes read on all rows, held while their ranges are tried."""
+_ALIKE = 0.01
+"""Two ranges are alike if their ends differ by less than this share of the wider one."""
+
+
+class RangeChoiceOptions(msgspec.Struct, frozen=True):
+    """How much the choice may cost."""
+
+    rows: int = 32
+    """Calibration samples, evenly spaced, on which ranges are tried."""
+    max_calls: int = 1000
+    """Most passes over these samples; beyond it the tensors that are left take the range of least squared error of their own."""
+    time_s: float | None = None
+    """Seconds after which the same happens. The result then depends on the machine; None for no limit."""
+    threads: int = 1
+    """Threads of the engine while ranges are tried."""
+
+
+class TriedRange(msgspec.Struct, frozen=True):
+    """One candidate of one tensor."""
+
+    method: str
+    range: Range
+    error: float
+    """Of the model's outputs if measured, else the mean squared error of the tensor's own values."""
+
+
+class TensorChoice(msgspec.Struct, frozen=True):
+    """The range of one tensor, and what it was chosen from."""
+
+    method: str
+    range: Range
+    measured: bool
+    """Whether the error is that of the outputs. False where there was nothing to choose, where ``placement`` gives the tensor no range
+    of its own, or where the budget was used up."""
+    tried: tuple[TriedRange, ...]
+
+
+class RangeChoice(msgspec.Struct, frozen=True):
+    """The ranges to quantise with, and why."""
+
+    ranges: dict[str, Range]
+    method: str
+    """``per tensor``, or the method that quantised the whole model better than the choice per tensor did."""
+    errors: dict[str, float]
+    """Error of the outputs of the whole quantised model by method, ``per tensor`` among them; on the rows tried."""
+    tensors: dict[str, TensorChoice]
+    calls: int
+    """Passes over the rows that were made."""
+
+
+PER_TENSOR = "per tensor"
+
+
+def choose_ranges(
+    artifact: Artifact,
+    statistics: Mapping[str, TensorStatistics],
+    data: Dataset,
+    scheme: IntegerScheme,
+    placement: Placement = Placement.LINEAR,
+    options: RangeChoiceOptions | None = None,
+    progress: Progress = no_progress,
+) -> RangeChoice:
+    """The range of every tensor of ``statistics`` by the method that harms the answers on ``data`` least.
+
+    Deterministic unless ``options.time_s`` is given. Raises as ``quantize``; Unsupported if the outputs cannot be compared
+    sample by sample.
+    """
+    options = options or RangeChoiceOptions()
+    by_method = {name: ranges(statistics, method, scheme, percent) for name, (method, percent) in CANDIDATES.items()}
+    trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, placement, options)
+    tensors: dict[str, TensorChoice] = {}
+    # Where the candidates differ most there is most to win, and a budget should be spent there.
+    order = sorted(by_method["min-max"], key=lambda name: -_spread([found[name] for found in by_method.values()]))
+    candidates = {name: distinct({method: found[name] for method, found in by_method.items()}) for name in order}
+    for name, harms in trials.harms(candidates):
+        tensors[name] = _best(candidates[name], harms, statistics[name], scheme)
+        progress(len(tensors), len(order) + len(by_method) + 1)
+    best = {name: tensors[name].range for name in statistics if name in tensors}
+    errors: dict[str, float] = {}
+    for name, found in {PER_TENSOR: best, **by_method}.items():
+        errors[name] = trials.whole(quantize(artifact, found, scheme, placement))
+        progress(len(order) + len(errors), len(order) + len(by_method) + 1)
+    winner = min(errors, key=lambda name: errors[name])
+    chosen = best if winner == PER_TENSOR else by_method[winner]
+    return RangeChoice(chosen, winner, errors, {name: tensors[name] for name in best}, trials.calls)
+
+
+def distinct(candidates: Mapping[str, Range]) -> dict[str, Range]:
+    """``candidates`` without those that are alike to one before them."""
+    kept: dict[str, Range] = {}
+    for name, range in candidates.items():
+        if all(_difference(range, other) >= _ALIKE for other in kept.values()):
+            kept[name] = range
+    return kept
+
+
+class _Trials:
+    """A float model in which one tensor at a time is rounded, on the same rows."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        data: Dataset,
+        scheme: IntegerScheme,
+        placement: Placement,
+        options: RangeChoiceOptions,
+    ) -> None:
+        self._scheme, self._data, self._options = scheme, data, options
+        self._model = FloatModel(artifact)
+        self._roundable = set(_roundable(self._model, placement))
+        self._end = None if options.time_s is None else time.monotonic() + options.time_s
+        self._signature = signature_of(artifact)
+        self._taps = Taps(
+            self._model.artifact(),
+            data,
+            batch_size=call_rows(self._signature, _BATCH),
+            threads=options.threads,
+            memory_bytes=_MEMORY_BYTES,
+        )
+        self._reference = answers_of(artifact, data, options.threads, batch_size=_BATCH)
+        self.calls = 1
+
+    def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
+        """The harm of each candidate of each tensor, in order; None for a tensor with nothing to try, or beyond the budget."""
+        suffixes = {
+            name: Suffix(self._model, name)
+            for name, tried in candidates.items()
+            if len(tried) > 1 and name in self._roundable
+        }
+        groups = self._groups(suffixes)
+        held: list[dict[str, Array]] = []
+        group: list[str] = []
+        for name, tried in candidates.items():
+            if name not in suffixes or not self._affords(len(tried)):
+                yield name, None
+                continue
+            if name not in group:
+                group = next(group for group in groups if name in group)
+                held = []  # gone before the next is there
+                held = self._hold([suffixes[one] for one in group])
+            yield name, self._harms(suffixes[name], held, list(tried.values()))
+
+    def whole(self, quantised: Artifact) -> float:
+        """The harm that ``quantised`` does to the outputs."""
+        self.calls += 1
+        return output_harm(self._reference, answers_of(quantised, self._data, self._options.threads, batch_size=_BATCH))
+
+    def _harms(self, suffix: Suffix, held: Sequence[Mapping[str, Array]], tried: Sequence[Range]) -> list[float]:
+        found = []
+        with loaded(suffix.artifact(self._scheme), self._options.threads) as model:
+            rounded = RoundedModel(suffix, model, self._signature, held, self._scheme)
+            for rounded.range in tried:
+                outputs = self._reference | answers(rounded, self._data, _BATCH)
+                found.append(output_harm(self._reference, outputs))
+        self.calls += len(tried)
+        return found
+
+    def _groups(self, suffixes: Mapping[str, Suffix]) -> list[list[str]]:
+        """The tensors in groups: what the suffixes of one read on all rows fits in memory, or is that of a single tensor."""
+        read = {name: [name, *suffix.beside] for name, suffix in suffixes.items()}
+        sizes = self._taps.sizes([one for names in read.values() for one in names])
+        batches = self._taps.batches.count
+        return grouped(
+            {name: batches * sum(sizes[one] for one in names) for name, names in read.items()}, _MEMORY_BYTES
+        )
+
+    def _hold(self, suffixes: Sequence[Suffix]) -> list[dict[str, Array]]:
+        """What they read, for each batch."""
+        batches: dict[str, list[Array]] = {}
+        for name, array in self._taps.run([name for suffix in suffixes for name in (suffix.tensor, *suffix.beside)]):
+            batches.setdefault(name, []).append(array)
+        return [dict(zip(batches, arrays, strict=True)) for arrays in zip(*batches.values(), strict=True)]
+
+    def _affords(self, calls: int) -> bool:
+        in_time = self._end is None or time.monotonic() < self._end
+        return in_time and self.calls + calls <= self._options.max_calls
+
+
+def _best(
+    candidates: Mapping[str, Range], harms: list[float] | None, known: TensorStatistics, scheme: IntegerScheme
+) -> TensorChoice:
+    """The best of ``candidates``, by the error of its own values where no harm was measured; the first if there is only one."""
+    errors = _own_errors(known, list(candidates.values()), scheme) if harms is None else harms
+    tried = tuple(TriedRange(*one) for one in zip(candidates, candidates.values(), errors, strict=True))
+    best = min(tried, key=lambda one: one.error)
+    return TensorChoice(best.method, best.range, harms is not None, tried)
+
+
+def _roundable(model: FloatModel, placement: Placement) -> list[str]:
+    """Tensors that get a range of their own in the integer model.
+
+    Not the model's outputs, which are not clipped, nor what only a Relu or Clip reads, whose range is used before it as well.
+    """
+    nodes = model.integer_nodes(placement)
+    readers = Counter(name for node in model.nodes for name in node.input)
+    within = {node.input[0] for node in nodes if node.op_type in ("Relu", "Clip") and readers[node.input[0]] == 1}
+    written = (node.output[0] for node in nodes if node.op_type not in placement.float_outputs)
+    rounded = {*written, *(name for node in nodes for name in node.input)} - within - set(model.output_names)
+    return [name for name in model.activations(nodes) if name in rounded]
+
+
+def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: IntegerScheme) -> list[float]:
+    """The mean squared error of the tensor's own values with each range."""
+    histogram = known.histogram
+    if len(candidates) < 2 or not histogram.count:
+        return [0.0] * len(candidates)
+    ends = np.array([[range.low for range in candidates], [range.high for range in candidates]])
+    return [float(error) / histogram.count for error in squared_error(histogram, scheme)(*ends)]
+
+
+def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
+    """``rows`` samples of ``data``, evenly spaced, as many as the model takes at a time or a multiple of that."""
+    if rows < 1:
+        raise InvalidArgument(f"ranges cannot be tried on {rows} samples", "give at least 1")
+    smallest = signature_of(artifact).smallest_batch
+    count = max(smallest, min(rows, data.count) // smallest * smallest)
+    picks = np.linspace(0, data.count - 1, count).round().astype(np.intp)
+    return make_dataset({name: array[picks] for name, array in data.inputs.items()}, None)
+
+
+def _spread(candidates: Sequence[Range]) -> float:
+    return max(_difference(candidates[0], other) for other in candidates)
+
+
+def _difference(one: Range, other: Range) -> float:
+    width = max(one.high - one.low, other.high - other.low)
+    return max(abs(one.low - other.low), abs(one.high - other.high)) / width if width else 0.0

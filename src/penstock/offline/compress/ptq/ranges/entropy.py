@@ -1,0 +1,177 @@
+"""KL-entropy calibration: the window of values whose quantised histogram diverges least from the true one.
+
+Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i bins, P is the histogram with everything
+outside added to the outermost bins, Q the same window without that, merged into L levels and spread again, each level's
+mass evenly over the bins that are not empty in P. The window with the least KL(P‖Q) wins.
+
+Three things differ from the talk. Level borders are round(i·k/L), so that no remainder lands in the last level. A window that
+is not one-sided moves at both ends, with all L levels across it. And the sum over bins is taken in closed form: with S_k the
+mass of level k, P_k that mass plus what lies outside, n_k its bins that are not empty in P and N, N_Q the totals,
+
+    KL = (Σ_b p_b log p_b - Σ_k P_k log(S_k / n_k)) / N - log N + log N_Q
+
+which prefix sums of h, h log h and [h > 0] give at L terms a window, instead of thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram, Range
+from penstock.tensor import Array
+
+_MIN_BINS = 128
+"""The narrowest window tried, as in the talk; with more levels than bins, each bin is a level of its own."""
+_MIN_KEPT = 0.9
+"""The least share of the mass inside a window. P and Q of a window that cuts off all but its own last bin agree, and mean nothing:
+tensors without values near zero, such as averages after a ReLU, have such windows.
+"""
+_COARSE = 64
+"""Places tried in the coarse scan of one end of a window."""
+_BLOCK = 128
+"""Windows scored together: their intermediate results fit the cache."""
+_ROUNDS = 4
+"""Most scans of each end; two or three are usual until neither end moves."""
+
+
+def symmetric_range(histogram: Histogram, levels: int = 128) -> Range:
+    """±T for integers with zero in the middle: the search on |x|, with the talk's 128 levels."""
+    magnitudes = histogram.counts[BINS:] + histogram.counts[BINS - 1 :: -1]
+    limit = min(_threshold(magnitudes, levels, histogram.bin_width), max(-histogram.min, histogram.max))
+    return Range(-limit, limit)
+
+
+def affine_range(histogram: Histogram, levels: int = 256) -> Range:
+    """The range for integers with a zero point: one-sided where the tensor is, else both ends are searched."""
+    if histogram.min >= 0:
+        return Range(0.0, min(_threshold(histogram.counts[BINS:], levels, histogram.bin_width), histogram.max))
+    if histogram.max <= 0:
+        threshold = _threshold(histogram.counts[BINS - 1 :: -1], levels, histogram.bin_width)
+        return Range(max(-threshold, histogram.min), 0.0)
+    low, high = best_window(histogram.counts, levels)
+    return Range(
+        max((low - BINS - 0.5) * histogram.bin_width, histogram.min),
+        min((high - BINS + 0.5) * histogram.bin_width, histogram.max),
+    )
+
+
+def best_window(counts: Array, levels: int) -> tuple[int, int]:
+    """The best window [low, high) around the middle of ``counts``, shape (4096,): each end in turn, until neither moves.
+
+    Each scan of an end tries places all over its side, then every place around the best of them. It never gets worse, and
+    ends in a window from which no move of one end that was tried is better.
+    """
+    windows = _Windows(counts, levels)
+    filled = np.flatnonzero(counts)
+    first, last = int(filled[0]), int(filled[-1]) + 1
+    low, high = first, last
+    if last - first <= _MIN_BINS:
+        return low, high
+    for _ in range(_ROUNDS):
+        before = low, high
+        high = windows.best_high(low, high, last)
+        low = windows.best_low(low, high, first)
+        if (low, high) == before:
+            break
+    return low, high
+
+
+class _Windows:
+    """Bin counts with their prefix sums, from which any window is scored."""
+
+    def __init__(self, counts: Array, levels: int) -> None:
+        self._levels = levels
+        self._counts = counts.astype(np.float64)
+        self._mass = _prefix_sum(self._counts)
+        self._filled = _prefix_sum(counts > 0).astype(np.intp)
+        self._logarithms = _log(np.arange(counts.size + 1))
+        self._entropy = _prefix_sum(_x_log_x(self._counts))
+
+    def best_high(self, low: int, high: int, stop: int) -> int:
+        """The best upper end up to ``stop``, given the lower one; ``high`` if none is better."""
+        return _scan(lambda ends: self.divergences(np.full_like(ends, low), ends), high, BINS + 1, stop)
+
+    def best_low(self, low: int, high: int, start: int) -> int:
+        """The best lower end from ``start``, given the upper one; ``low`` if none is better."""
+        return _scan(lambda ends: self.divergences(ends, np.full_like(ends, high)), low, start, BINS - 1)
+
+    def divergences(self, lows: Array, highs: Array) -> Array:
+        """KL(P‖Q) of each window [low, high) of bins, shape (windows,).
+
+        Infinite for windows that keep or hold too little, and where mass outside falls to a level that is empty inside.
+        """
+        kept = self._mass[highs] - self._mass[lows]
+        eligible = np.flatnonzero((kept >= _MIN_KEPT * self._mass[-1]) & (highs - lows >= _MIN_BINS))
+        result = np.full(lows.size, np.inf)
+        for start in range(0, eligible.size, _BLOCK):
+            block = eligible[start : start + _BLOCK]
+            result[block] = self._block(lows[block], highs[block])
+        return result
+
+    def _block(self, lows: Array, highs: Array) -> Array:
+        levels = self._levels
+        rows = np.arange(lows.size)
+        widths = highs - lows
+        used = np.minimum(levels, widths)[:, None]
+        steps = np.minimum(np.arange(levels + 1), used)
+        # Exact, since ``used`` is a power of two or the width itself.
+        borders = lows[:, None] + np.floor(steps * (widths[:, None] / used) + 0.5).astype(np.intp)
+
+        inside = np.diff(np.take(self._mass, borders), axis=1)
+        filled = np.diff(np.take(self._filled, borders), axis=1)
+        below, above = self._mass[lows], self._mass[-1] - self._mass[highs]
+        first, last = self._counts[lows], self._counts[highs - 1]
+        ends = used[:, 0] - 1
+        filled[:, 0] += (first == 0) & (below > 0)
+        filled[rows, ends] += (last == 0) & (above > 0)
+
+        kept = self._mass[highs] - self._mass[lows]
+        lost = (inside[:, 0] == 0) & (below > 0) | (inside[rows, ends] == 0) & (above > 0)
+        logs = _log(inside)
+        logs -= np.take(self._logarithms, filled)
+        cross = np.einsum("ij,ij->i", inside, logs) + below * logs[:, 0] + above * logs[rows, ends]
+        entropy = self._entropy[highs] - self._entropy[lows]
+        entropy += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
+        total = self._mass[-1]
+        return np.where(lost, np.inf, (entropy - cross) / total - np.log(total) + _log(kept))
+
+
+def divergences(counts: Array, lows: Array, highs: Array, levels: int) -> Array:
+    """KL(P‖Q) of the windows [lows, highs) of ``counts``, shape (windows,); infinite where undefined. ``levels``: a power of two."""
+    return _Windows(counts, levels).divergences(lows, highs)
+
+
+def _threshold(counts: Array, levels: int, bin_width: float) -> float:
+    """Bins from zero upwards: the best window that begins at zero, as the threshold (m + 0.5)·w."""
+    filled = np.flatnonzero(counts)
+    bins = int(filled[-1]) + 1 if filled.size else 0
+    if bins <= _MIN_BINS:
+        return (bins + 0.5) * bin_width
+    highs = np.arange(_MIN_BINS, bins + 1)
+    scores = divergences(counts[:bins], np.zeros_like(highs), highs, levels)
+    return (float(highs[np.argmin(scores)]) + 0.5) * bin_width
+
+
+def _scan(score: Callable[[Array], Array], current: int, start: int, stop: int) -> int:
+    """The place from ``start`` to ``stop`` of the least score: coarsely all over, then around the best; ties go to ``current``."""
+    step = max(1, (stop - start) // _COARSE)
+    coarse = np.array([current, *range(start, stop, step), stop])
+    best = int(coarse[np.argmin(score(coarse))])
+    fine = np.array([best, *range(max(start, best - step), min(stop, best + step) + 1)])
+    return int(fine[np.argmin(score(fine))])
+
+
+def _prefix_sum(values: Array) -> Array:
+    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+
+
+def _x_log_x(counts: Array) -> Array:
+    return counts * _log(counts)
+
+
+def _log(counts: Array) -> Array:
+    """The logarithm of whole numbers, and 0 for 0."""
+    result: Array = np.log(np.maximum(counts, 1.0))
+    return result

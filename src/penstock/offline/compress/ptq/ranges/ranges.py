@@ -1,0 +1,152 @@
+"""From a tensor's statistics to the range that its integers shall cover.
+
+What is cut off beyond the range is a clipping error; what is kept makes the steps coarser, a rounding error. The methods
+differ in how they weigh the two, and none is best for all tensors, so a build tries several and measures.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from penstock.offline.compress.ptq.ranges import entropy
+from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram, Range, TensorStatistics
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.tensor import Array
+
+_GRID = 100
+_GOLDEN_STEPS = 24
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+class Method(enum.Enum):
+    """How a range is chosen."""
+
+    MIN_MAX = "min-max"
+    """All that was seen: nothing is cut off, and one outlier makes every step coarse."""
+    PERCENTILE = "percentile"
+    """Cut off a fixed share of the values."""
+    MSE = "mse"
+    """The least mean squared error after rounding and clipping."""
+    ENTROPY = "entropy"
+    """The least KL divergence of the rounded from the true distribution."""
+
+
+def ranges(
+    statistics: Mapping[str, TensorStatistics], method: Method, scheme: IntegerScheme, percentile: float = 99.99
+) -> dict[str, Range]:
+    """The range of every tensor by name; a tensor that never held a value gets none.
+
+    Tensors that must not be clipped, and those that never vary, get min-max under every method. ``percentile`` is the share
+    of values, in percent, that ``Method.PERCENTILE`` keeps.
+    """
+    found: dict[str, Range] = {}
+    for name, known in statistics.items():
+        histogram = known.histogram
+        if known.fixed is not None:
+            found[name] = known.fixed
+        elif histogram.count and (histogram.is_constant or not known.clippable):
+            found[name] = min_max_range(histogram, scheme)
+        elif histogram.count:
+            found[name] = _choose(histogram, method, scheme, percentile)
+    return found
+
+
+def min_max_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
+    """Everything that was seen, and zero."""
+    return _legal(Range(histogram.min, histogram.max), scheme)
+
+
+def percentile_range(histogram: Histogram, scheme: IntegerScheme, percentile: float) -> Range:
+    """Cut (100 - ``percentile``) / 2 % of the values off each end, interpolating inside the bins."""
+    share = (1 - percentile / 100) / 2
+    low, high = np.interp([share * histogram.count, (1 - share) * histogram.count], *_distribution(histogram))
+    return _legal(Range(max(float(low), histogram.min), min(float(high), histogram.max)), scheme)
+
+
+def entropy_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
+    """The window of least KL divergence: see ``entropy.py``."""
+    return entropy.symmetric_range(histogram) if scheme.symmetric else entropy.affine_range(histogram)
+
+
+def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
+    """The range of least squared error, by trying the integers as they will be deployed on the histogram.
+
+    100 thresholds, then golden section between the neighbours of the best: for both ends shrunk together, and where the range
+    need not be symmetric for each end by itself.
+    """
+    error = squared_error(histogram, scheme)
+    widest = min_max_range(histogram, scheme)
+
+    def scaled(low: Array, high: Array) -> Array:
+        return error(widest.low * low, widest.high * high)
+
+    both = _minimise(lambda share: scaled(share, share))
+    if scheme.symmetric or widest.low == 0 or widest.high == 0:
+        return Range(widest.low * both, widest.high * both)
+    high = _minimise(lambda share: scaled(np.full_like(share, both), share))
+    low = _minimise(lambda share: scaled(share, np.full_like(share, high)))
+    return Range(widest.low * low, widest.high * high)
+
+
+def _choose(histogram: Histogram, method: Method, scheme: IntegerScheme, percentile: float) -> Range:
+    match method:
+        case Method.MIN_MAX:
+            return min_max_range(histogram, scheme)
+        case Method.PERCENTILE:
+            return percentile_range(histogram, scheme, percentile)
+        case Method.MSE:
+            return mse_range(histogram, scheme)
+        case Method.ENTROPY:
+            return entropy_range(histogram, scheme)
+
+
+def _legal(range: Range, scheme: IntegerScheme) -> Range:
+    """Zero is always inside, so that it is an integer exactly; a symmetric range reaches equally far both ways."""
+    low, high = min(range.low, 0.0), max(range.high, 0.0)
+    if scheme.symmetric:
+        high = max(-low, high)
+        low = -high
+    return Range(low, high)
+
+
+def _distribution(histogram: Histogram) -> tuple[Array, Array]:
+    """Number of values below or at each of the bins' edges, and these edges; exact zeros are a step at the edge 0."""
+    cumulative = np.concatenate([[0], np.cumsum(histogram.counts)])
+    cumulative[BINS + 1 :] += histogram.zeros
+    at_zero = cumulative[BINS] + histogram.zeros
+    return np.insert(cumulative, BINS + 1, at_zero), np.insert(histogram.edges, BINS + 1, 0.0)
+
+
+def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Array, Array], Array]:
+    """A function from ranges, shape (n,) each end, to Σ count·(dequantise(quantise(x)) - x)², shape (n,)."""
+    filled = np.flatnonzero(histogram.counts)
+    counts = histogram.counts[filled].astype(np.float64)
+    values = histogram.centres[filled]
+    smallest, largest = scheme.activation_limits
+
+    def error(low: Array, high: Array) -> Array:
+        scale, zero_point = (numbers[:, None] for numbers in scheme.parameters(low, high))
+        integers = np.clip(np.round(values / scale) + zero_point, smallest, largest)
+        distance = (integers - zero_point) * scale - values
+        return np.asarray((distance * distance) @ counts)
+
+    return error
+
+
+def _minimise(error: Callable[[Array], Array]) -> float:
+    """The share in (0, 1] of least error: a grid, then golden section between the neighbours of its best point."""
+    grid = np.arange(1, _GRID + 1) / _GRID
+    scores = error(grid)
+    best = int(np.argmin(scores))
+    tried = [(float(scores[best]), float(grid[best]))]
+    left, right = float(grid[best]) - 1 / _GRID, min(float(grid[best]) + 1 / _GRID, 1.0)
+    left = max(left, 0.1 / _GRID)
+    for _ in range(_GOLDEN_STEPS):
+        inner = np.array([right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)])
+        scores = error(inner)
+        tried += zip(scores.tolist(), inner.tolist(), strict=True)
+        left, right = (left, float(inner[1])) if scores[0] <= scores[1] else (float(inner[0]), right)
+    return min(tried)[1]

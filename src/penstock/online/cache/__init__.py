@@ -1,0 +1,1 @@
+"""The response cache, single flight, and Redis as a second tier."""

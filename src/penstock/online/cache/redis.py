@@ -1,0 +1,204 @@
+"""The response cache's second tier in Redis: larger than a process, shared by servers, and never in the way.
+
+Whatever Redis does, a client sees at worst a cache miss: look-ups have a short time-out, writing happens beside the requests, and
+a Redis that fails is left alone for a while that doubles (circuit breaker). Redis is trusted with the answers, but not with
+their form: what comes from there is bounded and checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from penstock.clock import Clock
+from penstock.errors import IntegrityError, InvalidConfig
+from penstock.online.cache.answer import CachedAnswer, from_bytes
+from penstock.online.scheduler.base import Cancellable
+
+_log = logging.getLogger(__name__)
+
+KEY_PREFIX = b"penstock:1:"
+"""What our keys in Redis begin with; the number is the version of the key's making."""
+
+_GET_S = 0.05
+"""Longest that a request waits for Redis; about what it takes to connect to one that is near."""
+_SET_S = 1.0
+_MAX_LOOKUPS = 64
+_MAX_UNWRITTEN = 256
+_MAX_UNWRITTEN_BYTES = 32 << 20
+
+
+class Breaker:
+    """Says whether to try something that may be broken. Pure.
+
+    After ``tolerance`` failures in a row one try is allowed at the end of each pause; pauses double from ``first_s`` to ``last_s``.
+    """
+
+    def __init__(self, tolerance: int = 3, first_s: float = 0.25, last_s: float = 30.0) -> None:
+        self.is_open = False
+        """Whether it is taken as broken."""
+        self._tolerance, self._first_s, self._last_s = tolerance, first_s, last_s
+        self._failures = 0
+        self._pause_s = first_s
+        self._until = 0.0
+
+    def allows(self, now: float) -> bool:
+        if not self.is_open:
+            return True
+        if now < self._until:
+            return False
+        # Whoever asks is the one to try; should they never report, the next may after another pause.
+        self._until = now + self._pause_s
+        return True
+
+    def failed(self, now: float) -> None:
+        self._failures += 1
+        if self.is_open:
+            self._pause_s = min(2 * self._pause_s, self._last_s)
+            self._until = now + self._pause_s
+        elif self._failures >= self._tolerance:
+            self.is_open = True
+            self._until = now + self._pause_s
+
+    def succeeded(self) -> None:
+        self.is_open = False
+        self._failures = 0
+        self._pause_s = self._first_s
+
+
+class RedisTier:
+    """A ``SecondTier`` in the Redis at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Belongs to the event loop.
+
+    Answers stay for ``ttl_s`` (0: until Redis evicts them) and are at most ``max_value_bytes``. A look-up takes ``timeout_s`` at most
+    and is then a miss. Nothing is connected before the
+    first look-up. Raises InvalidConfig; neither that nor the log shows the credentials in ``url``.
+    """
+
+    def __init__(self, url: str, ttl_s: float, max_value_bytes: int, clock: Clock, timeout_s: float = _GET_S) -> None:
+        self._ttl_ms = max(1, round(ttl_s * 1000)) if ttl_s else None
+        self._max_value_bytes = max_value_bytes
+        self._clock = clock
+        self._timeout_s = timeout_s
+        try:
+            # RESP2 needs no handshake that an older server would refuse.
+            self._redis = Redis.from_url(
+                url,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=_SET_S,
+                socket_connect_timeout=_SET_S,
+                max_connections=_MAX_LOOKUPS + 1,
+                decode_responses=False,
+            )
+        except (ValueError, TypeError):
+            raise InvalidConfig("'cache_redis' is not a URL of a Redis", "e.g. redis://127.0.0.1:6379/0") from None
+        arguments = self._redis.connection_pool.connection_kwargs
+        self._secrets = [str(arguments[name]) for name in ("password", "username") if arguments.get(name)]
+        self._breaker = Breaker()
+        self._lookups: set[asyncio.Task[None]] = set()
+        self._unwritten: deque[tuple[bytes, CachedAnswer]] = deque()
+        self._unwritten_bytes = 0
+        self._writer: asyncio.Task[None] | None = None
+        self._warned = False
+
+    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
+        """See ``SecondTier``."""
+        if len(self._lookups) >= _MAX_LOOKUPS or not self._breaker.allows(self._clock.now()):
+            done(None)
+            return None
+        task = asyncio.get_running_loop().create_task(self._get(key, done))
+        self._lookups.add(task)
+        task.add_done_callback(self._lookups.discard)
+        return task
+
+    def put(self, key: bytes, answer: CachedAnswer) -> None:
+        """See ``SecondTier``; dropped if Redis is broken or too much is not yet written."""
+        if self._breaker.is_open or len(self._unwritten) >= _MAX_UNWRITTEN:
+            return
+        if self._unwritten_bytes + answer.size_bytes > _MAX_UNWRITTEN_BYTES:
+            return
+        self._unwritten.append((key, answer))
+        self._unwritten_bytes += answer.size_bytes
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    async def close(self) -> None:
+        """See ``SecondTier``; what is not yet written is dropped."""
+        tasks = [*self._lookups, *([self._writer] if self._writer else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._redis.aclose()
+
+    async def _get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> None:
+        answer = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                # A range, so that no value of whatever size is read into memory; a key that is not there is an empty one.
+                stored = await self._redis.getrange(KEY_PREFIX + key.hex().encode(), 0, self._max_value_bytes)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._failed(error)
+        else:
+            self._succeeded()
+            answer = self._decode(stored)
+        done(answer)
+
+    def _decode(self, stored: bytes | str) -> CachedAnswer | None:
+        if not isinstance(stored, bytes) or not stored or len(stored) > self._max_value_bytes:
+            return None
+        try:
+            return from_bytes(stored)
+        except IntegrityError as error:
+            self._warn(f"{error}; it is not used")
+            return None
+
+    async def _write(self) -> None:
+        try:
+            while self._unwritten:
+                key, answer = self._unwritten.popleft()
+                self._unwritten_bytes -= answer.size_bytes
+                if not self._breaker.is_open:
+                    await self._set(key, answer)
+        finally:
+            self._writer = None
+
+    async def _set(self, key: bytes, answer: CachedAnswer) -> None:
+        try:
+            stored = answer.to_bytes()
+            if len(stored) > self._max_value_bytes:
+                return
+            async with asyncio.timeout(_SET_S):
+                await self._redis.set(KEY_PREFIX + key.hex().encode(), stored, px=self._ttl_ms)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._failed(error)
+        except IntegrityError as error:
+            self._warn(str(error))
+        else:
+            self._succeeded()
+
+    def _failed(self, error: Exception) -> None:
+        was_open = self._breaker.is_open
+        self._breaker.failed(self._clock.now())
+        if self._breaker.is_open and not was_open:
+            reason = str(error)
+            if any(secret in reason for secret in self._secrets):
+                reason = ""
+            _log.warning("Redis fails, the response cache goes on without it: %s %s", type(error).__name__, reason)
+
+    def _succeeded(self) -> None:
+        if self._breaker.is_open:
+            _log.info("Redis is back, the response cache uses it again")
+        self._breaker.succeeded()
+
+    def _warn(self, message: str) -> None:
+        """Say it once: whoever writes to Redis must not be able to fill the log."""
+        if not self._warned:
+            self._warned = True
+            _log.warning("Redis: %s", message)

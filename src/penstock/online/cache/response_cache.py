@@ -1,0 +1,201 @@
+"""The response cache: answers kept by what was asked, within a bound of bytes, for models that always answer alike.
+
+request → key → kept here?      → the answer, at once
+                asked just now? → wait for that answer                     (single flight, see flight.py)
+                second tier?    → the answer, kept here too                (if there is one, see redis.py)
+                else            → the model runs, and its answer is kept   (an error never is)
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.clock import Clock
+from penstock.errors import InvalidConfig, Unavailable
+from penstock.online.cache.answer import CachedAnswer
+from penstock.online.cache.flight import Flight, Submit, Waiter
+from penstock.online.cache.key import cache_key, isolate, model_prefix
+from penstock.online.scheduler.answers import tell
+from penstock.online.scheduler.base import Cancellable
+from penstock.online.server.config import ServerConfig
+from penstock.request import Done, InferRequest
+from penstock.telemetry.statistics import Failure, ModelStatistics
+
+_LARGEST_SHARE = 4
+"""An answer larger than this part of the cache would push out too much for one."""
+
+
+class SecondTier(Protocol):
+    """A larger, slower cache behind this one, shared with other servers. It never fails: at worst it knows nothing."""
+
+    def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
+        """Look ``key`` up; ``done`` is called once, perhaps before this returns None, unless it is cancelled before."""
+
+    def put(self, key: bytes, answer: CachedAnswer) -> None:
+        """Keep ``answer``, some time later, if that is possible."""
+
+    async def close(self) -> None:
+        """End whatever is under way."""
+
+
+def open_cache(config: ServerConfig, clock: Clock) -> ResponseCache | None:
+    """The cache as configured; None where it is off. Raises InvalidConfig, and Unavailable if Redis' package is not installed."""
+    if not config.cache_bytes:
+        if config.cache_redis:
+            raise InvalidConfig(
+                "'cache_redis' is a second tier, and there is no first", "set 'cache_bytes', e.g. 268435456"
+            )
+        return None
+    cache = ResponseCache(config.cache_bytes, clock)
+    if config.cache_redis:
+        try:
+            redis = importlib.import_module("penstock.online.cache.redis")
+        except ImportError as error:
+            raise Unavailable(f"Redis is not available: {error}", "pip install 'penstock[redis]'") from None
+        cache.second = redis.RedisTier(config.cache_redis, config.cache_ttl_s, cache.max_answer_bytes, clock)
+    return cache
+
+
+class ResponseCache:
+    """Answers of all models within ``max_bytes`` (> 0), the least recently used leaving first. Belongs to the event loop."""
+
+    def __init__(self, max_bytes: int, clock: Clock, second: SecondTier | None = None) -> None:
+        self.clock = clock
+        self.second = second
+        self.size_bytes = 0
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, tuple[CachedAnswer, ModelCache]] = OrderedDict()
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """A larger answer is not kept."""
+        return self._max_bytes // _LARGEST_SHARE
+
+    def of(
+        self, identity: str | Callable[[], str], version: str, statistics: ModelStatistics, max_waiting: int
+    ) -> ModelCache:
+        """The cache of one model version, which must be neither decoupled nor stateful.
+
+        ``identity`` names the model's content, so that a model that has changed has no answers yet, here or in the second tier;
+        of an ensemble, whose parts may change, it is asked for at each request.
+        At most ``max_waiting`` requests wait for others' answers.
+        """
+        if isinstance(identity, str):
+            prefix = model_prefix(identity, version)
+            return ModelCache(self, lambda: prefix, statistics, max_waiting)
+        return ModelCache(self, lambda: model_prefix(identity(), version), statistics, max_waiting)
+
+    def get(self, key: bytes) -> CachedAnswer | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: bytes, answer: CachedAnswer, owner: ModelCache) -> None:
+        """Keep ``answer`` if it is not too large, for as long as there is room."""
+        self._remove(key)
+        if answer.size_bytes > self.max_answer_bytes:
+            return
+        self._entries[key] = answer, owner
+        owner.keys.add(key)
+        self.size_bytes += answer.size_bytes
+        while self.size_bytes > self._max_bytes:
+            self._remove(next(iter(self._entries)))
+
+    def forget(self, owner: ModelCache) -> None:
+        """Drop all answers of ``owner``."""
+        for key in list(owner.keys):
+            self._remove(key)
+
+    async def close(self) -> None:
+        """End what the second tier is at."""
+        if self.second is not None:
+            await self.second.close()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _remove(self, key: bytes) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            answer, owner = entry
+            self.size_bytes -= answer.size_bytes
+            owner.keys.discard(key)
+
+
+class ModelCache:
+    """What the data plane asks for one model version; made by ``ResponseCache.of``. Belongs to the event loop."""
+
+    def __init__(
+        self, cache: ResponseCache, prefix: Callable[[], bytes], statistics: ModelStatistics, max_waiting: int
+    ) -> None:
+        self.keys: set[bytes] = set()
+        """Of the answers kept; the cache's own bookkeeping."""
+        self._cache = cache
+        self._prefix = prefix
+        self._statistics = statistics
+        self._max_waiting = max_waiting
+        # Requests of different priorities do not wait for one another: an urgent one would be as late as the other.
+        self._flights: dict[tuple[bytes, int], Flight] = {}
+        self._waiting = 0
+        self._is_open = True
+
+    def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
+        """Have ``request``, which has been checked, answered from the cache, by an equal request's answer, or by ``submit(done)``.
+
+        ``submit`` hands it to the scheduler; it may be called later, and is not called again after an answer. ``done`` gets one
+        answer, perhaps before this returns None. An answer from the cache has read-only outputs. Raises Unavailable.
+        """
+        arrived_ns = time.monotonic_ns()
+        isolate(request)
+        key = cache_key(self._prefix(), request)
+        if key is None:
+            return submit(done)
+        answer = self._cache.get(key)
+        if answer is not None:
+            now_ns = time.monotonic_ns()
+            self._statistics.cache_hit(arrived_ns, now_ns - arrived_ns, now_ns)
+            tell(done, answer.to(request))
+            return None
+        waiter = Waiter(request, done, submit, arrived_ns, time.monotonic_ns() - arrived_ns)
+        flight = self._flights.get((key, request.priority))
+        if flight is not None:
+            if self._waiting >= self._max_waiting:
+                self._statistics.failed(Failure.REJECTED, arrived_ns, time.monotonic_ns())
+                raise Unavailable(f"the queue of model '{request.model_name}' is full", "try again later", 1)
+            self._waiting += 1
+            return flight.join(waiter, self._left)
+        return self._fly(key, waiter)
+
+    def forget(self) -> None:
+        """Drop all answers and keep no more: the model version is unloaded."""
+        self._is_open = False
+        self._cache.forget(self)
+
+    def _fly(self, key: bytes, waiter: Waiter) -> Cancellable | None:
+        place = key, waiter.request.priority
+        flight = Flight(
+            self._cache.clock,
+            self._statistics,
+            self._cache.max_answer_bytes,
+            keep=lambda answer, is_new: self._keep(key, answer, is_new),
+            ended=lambda: self._flights.pop(place, None),
+        )
+        self._flights[place] = flight
+        second = self._cache.second
+        lookup = None if second is None else lambda found: second.get(key, found)
+        return flight.start(waiter, lookup)
+
+    def _keep(self, key: bytes, answer: CachedAnswer, is_new: bool) -> None:
+        if self._is_open:
+            self._cache.put(key, answer, self)
+            if is_new and self._cache.second is not None:
+                self._cache.second.put(key, answer)
+
+    def _left(self) -> None:
+        self._waiting -= 1

@@ -1,0 +1,1 @@
+"""Instances: copies of a model that run batches, on threads or in processes."""

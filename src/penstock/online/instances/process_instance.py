@@ -1,0 +1,303 @@
+"""A model in a process of its own: what it does to its process, it does to no one else's.
+
+Tensors pass through shared memory without pickling: inputs are copied into it once and outputs out of it once. If the
+process dies, the batch that it was at fails, and no other; it is started again at once, and after repeated deaths with growing delays
+(``restart``). Meanwhile the model is not ``healthy``: calls wait a moment and then fail, saying when to ask again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+from penstock.artifact import Artifact
+from penstock.clock import Clock, SystemClock
+from penstock.engines.base import Options
+from penstock.errors import Code, PenstockError, Unavailable
+from penstock.online.instances.instance import InstanceDied
+from penstock.online.instances.process_channel import Failed, Load, Loaded, Message, Ran, Run
+from penstock.online.instances.process_child import WORKER, ProcessChild
+from penstock.online.instances.process_halt import Halt
+from penstock.online.instances.tensor_arena import TensorArena
+from penstock.online.restart import restart_delay_s
+from penstock.tensor import Array, Signature, TensorSpec
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S = 1.0
+"""How long a call waits for a process that is started again. Also bounds how fast an instance that has none fails batches
+that others could have taken."""
+_LOOK_S = 0.05
+_REMEMBERED = 32
+
+
+class InstanceRestarting(InstanceDied):
+    """What runs the model has died more than once and is not back yet."""
+
+    code = Code.UNAVAILABLE
+
+
+class ModelProcess:
+    """A model whose engine lives in a child process, which is started again when it dies; made by ``load``.
+
+    ``on_health``, if set, is called with whether it is healthy whenever that changes, on a thread of the model's own.
+    """
+
+    reentrant = False
+    worker = WORKER
+    """The module that the child runs."""
+    end_s = 2.0
+    """How long the child may take to end when it is asked to."""
+    least_load_s = 60.0
+    """How long it may take to load the model at least, where calls have a limit: starting takes longer than answering."""
+
+    def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
+        self.signature: Signature
+        self.optional_inputs: tuple[TensorSpec, ...]
+        self.on_health: Callable[[bool], None] | None = None
+        self._message = message
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._model_file = os.dup(model_file)
+        self._inputs, self._outputs = TensorArena.create(), TensorArena.create()
+        self._deaths: deque[float] = deque(maxlen=_REMEMBERED)
+        self._keeper: threading.Thread
+        self._changed = threading.Condition()
+        # The rest is guarded by the condition.
+        self._child: ProcessChild | None = None
+        """The one to call; None while there is none."""
+        self._starting: ProcessChild | None = None
+        self._closed = self._unloaded = False
+        """Closed: no child is called or started any more."""
+
+    @classmethod
+    def load(  # noqa: PLR0913, PLR0917 - what is loaded, and how it is run
+        cls,
+        engine: str,
+        artifact: Artifact,
+        options: Options,
+        model_file: int,
+        cores: Sequence[int] = (),
+        timeout_s: float = 0.0,
+        clock: Clock | None = None,
+        halt: Halt | None = None,
+    ) -> Self:
+        """Load ``artifact``, whose bytes are in ``model_file`` (see ``Artifact.in_memory``), in a new process that runs on ``cores``.
+
+        A call of more than ``timeout_s`` ends the process, and so does loading for longer than that and ``least_load_s``; 0 waits for
+        ever. ``halt`` may end it until its ``release``. Raises what the engine raises.
+        """
+        halt = halt or Halt()
+        path = str(artifact.path.resolve()) if artifact.path else ""
+        message = Load(engine, artifact.format.value, artifact.digest, path, dict(options), tuple(cores))
+        model = cls(message, model_file, timeout_s, clock or SystemClock())
+        try:
+            halt.hold(model)
+            child, loaded = model._start()
+        except BaseException:
+            halt.release(model)
+            model._give_back()
+            raise
+        model._take_facts(loaded)
+        model._child = child
+        model._keeper = threading.Thread(target=model._keep, args=(child,), name="keep-model-process", daemon=True)
+        model._keeper.start()
+        return model
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is a process to call."""
+        return self._child is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None while there is none."""
+        child = self._child
+        return child.pid if child else None
+
+    def unload(self) -> None:
+        """End the process and give all memory back."""
+        with self._changed:
+            if self._unloaded:
+                return
+            self._unloaded = self._closed = True
+            child, starting, self._child = self._child, self._starting, None
+            self._changed.notify_all()
+        if starting:
+            starting.kill()
+        if child:
+            child.ask_to_end()
+            self._keeper.join(self.end_s)
+            if self._keeper.is_alive():
+                child.kill()
+        self._keeper.join()
+        self._give_back()
+
+    def end_at_once(self) -> None:
+        """End the process, whatever it is at, and start it no more; ``unload`` gives the memory back. Any thread may call it."""
+        with self._changed:
+            self._closed = True
+            for child in (self._child, self._starting):
+                if child:
+                    child.kill()
+            self._changed.notify_all()
+
+    def _take_facts(self, loaded: Loaded) -> None:
+        """What the child says of the model."""
+        self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
+
+    def hear(self, message: Message) -> None:
+        """What the child says without being asked."""
+
+    def _attach(self, child: ProcessChild) -> None:
+        """``child`` has loaded the model, and is about to be called."""
+
+    def _call(self, call: Callable[[ProcessChild], None]) -> ProcessChild:
+        """Call the child, and the next one if it had died before, so that this batch is none that it ran."""
+        while True:
+            child = self._wait_for_child()
+            try:
+                call(child)
+            except OSError:
+                self._lose(child)
+            else:
+                return child
+
+    def _ended_late(self, child: ProcessChild) -> InstanceDied:
+        child.kill()
+        self._lose(child)
+        return InstanceDied(
+            f"the model took longer than {self._timeout_s:g} s, so its process was ended",
+            "if it needs longer, raise 'model_timeout_s'",
+        )
+
+    def _died(self, child: ProcessChild) -> InstanceDied:
+        self._lose(child)
+        return InstanceDied("the model's process died in the middle of this batch")
+
+    def _wait_for_child(self) -> ProcessChild:
+        with self._changed:
+            if self._child is None and not self._closed:
+                self._changed.wait_for(lambda: self._child or self._closed, _PATIENCE_S)
+            if self._closed:
+                raise Unavailable("the model has been unloaded")
+            if self._child is None:
+                left = max(0.0, self._restart_at() - self._clock.now())
+                raise InstanceRestarting(
+                    "the model's process died and is being started again", "try again later", retry_after_s=left
+                )
+            return self._child
+
+    def _lose(self, child: ProcessChild) -> None:
+        """Call it no more; its keeper sees to the rest."""
+        with self._changed:
+            if self._child is child:
+                self._child = None
+
+    def _keep(self, child: ProcessChild | None) -> None:
+        """The keeper's thread: start a child again whenever it has died."""
+        while child is not None:
+            how, pid = child.wait(), child.pid
+            self._lose(child)
+            with self._changed:
+                if self._closed:
+                    return
+                self._deaths.append(self._clock.now())
+            self._tell(False)
+            delay_s = restart_delay_s(self._deaths, self._clock.now())
+            _log.error("the process %d of a model ended with %s; started again in %.1f s", pid, how, delay_s)
+            child = self._restart()
+
+    def _restart(self) -> ProcessChild | None:
+        """A new child, after as many attempts as it takes; None once unloaded."""
+        while self._is_due():
+            try:
+                child, _ = self._start()
+            except PenstockError as error:
+                _log.error("a model's process could not be started again: %s", error)
+                self._deaths.append(self._clock.now())
+                continue
+            with self._changed:
+                if not self._closed:
+                    self._child = child
+                    self._changed.notify_all()
+            if self._child is child:
+                self._tell(True)
+            else:
+                child.kill()
+            return child
+        return None
+
+    def _is_due(self) -> bool:
+        """Wait until a child may be started; False once unloaded."""
+        with self._changed:
+            while not self._closed and (left := self._restart_at() - self._clock.now()) > 0:
+                # Not all of it: the clock need not be the system's.
+                self._changed.wait(min(left, _LOOK_S))
+            return not self._closed
+
+    def _restart_at(self) -> float:
+        return self._deaths[-1] + restart_delay_s(self._deaths, self._deaths[-1]) if self._deaths else 0.0
+
+    def _files(self) -> tuple[int, ...]:
+        """What the child inherits."""
+        return self._model_file, self._inputs.file, self._outputs.file
+
+    def _start(self) -> tuple[ProcessChild, Loaded]:
+        load_s = max(self.least_load_s, self._timeout_s) if self._timeout_s else 0.0
+        child = ProcessChild(self._files(), self.worker)
+        with self._changed:
+            self._starting = child
+            if self._closed:
+                child.kill()
+        try:
+            loaded = child.load(self._message, self.hear, load_s)
+            self._attach(child)
+            return child, loaded
+        except BaseException as error:
+            child.kill()
+            child.wait()
+            if isinstance(error, TimeoutError):
+                raise PenstockError(
+                    f"the model took longer than {load_s:g} s to load, so its process was ended",
+                    "if it needs longer, raise 'model_timeout_s'",
+                ) from None
+            raise
+        finally:
+            with self._changed:
+                self._starting = None
+
+    def _tell(self, healthy: bool) -> None:
+        if self.on_health is None:
+            return
+        try:
+            self.on_health(healthy)
+        except Exception:  # noqa: BLE001 - a listener's bug must not leave the model without a process
+            _log.exception("a listener failed")
+
+    def _give_back(self) -> None:
+        self._inputs.close()
+        self._outputs.close()
+        os.close(self._model_file)
+
+
+class ProcessModel(ModelProcess):
+    """A ``LoadedModel`` of any engine."""
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""
+        child = self._call(lambda child: child.send(Run(self._inputs.write(inputs))))
+        try:
+            answer = child.receive(self._timeout_s)
+        except TimeoutError:
+            raise self._ended_late(child) from None
+        except (EOFError, OSError):
+            raise self._died(child) from None
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, Ran)
+        return self._outputs.copy(answer.outputs)

@@ -1,0 +1,1 @@
+"""The Python backend: runs a ``model.py`` in a process per instance."""

@@ -1,0 +1,110 @@
+"""Models written in Python: a ``model.py`` as Triton's Python backend takes it, or in Penstock's own simple form.
+
+A model's code does what it likes with its process, so the server loads it in one of its own only.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.artifact import Artifact, Format
+from penstock.engines.base import (
+    Finding,
+    LoadedModel,
+    Options,
+    RequestModel,
+    Severity,
+    check_artifact,
+    refuse_errors,
+    typed_options,
+)
+from penstock.errors import InvalidModel
+from penstock.online.instances.python.backend_utils import as_module
+from penstock.online.instances.python.host import Host, Stages, here
+from penstock.online.instances.python.module import import_model, source_file, told
+from penstock.online.instances.python.options import PythonOptions
+from penstock.online.instances.python.simple_model import Context, load_simple
+from penstock.online.instances.python.triton_model import TritonModel
+from penstock.online.instances.python.typed import is_marked
+from penstock.resources import Resources
+
+_TRITON_MODULE = "triton_python_backend_utils"
+_TRITON = "TritonPythonModel"
+_SIMPLE = "Model"
+_CLASS = "class"
+_FIXED_COST_BYTES = 64 << 20
+
+
+class PythonEngine:
+    """Runs ``model.py`` in this process, which it changes: one model in one process."""
+
+    name = "python"
+    version = platform.python_version()
+    formats = frozenset({Format.PYTHON})
+    takes_signature = True
+
+    def __init__(self, host: Host | None = None) -> None:
+        """``host`` is what the model may ask for; without, it is on its own."""
+        self._host = host or Host()
+        self.stages = Stages()
+        """Of the model that is loaded."""
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        typed = typed_options(self.name, options, PythonOptions)
+        findings = check_artifact(artifact, self.formats)
+        if "EXECUTION_ENV_PATH" in typed.parameters:
+            message = "'EXECUTION_ENV_PATH' is not supported: a model runs with the server's own Python"
+            findings.append(Finding(Severity.ERROR, message, "install what it needs beside Penstock, and leave it out"))
+        if b"\0" in artifact.data:
+            return [*findings, Finding(Severity.ERROR, "model.py holds null bytes", "save it as UTF-8 text")]
+        try:
+            compile(artifact.data, source_file(artifact), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+            findings.append(Finding(Severity.ERROR, f"it is no Python: {line}{getattr(error, 'msg', error)}"))
+        return findings
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        """What the interpreter takes; what the model takes is not known before it runs."""
+        return Resources(memory_bytes=_FIXED_COST_BYTES, cores=1)
+
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel | RequestModel:
+        typed = typed_options(self.name, options, PythonOptions)
+        refuse_errors(self.validate(artifact, options))
+        file = source_file(artifact)
+        folder = Path(file).parent
+        here.host, here.name, here.folder = self._host, typed.name, str(folder)
+        here.waits_for_itself = typed.instances == 1
+        if typed.threads:
+            os.environ.setdefault("OMP_NUM_THREADS", str(typed.threads))
+        sys.modules[_TRITON_MODULE] = as_module(_TRITON_MODULE)
+        with told(file, "while it was imported"):
+            module = import_model(artifact)
+        found = _find(module, typed.parameters.get(_CLASS, ""))
+        with told(file, "while it was loaded"):
+            if isinstance(found, type) and found.__name__ == _TRITON:
+                return TritonModel.load(found, typed, folder)
+            return load_simple(found, typed, Context(typed, folder, self.stages))
+
+
+def _find(module: ModuleType, wanted: str) -> Any:
+    """The class or function in ``module`` that is the model; ``wanted`` is its name if the configuration gives one."""
+    if wanted:
+        if wanted not in vars(module):
+            raise InvalidModel(f"model.py has no '{wanted}', which the parameter '{_CLASS}' names")
+        return vars(module)[wanted]
+    marked = [value for value in vars(module).values() if is_marked(value) and value.__module__ == module.__name__]
+    if len(marked) > 1:
+        raise InvalidModel(f"model.py marks {len(marked)} functions as its model", "mark one with @penstock.model")
+    for found in (vars(module).get(_TRITON), *marked, vars(module).get(_SIMPLE)):
+        if found is not None:
+            return found
+    raise InvalidModel(
+        f"model.py has neither a class '{_TRITON}' or '{_SIMPLE}' nor a function marked with @penstock.model",
+        f"or name its class with the parameter '{_CLASS}'",
+    )

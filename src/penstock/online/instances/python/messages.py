@@ -1,0 +1,330 @@
+"""Requests and responses as Triton's Python models see them: those given to the model, and those that it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from penstock.errors import (
+    AlreadyExists,
+    Cancelled,
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+    ResourceExhausted,
+    Unavailable,
+    Unsupported,
+)
+from penstock.online.instances.python.host import here
+from penstock.online.instances.python.tensors import Tensor, TritonModelException
+from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.tensor import Array
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+_SEQUENCE = "sequence_id"
+_FLAGS = {
+    "sequence_start": TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    "sequence_end": TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+}
+_UNREAD = 1024
+"""Most responses to one question that a model may leave unread."""
+
+
+class TritonError:
+    """Why a request failed; ``code`` is one of the constants."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = str(message)
+        self._code = code
+
+    def code(self) -> int:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+    def __str__(self) -> str:
+        return self._message
+
+
+_ERRORS: dict[int, type[PenstockError]] = {
+    TritonError.NOT_FOUND: NotFound,
+    TritonError.INVALID_ARG: InvalidArgument,
+    TritonError.UNAVAILABLE: Unavailable,
+    TritonError.UNSUPPORTED: Unsupported,
+    TritonError.ALREADY_EXISTS: AlreadyExists,
+    TritonError.CANCELLED: Cancelled,
+}
+
+
+class PreferredMemory:
+    """Accepted and without effect: all tensors are in main memory."""
+
+    def __init__(self, *_: int) -> None: ...
+
+
+class InferenceResponse:
+    """Outputs or an error."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not all(isinstance(tensor, Tensor) for tensor in output_tensors):
+            raise TritonModelException("'output_tensors' must be a list of Tensor objects")
+        self._tensors = list(output_tensors)
+        self._error = TritonError(error) if isinstance(error, str) else error
+        self._parameters = dict(parameters or {})
+        """Clients are not given them."""
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> InferenceResponse:
+        """What the server answers."""
+        if isinstance(outcome, InferResponse):
+            return cls([Tensor(name, array) for name, array in outcome.outputs.items()], None, outcome.parameters)
+        code = next((code for code, kind in _ERRORS.items() if isinstance(outcome, kind)), TritonError.INTERNAL)
+        return cls(error=TritonError(str(outcome), code))
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        return json.dumps(self._parameters)
+
+    def outcome(self) -> dict[str, Array] | PenstockError:
+        """As the server takes it."""
+        if self._error is not None:
+            return _ERRORS.get(self._error.code(), PenstockError)(self._error.message())
+        return {tensor.name(): tensor.as_numpy() for tensor in self._tensors}
+
+
+class ResponseSender:
+    """Answers one request, from any thread, until the final flag has been sent; ``lost`` is called if it is dropped before."""
+
+    def __init__(self, send: Callable[[InferenceResponse | None, bool], bool], lost: Callable[[], object]) -> None:
+        self._send, self._lost = send, lost
+        self._lock = threading.Lock()
+        self.closed = False
+        """Whether the request has ended."""
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Blocks until the server has taken ``response``."""
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"unable to send response: unknown flags {flags}")
+        if response is None and not flags:
+            raise TritonModelException("unable to send response: without a response, the final flag must be set")
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(f"unable to send a {type(response).__name__}: it is no InferenceResponse")
+        with self._lock:
+            if self.closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self.closed = bool(flags)
+            self._send(response, bool(flags))
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants more answers."""
+        return not self._send(None, False)
+
+    def __del__(self) -> None:
+        if not self.closed:
+            here.host.later(self._lost)
+
+
+class InferenceRequest:
+    """A request: one that the model is given, or one that it makes of a model and then executes."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the interface that models know
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: object = None,
+        parameters: Mapping[str, Any] | None = None,
+        priority: int = 0,
+    ) -> None:
+        if not all(isinstance(tensor, Tensor) for tensor in inputs):
+            raise TritonModelException("'inputs' must be a list of Tensor objects")
+        self._id, self._correlation_id, self._inputs = _text(request_id), correlation_id, list(inputs)
+        self._outputs = [_text(name) for name in requested_output_names]
+        self._model, self._version = _text(model_name), model_version
+        self._flags, self._timeout, self._priority = flags, timeout, priority
+        self._memory = preferred_memory or PreferredMemory()
+        self._parameters = dict(parameters or {})
+        self.sender: ResponseSender | None = None
+        """Of a request that the model is given."""
+
+    @classmethod
+    def of(cls, request: InferRequest, output_names: Sequence[str], sender: ResponseSender) -> InferenceRequest:
+        """What the model is given; ``output_names`` are those that are meant if the client names none."""
+        given = request.parameters
+        one = cls(
+            request_id=request.id,
+            correlation_id=given.get(_SEQUENCE, 0),
+            inputs=[Tensor(name, array) for name, array in request.inputs.items()],
+            requested_output_names=request.outputs or output_names,
+            model_name=request.model_name,
+            model_version=int(request.model_version or 0),
+            flags=sum(flag for name, flag in _FLAGS.items() if given.get(name)),
+            timeout=request.timeout_us,
+            parameters={name: value for name, value in given.items() if name != _SEQUENCE and name not in _FLAGS},
+            priority=request.priority,
+        )
+        one.sender = sender
+        return one
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def requested_output_names(self) -> list[str]:
+        return self._outputs
+
+    def parameters(self) -> str:
+        """JSON."""
+        return json.dumps(self._parameters)
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Microseconds."""
+        return self._timeout
+
+    def priority(self) -> int:
+        return self._priority
+
+    def preferred_memory(self) -> PreferredMemory:
+        return self._memory
+
+    def trace(self) -> None:
+        """What a request passes on to those that it causes: the server knows by itself."""
+
+    def model_name(self) -> str:
+        return self._model
+
+    def get_response_sender(self) -> ResponseSender:
+        if self.sender is None:
+            raise TritonModelException("a request that the model made has no response sender")
+        return self.sender
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has given the request up."""
+        return self.sender is not None and self.sender.is_cancelled()
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
+        """Have the model answer; waits. ``decoupled``: an iterator over the responses of a decoupled model, which waits instead."""
+        replies: SimpleQueue[Outcome] = SimpleQueue()
+        if not decoupled:
+            self._begin(replies.put)
+            return InferenceResponse.of(replies.get())
+
+        def put(outcome: Outcome) -> None:
+            if replies.qsize() >= _UNREAD:
+                give_up()
+                outcome = ResourceExhausted(f"more than {_UNREAD} responses were left unread")
+            replies.put(outcome)
+
+        give_up = self._begin(put, decoupled=True)
+        return Responses(replies, give_up)
+
+    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
+        """As ``exec``, to be awaited; the iterator is the same."""
+        if decoupled:
+            return self.exec(decoupled=True)
+        loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()
+
+        def put(outcome: Outcome) -> None:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(replies.put_nowait, outcome)
+
+        give_up = self._begin(put)
+        try:
+            return InferenceResponse.of(await replies.get())
+        finally:
+            give_up()
+
+    def _begin(self, put: Callable[[Outcome], None], decoupled: bool = False) -> Callable[[], None]:
+        """Have ``put`` called with the replies, until what is returned gives the request up."""
+        return here.ask(self.to_server(), put, decoupled)
+
+    def to_server(self) -> InferRequest:
+        """As the server takes it. Raises TritonModelException."""
+        if not self._model:
+            raise TritonModelException("a request to a model needs 'model_name'")
+        parameters = dict(self._parameters)
+        if self._correlation_id:
+            parameters[_SEQUENCE] = self._correlation_id
+            parameters |= {name: True for name, flag in _FLAGS.items() if self._flags & flag}
+        for name, value in (("timeout", self._timeout), ("priority", self._priority)):
+            if value:
+                parameters[name] = value
+        return InferRequest(
+            model_name=self._model,
+            inputs={tensor.name(): tensor.as_numpy() for tensor in self._inputs},
+            model_version=str(self._version) if self._version > 0 else "",
+            id=self._id,
+            outputs=tuple(self._outputs),
+            parameters=parameters,
+        )
+
+
+class Responses:
+    """What a decoupled model answers, as an iterator; who drops it gives the request up."""
+
+    def __init__(self, replies: SimpleQueue[Outcome], give_up: Callable[[], None]) -> None:
+        self._replies, self._give_up = replies, give_up
+        self._ended = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        while not self._ended:
+            outcome = self._replies.get()
+            self._ended = isinstance(outcome, PenstockError) or outcome.final
+            if isinstance(outcome, PenstockError) or outcome.outputs:
+                return InferenceResponse.of(outcome)
+        raise StopIteration
+
+    def __del__(self) -> None:
+        if not self._ended:
+            here.host.later(self._give_up)
+
+
+def _text(value: str | bytes) -> str:
+    """Models take names out of BYTES tensors."""
+    return value.decode() if isinstance(value, bytes) else value

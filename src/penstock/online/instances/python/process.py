@@ -1,0 +1,257 @@
+"""A Python model in a process of its own, and the talk with it: what it is to execute, and what it asks of other models.
+
+Tensors of a batch lie in the arenas of inputs and outputs, which belong to one call of ``execute``. What passes at any other time,
+answers of a decoupled model and questions one way, replies the other, has an arena for each way, free once its reader has copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from penstock.clock import Clock
+from penstock.engines.base import Answer
+from penstock.errors import PenstockError, Unavailable
+from penstock.online.instances import process_channel as wire
+from penstock.online.instances.instance import InstanceDied
+from penstock.online.instances.model_calls import MakeCall, ModelCall
+from penstock.online.instances.process_child import ProcessChild
+from penstock.online.instances.process_instance import ModelProcess
+from penstock.online.instances.tensor_arena import TensorArena
+from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.telemetry.exposition import label_text
+from penstock.telemetry.statistics import Duration, ModelStatistics, OwnMetric, add_numbers
+from penstock.tensor import Array
+
+_log = logging.getLogger(__name__)
+
+_MAX_CALL_BYTES = 2 << 30
+"""Most bytes of tensors that pass outside of a batch at once."""
+_MAX_SERIES = 1000
+_LOOK_S = 0.05
+
+
+class PythonProcess(ModelProcess):
+    """A ``RequestModel`` in a child process."""
+
+    worker = "penstock.online.instances.python.worker"
+    end_s = 10.0
+
+    def __init__(self, message: wire.Load, model_file: int, timeout_s: float, clock: Clock) -> None:
+        super().__init__(message, model_file, timeout_s, clock)
+        self.decoupled = False
+        self.max_batch: int | None = None
+        self.make_call: MakeCall | None = None
+        """Set by who serves the model; without, it cannot ask others."""
+        self.stages: wire.Stages = {}
+        """Of all that was executed, by the names that the model gave."""
+        self.metrics: dict[str, OwnMetric] = {}
+        """That the model keeps of itself, by name."""
+        self.from_child, self.to_child = TensorArena.create(_MAX_CALL_BYTES), TensorArena.create(_MAX_CALL_BYTES)
+        self._talk: Talk
+
+    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
+        """As ``RequestModel.execute``. Raises InstanceDied if the process ends or is ended before it has executed."""
+        talk = self._talk
+
+        def begin(child: ProcessChild) -> None:
+            nonlocal talk
+            talk = self._talk
+            sets = self._inputs.write_all([request.inputs for request in requests])
+            talk.begin(child, wire.Execute(0, [wire.without_inputs(request) for request in requests], sets), answer)
+
+        child = self._call(begin)
+        try:
+            executed = talk.executed.get(timeout=self._timeout_s or None)
+        except Empty:
+            raise self._ended_late(child) from None
+        if executed is None:
+            raise self._died(child)
+        for number, told in enumerate(executed.outcomes):
+            if told is not None:
+                answer(number, self.told(told, self._outputs), True)
+
+    def told(self, told: wire.Told, arena: TensorArena) -> dict[str, Array] | PenstockError | None:
+        """What the child says befell a request."""
+        if isinstance(told, wire.Failed):
+            return told.error()
+        return None if told is None else arena.copy(told)
+
+    def unload(self) -> None:
+        """As ``ModelProcess.unload``, once the streams that it is at have ended."""
+        if self.decoupled:
+            self._talk.wait()
+        super().unload()
+
+    def add_stages(self, stages: wire.Stages) -> None:
+        for name, (count, ns) in stages.items():
+            before = self.stages.get(name, (0, 0))
+            if name in self.stages or len(self.stages) < _MAX_SERIES:
+                self.stages[name] = before[0] + count, before[1] + ns
+
+    def hear(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Said):
+            _log.log(message.level, "%s", message.text)
+        elif isinstance(message, wire.Measured):
+            values = self.metrics.setdefault(message.name, OwnMetric(message.kind, message.help)).values
+            labels = label_text(message.labels)
+            if labels in values or sum(len(one.values) for one in self.metrics.values()) < _MAX_SERIES:
+                values[labels] = message.value + (0 if message.replaces else values.get(labels, 0))
+
+    def _take_facts(self, loaded: wire.Loaded) -> None:
+        super()._take_facts(loaded)
+        self.decoupled, self.max_batch = loaded.decoupled, loaded.max_batch
+
+    def _attach(self, child: ProcessChild) -> None:
+        self._talk = Talk(self, child)
+        self._talk.start()
+
+    def _files(self) -> tuple[int, ...]:
+        return *super()._files(), self.from_child.file, self.to_child.file
+
+    def _give_back(self) -> None:
+        super()._give_back()
+        self.from_child.close()
+        self.to_child.close()
+
+
+class Talk:
+    """With one child. One thread reads and never waits for the child to read; another writes what is not a batch."""
+
+    def __init__(self, process: PythonProcess, child: ProcessChild) -> None:
+        self._process = process
+        self._child = child
+        self.executed: SimpleQueue[wire.Executed | None] = SimpleQueue()
+        """The end of what ``begin`` began; None if the child has ended."""
+        self._next = self._first = 0
+        """Numbers of the request after the last, and of the first of those being executed."""
+        self._answers: dict[int, tuple[Answer, int]] = {}
+        """Of the requests that have not ended."""
+        self._beginning = threading.Lock()
+        self._ended = threading.Event()
+        """Set under it: nothing is begun any more."""
+        self._calls: dict[int, ModelCall] = {}
+        self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
+        self._room = threading.Semaphore()
+        """Whether the arena to the child is free."""
+
+    def start(self) -> None:
+        for name, run in (("read-model-process", self._read), ("write-model-process", self._write)):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def begin(self, child: ProcessChild, task: wire.Execute, answer: Answer) -> None:
+        """Have ``child`` execute ``task``. Raises OSError if it has ended."""
+        with self._beginning:
+            if child is not self._child or self._ended.is_set():
+                raise BrokenPipeError
+            self._first = task.first = self._next
+            self._next += len(task.requests)
+            answers = {task.first + number: (answer, number) for number in range(len(task.requests))}
+            self._answers.update(answers)
+            try:
+                self._child.send(task)
+            except OSError:
+                for number in answers:
+                    self._answers.pop(number, None)
+                raise
+
+    def wait(self) -> None:
+        """Until the child has given, or cannot give, the answers that somebody still waits for."""
+        while any(answer(number, None, False) for answer, number in list(self._answers.values())):
+            if self._ended.wait(_LOOK_S):
+                return
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._take(self._child.receive(0))
+        except (EOFError, OSError):
+            pass
+        except Exception:  # noqa: BLE001 - whatever it said; who waits for it must be told
+            _log.exception("a model's process said what cannot be")
+            self._child.kill()
+        with self._beginning:
+            self._ended.set()
+        self.executed.put(None)
+        for call in list(self._calls.values()):
+            call.cancel()
+        self._to_write.put(None)
+        self._room.release()
+        if self._process.decoupled:
+            for answer, number in list(self._answers.values()):
+                answer(number, InstanceDied("the model's process died before its last answer"), True)
+        self._answers.clear()
+
+    def _take(self, message: wire.Message) -> None:
+        process = self._process
+        if isinstance(message, wire.Executed):
+            process.add_stages(message.stages)
+            for number, told in enumerate(message.outcomes, self._first):
+                if told is not None or not process.decoupled:
+                    self._answers.pop(number, None)
+            self.executed.put(message)
+        elif isinstance(message, wire.Answered):
+            process.add_stages(message.stages)
+            self._to_write.put(wire.Taken(wanted=self._answer(message)))
+        elif isinstance(message, wire.Asked):
+            message.request.inputs = process.from_child.copy(message.inputs)
+            self._to_write.put(wire.Taken())
+            self._ask(message)
+        elif isinstance(message, wire.Taken):
+            self._room.release()
+        elif isinstance(message, wire.Dropped):
+            if (call := self._calls.pop(message.number, None)) is not None:
+                call.cancel()
+        else:
+            process.hear(message)
+
+    def _answer(self, message: wire.Answered) -> bool:
+        outcome = self._process.told(message.outcome, self._process.from_child)
+        ends = message.final or isinstance(outcome, PenstockError)
+        found = self._answers.pop(message.number, None) if ends else self._answers.get(message.number)
+        return found is not None and found[0](found[1], outcome, message.final)
+
+    def _ask(self, message: wire.Asked) -> None:
+        number, make_call = message.number, self._process.make_call
+        try:
+            if make_call is None:
+                raise Unavailable("the model is still being loaded, and cannot ask others")
+            call = self._calls[number] = make_call()
+            call.begin(message.request, lambda reply: self._reply(number, reply), message.decoupled)
+        except PenstockError as error:
+            self._reply(number, error)
+
+    def _reply(self, number: int, reply: Outcome) -> None:
+        if isinstance(reply, PenstockError) or reply.final:
+            self._calls.pop(number, None)
+        self._to_write.put((number, reply))
+
+    def _write(self) -> None:
+        try:
+            while (item := self._to_write.get()) is not None:
+                self._child.send(self._written(*item) if isinstance(item, tuple) else item)
+        except OSError:
+            pass  # the reader sees to it
+
+    def _written(self, number: int, reply: Outcome) -> wire.Replied:
+        self._room.acquire()
+        if isinstance(reply, InferResponse):
+            try:
+                slots = self._process.to_child.write(reply.outputs)
+                return wire.Replied(number, slots, reply.final, (reply.model_name, reply.model_version))
+            except PenstockError as error:
+                reply = error
+        return wire.Replied(number, wire.Failed.of(reply), True, ("", ""))
+
+
+def add_up(statistics: ModelStatistics, processes: Sequence[PythonProcess]) -> None:
+    """Set what ``processes`` together tell of a model in its ``statistics``."""
+    statistics.stages, statistics.metrics = {}, {}
+    for process in processes:
+        stages = {name: Duration(count, ns) for name, (count, ns) in list(process.stages.items())}
+        statistics.stages = add_numbers(statistics.stages, stages)
+        # Copies, since the process's own go on changing.
+        metrics = {name: OwnMetric(one.kind, one.help, dict(one.values)) for name, one in list(process.metrics.items())}
+        statistics.metrics = add_numbers(statistics.metrics, metrics)

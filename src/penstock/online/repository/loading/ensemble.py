@@ -1,0 +1,155 @@
+"""An ensemble's configuration, held against the models that it is made of as they are served.
+
+Beside Triton's schema two entries of ``parameters`` are understood: ``if.<step>``, a condition, for a step by its number or its
+model's name, and ``optional_outputs``, names with commas between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from penstock.config import did_you_mean
+from penstock.errors import InvalidConfig, NotFound, Unavailable
+from penstock.online.repository.handle import Handle
+from penstock.online.repository.loading.input_check import client_signature
+from penstock.online.scheduler.ensemble import Ensemble, EnsembleScheduler, Key
+from penstock.online.scheduler.layout import Reshape
+from penstock.pipeline.condition import Condition
+from penstock.pipeline.graph import Step, declare
+from penstock.protocol.messages import Message, ModelConfig
+
+Find = Callable[[str, str], Handle]
+
+_CONDITION = "if."
+_OPTIONAL = "optional_outputs"
+_OF_MODELS = ("instance_group", "optimization", "model_warmup", "batch_input", "batch_output")
+_MAX_INSIDE = 16
+
+
+def read_ensemble(config: Message, find: Find) -> Ensemble:
+    """What ``config``, an effective ``ModelConfig``, says.
+
+    Raises InvalidConfig that names step and tensor, and Unavailable for models that ``find`` does not know.
+    """
+    try:
+        return _read(config, find)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"ensemble '{config.name}': {error.message}", error.hint) from None
+    except NotFound as error:
+        raise Unavailable(f"ensemble '{config.name}': {error.message}", error.hint or "load it first") from None
+
+
+class EnsembleLabels(Mapping[str, Sequence[str]]):
+    """What classes are called, by output of the ensemble: its ``own`` labels, and those of the steps' models as served now."""
+
+    def __init__(self, own: Mapping[str, Sequence[str]], config: Message, find: Find) -> None:
+        self._own = own
+        self._steps = config.ensemble_scheduling.step
+        self._find = find
+
+    def __getitem__(self, name: str) -> Sequence[str]:
+        return self._now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def _now(self) -> dict[str, Sequence[str]]:
+        labels: dict[str, Sequence[str]] = {}
+        for step in self._steps:
+            with suppress(NotFound):  # its model has just been unloaded
+                known = self._find(*_key(step)).labels
+                labels |= {tensor: known[own] for own, tensor in step.output_map.items() if own in known}
+        return {**labels, **self._own}
+
+
+def _read(config: Message, find: Find) -> Ensemble:
+    for field, _ in config.ListFields():
+        if field.name in _OF_MODELS:
+            raise InvalidConfig(f"'{field.name}' should not be specified for an ensemble", "its models have their own")
+    declared = config.ensemble_scheduling.step
+    models = [step.model_name for step in declared]
+    names = [f"{model}[{n}]" if models.count(model) > 1 else model for n, model in enumerate(models)]
+    conditions, steps = _conditions(config, models), []
+    for number, (step, handle) in enumerate(zip(declared, _find_all(declared, find), strict=True)):
+        _check_part(config, names[number], handle)
+        optional = frozenset(tensor.name for tensor in handle.config.input if tensor.optional)
+        wiring = dict(step.input_map), dict(step.output_map), conditions.get(number), optional
+        steps.append(Step(names[number], *wiring, handle.signature, handle.config.max_batch_size > 0))
+    # Looking up what is not there would add it.
+    listed = config.parameters[_OPTIONAL].string_value if _OPTIONAL in config.parameters else ""
+    optional = frozenset(filter(None, map(str.strip, listed.split(","))))
+    reshaped = ModelConfig()
+    reshaped.CopyFrom(config)
+    for tensor in (*reshaped.input, *reshaped.output):
+        if tensor.HasField("reshape"):
+            tensor.dims[:] = tensor.reshape.shape
+    outer, inner = client_signature(config), client_signature(reshaped)
+    pairs = zip((*outer.inputs, *outer.outputs), (*inner.inputs, *inner.outputs), strict=True)
+    return Ensemble(
+        name=config.name,
+        graph=declare(inner, steps, batchable=config.max_batch_size > 0, optional=optional),
+        models=dict(zip(names, map(_key, declared), strict=True)),
+        ranks={spec.name: len(spec.shape) for spec in inner.outputs},
+        reshapes={one.name: Reshape(one.shape, other.shape) for one, other in pairs if one != other},
+        max_inside=config.ensemble_scheduling.max_inflight_requests,
+    )
+
+
+def _key(step: Message) -> Key:
+    """Models of one name in several repositories are known as ``repository/name``."""
+    name = f"{step.model_namespace}/{step.model_name}" if step.model_namespace else step.model_name
+    return name, str(step.model_version) if step.model_version > 0 else ""
+
+
+def _find_all(declared: Sequence[Message], find: Find) -> list[Handle]:
+    found, missing = [], []
+    for name, version in map(_key, declared):
+        try:
+            found.append(find(name, version))
+        except NotFound:
+            missing.append(f"'{name}' version {version}" if version else f"'{name}'")
+    if missing:
+        raise NotFound(f"it needs models that are not served: {', '.join(missing)}", "load them first")
+    return found
+
+
+def _check_part(config: Message, name: str, handle: Handle) -> None:
+    if handle.decoupled:
+        reason = f"the model of step '{name}' is decoupled: it answers a request any number of times"
+        raise InvalidConfig(reason, "ask it directly")
+    most = handle.config.max_batch_size
+    if 0 < most < config.max_batch_size:
+        raise InvalidConfig(
+            f"it allows maximum batch size {config.max_batch_size}, but it contains model '{handle.name}' "
+            f"which only allows maximum batch size to be {most}"
+        )
+    inside = [handle]
+    if isinstance(handle.scheduler, EnsembleScheduler):
+        inside += handle.scheduler.resolve({}).values()
+    if any(one.name == config.name for one in inside):
+        raise InvalidConfig(f"it is a part of itself, by way of step '{name}'")
+    if sum(isinstance(one.scheduler, EnsembleScheduler) for one in inside) > _MAX_INSIDE:
+        raise InvalidConfig(f"with step '{name}' there are more than {_MAX_INSIDE} ensembles inside one another")
+    for one in inside:
+        if config.response_cache.enable and one.config.HasField("sequence_batching"):
+            reason = f"the requests of model '{one.name}' are of sequences, and such answers are not kept"
+            raise InvalidConfig(reason, "leave 'response_cache' out")
+
+
+def _conditions(config: Message, models: Sequence[str]) -> Mapping[int, Condition]:
+    """By the step's number."""
+    conditions: dict[int, Condition] = {}
+    for key in sorted(config.parameters):
+        which = key.removeprefix(_CONDITION)
+        if which == key:
+            continue
+        meant = [number for number, model in enumerate(models) if which in (model, str(number))]
+        if len(meant) != 1 or meant[0] in conditions:
+            hint = "name a step by its number, and once" if meant else did_you_mean(which, models)
+            raise InvalidConfig(f"it is not clear which step parameter '{key}' is for", hint)
+        conditions[meant[0]] = Condition.parse(config.parameters[key].string_value)
+    return conditions

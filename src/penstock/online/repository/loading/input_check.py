@@ -1,0 +1,159 @@
+"""The check of a request's inputs against a model's signature, prepared once so that it costs little per request."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from penstock.errors import InvalidArgument
+from penstock.online.repository.triton.rules import DATATYPES
+from penstock.protocol.messages import Message
+from penstock.request import InferRequest
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+
+def client_signature(config: Message) -> Signature:
+    """What clients send and get, by ``config``, an effective ``ModelConfig``: with the batch dimension where requests are merged,
+    before any ``reshape``, and without inputs that are made from the batch."""
+    first = (-1,) if config.max_batch_size > 0 else ()
+    inputs, outputs = (
+        tuple(TensorSpec(tensor.name, DATATYPES[tensor.data_type], first + tuple(tensor.dims)) for tensor in tensors)
+        for tensors in (config.input, config.output)
+    )
+    return Signature(inputs, outputs)
+
+
+class InputCheck:
+    """Checks names, datatypes, shapes and batch size against ``signature``, as clients see it; ``max_rows``, of one request, None
+    means that the model is not batchable. ``optional`` inputs may be left out, ``ragged`` ones may differ in shape and be merged."""
+
+    def __init__(
+        self,
+        model_name: str,
+        signature: Signature,
+        max_rows: int | None,
+        optional: Iterable[str] = (),
+        ragged: Collection[str] = (),
+    ) -> None:
+        self._model_name = model_name
+        self._signature = signature
+        self._max_rows = max_rows
+        self._optional = frozenset(optional)
+        self._outputs = frozenset(signature.output_names)
+        first = 0 if max_rows is None else 1
+        self._inputs = [
+            (
+                spec.name,
+                spec.datatype.dtype,
+                len(spec.shape),
+                [(axis, size) for axis, size in enumerate(spec.shape) if size != -1],
+            )
+            for spec in signature.inputs
+        ]
+        # From which axis on the shapes must be equal for two requests to be merged.
+        self._compared = [(spec.name, len(spec.shape) if spec.name in ragged else first) for spec in signature.inputs]
+        # With all but the batch axis fixed, any two can be and need no comparing.
+        self._mergeable = not self._optional and all(
+            size != -1
+            for (_, first), spec in zip(self._compared, signature.inputs, strict=True)
+            for size in spec.shape[first:]
+        )
+
+    @classmethod
+    def of(cls, config: Message, max_rows: int) -> InputCheck:
+        """By ``config``, an effective ``ModelConfig``; ``max_rows`` holds if that has requests merged."""
+        return cls(
+            config.name,
+            client_signature(config),
+            max_rows if config.max_batch_size > 0 else None,
+            [tensor.name for tensor in config.input if tensor.optional],
+            [tensor.name for tensor in config.input if tensor.allow_ragged_batch],
+        )
+
+    def __call__(self, request: InferRequest) -> tuple[int, Hashable]:
+        """``(rows, key)``: the batch size (1 if not batchable), and what must be equal for two requests to be merged.
+
+        Raises InvalidArgument.
+        """
+        inputs = request.inputs
+        rows, absent = -1, 0
+        for name, dtype, rank, fixed in self._inputs:
+            array = inputs.get(name)
+            if array is None or (array.dtype is not dtype and array.dtype != dtype):
+                if array is None and name in self._optional:
+                    absent += 1
+                    continue
+                self._explain(request)
+            shape = array.shape
+            if len(shape) != rank:
+                self._explain(request)
+            for axis, size in fixed:
+                if shape[axis] != size:
+                    self._explain(request)
+            if self._max_rows is not None:
+                if rows == -1:
+                    rows = shape[0]
+                if shape[0] != rows or not 0 < rows <= self._max_rows:
+                    self._explain(request)
+        is_whole = len(inputs) + absent == len(self._inputs) and (rows != -1 or self._max_rows is None)
+        if not is_whole or (request.outputs and not self._outputs.issuperset(request.outputs)):
+            self._explain(request)
+        if self._max_rows is None:
+            return 1, None
+        return rows, None if self._mergeable else self._key(inputs)
+
+    def _key(self, inputs: Mapping[str, Array]) -> Hashable:
+        return tuple([inputs[name].shape[first:] if name in inputs else None for name, first in self._compared])
+
+    def _explain(self, request: InferRequest) -> NoReturn:
+        """Find what is wrong and say it in the words that clients of the protocol know."""
+        raise InvalidArgument(f"[request id: {request.id or '<id_unknown>'}] {self._reason(request)}")
+
+    def _reason(self, request: InferRequest) -> str:
+        inputs, model = request.inputs, f"model '{self._model_name}'"
+        names = self._signature.input_names
+        for name in inputs:
+            if name not in names:
+                return f"unexpected inference input '{name}' for {model}; its inputs are {names}"
+        missing = [name for name in names if name not in inputs and name not in self._optional]
+        if missing or (not inputs and self._max_rows is not None):
+            return (
+                f"expected {self._expected()} but got {len(inputs)} inputs for {model}. Got input(s) {list(inputs)}, "
+                f"but missing required input(s) {missing}. Please provide all required input(s)."
+            )
+        specs = [spec for spec in self._signature.inputs if spec.name in inputs]
+        for spec in specs:
+            got = DataType.from_numpy(inputs[spec.name].dtype)
+            if got is not spec.datatype:
+                return (
+                    f"inference input '{spec.name}' data-type is '{got.value}', "
+                    f"but {model} expects '{spec.datatype.value}'"
+                )
+            if not spec.admits(shape := inputs[spec.name].shape):
+                return (
+                    f"unexpected shape for input '{spec.name}' for {model}. "
+                    f"Expected {list(spec.shape)}, got {list(shape)}; -1 stands for any size"
+                )
+        return self._batch_reason(request, [spec.name for spec in specs]) or self._output_reason(request)
+
+    def _batch_reason(self, request: InferRequest, names: Sequence[str]) -> str:
+        if self._max_rows is None:
+            return ""
+        first = request.inputs[names[0]].shape[0]
+        for name in names:
+            if request.inputs[name].shape[0] != first:
+                return f"input '{name}' batch size does not match other inputs for '{self._model_name}'"
+        if first > self._max_rows:
+            return f"inference request batch-size must be <= {self._max_rows} for '{self._model_name}'"
+        return f"inference request batch-size must be >= 1 for '{self._model_name}'" if first < 1 else ""
+
+    def _expected(self) -> str:
+        most, least = len(self._inputs), len(self._inputs) - len(self._optional)
+        return f"number of inputs between {least} and {most}" if least < most else f"{most} inputs"
+
+    def _output_reason(self, request: InferRequest) -> str:
+        unknown = next(name for name in request.outputs if name not in self._outputs)
+        return (
+            f"unexpected inference output '{unknown}' for model '{self._model_name}'; "
+            f"its outputs are {self._signature.output_names}"
+        )

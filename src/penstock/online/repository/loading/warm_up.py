@@ -1,0 +1,149 @@
+"""Warming a loaded model up, and finding out whether requests to it may be merged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.engines.base import LoadedModel, RequestModel
+from penstock.errors import PenstockError
+from penstock.online.repository.loading.recorded_requests import read_recorded
+from penstock.online.repository.loading.warm_up_run import Runner
+from penstock.online.repository.loading.warm_up_samples import read_samples
+from penstock.online.repository.source import Source
+from penstock.online.repository.triton.effective import Model, effective_config
+from penstock.tensor import Array, DataType, Signature
+
+_log = logging.getLogger(__name__)
+
+_PROBE_ROWS = 4
+_TOLERANCE = 1e-2
+"""Of an output's largest magnitude."""
+
+
+def prepare(source: Source, models: Sequence[Model]) -> int:
+    """Warm ``models``, one for each instance of ``source``, up; the most rows of their batches, 0 if requests cannot be merged.
+
+    What the configuration describes is run, or else what can be guessed; then what was recorded, as far as it still fits.
+    Raises PenstockError if a model refuses what it is to take.
+    """
+    distinct = list({id(model): model for model in models}.values())
+    rows = min(_rows(source, model) for model in distinct)
+    if source.given.model_warmup or source.recorded is not None:
+        config = effective_config(source, models, rows or None)
+        runner = Runner(config, models[0], source)
+        for sample in read_samples(config, source.folder):
+            try:
+                for model in distinct * sample.count:
+                    runner.run(model, sample.request, sample.rows)
+            except PenstockError as error:
+                error.message = f"failed to run warmup sample '{sample.name}': {error.message}"
+                raise
+        _replay(source, runner, distinct)
+    return rows
+
+
+def _rows(source: Source, model: Model) -> int:
+    """As ``prepare``, having run what can be guessed. Code is believed, and not run to try."""
+    given = source.given
+    if isinstance(model, RequestModel):
+        return source.max_batch if model.max_batch is None else model.max_batch
+    is_made = given.batch_input or any(tensor.allow_ragged_batch for tensor in given.input)
+    # The user has said how many rows are merged, so nothing has to be found out.
+    is_said = given.HasField("max_batch_size")
+    is_described = is_said and given.model_warmup
+    if is_made or is_described or given.HasField("sequence_batching"):
+        return source.max_batch if model.signature.batchable else 0
+    return source.max_batch if warm_up(model, source.max_batch, source.name, is_said=is_said) else 0
+
+
+def _replay(source: Source, runner: Runner, models: Sequence[Model]) -> None:
+    count = 0
+    for name, request in read_recorded(source.recorded, source.name) if source.recorded is not None else ():
+        try:
+            if isinstance(request, PenstockError):
+                raise request
+            for model in models:
+                runner.run(model, request)
+        except PenstockError as error:
+            _log.warning("model '%s': recorded request '%s' is left out: %s", source.name, name, error.message)
+        else:
+            count += 1
+    if count:
+        _log.info("model '%s' warmed up with %d recorded requests", source.name, count)
+
+
+def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_said: bool = False) -> bool:
+    """Run batches of 1 and ``max_batch`` of zeros and a few different rows, and say whether requests may be merged.
+
+    They may if the model answers row for row: as many rows as it was given, and the same for a row whatever rows stand beside
+    it. If its rows depend on each other, that is logged under ``name``. With ``is_said`` the user has said that they do not, and
+    is believed.
+    A model may refuse rows in a shape that is only guessed (a free dimension counts as 1); then it stays cold and, if nothing
+    is known about its rows, unmerged.
+    Raises PenstockError if it refuses the one shape that it declares.
+    """
+    signature = model.signature
+    for batch in (1, max_batch) if signature.batchable else (1,):
+        try:
+            outputs = model.forward(_zeros(signature, batch))
+        except PenstockError:
+            if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
+                return is_said and signature.batchable
+            raise
+        if signature.batchable and any(array.shape[:1] != (batch,) for array in outputs.values()):
+            return False
+    if is_said or not signature.batchable or max_batch == 1:
+        return signature.batchable
+    if _has_independent_rows(model, min(max_batch, _PROBE_ROWS)):
+        return True
+    _log.warning(
+        "requests to model '%s' are not merged: its answer to one row changes with the rows beside it in the batch",
+        name,
+    )
+    return False
+
+
+def _has_independent_rows(model: LoadedModel, rows: int) -> bool:
+    """Whether each of ``rows`` rows is answered alike alone and together; True if the model takes none that can be guessed."""
+    if any(spec.datatype is DataType.BYTES for spec in model.signature.inputs):
+        return True
+    random = np.random.default_rng(0)
+    inputs = {name: _probe(zeros, random) for name, zeros in _zeros(model.signature, rows).items()}
+    try:
+        together = model.forward(inputs)
+        alone = [model.forward({name: array[row : row + 1] for name, array in inputs.items()}) for row in range(rows)]
+    except PenstockError:
+        return True  # values out of the model's range
+    return all(_is_alike(array, [answer[name] for answer in alone]) for name, array in together.items())
+
+
+def _probe(zeros: Array, random: np.random.Generator) -> Array:
+    if DataType.from_numpy(zeros.dtype).is_float:
+        return np.asarray(random.normal(size=zeros.shape), zeros.dtype)
+    # Whatever integers stand for, 0 and 1 are most likely among them.
+    return np.asarray(random.integers(0, 2, zeros.shape), zeros.dtype)
+
+
+def _is_alike(together: Array, alone: Sequence[Array]) -> bool:
+    if any(array.shape != (1, *together.shape[1:]) for array in alone):
+        return False
+    separate = np.concatenate(alone)
+    if DataType.from_numpy(separate.dtype) is DataType.BYTES:
+        return bool((together == separate).all())
+    first, second = together.astype(np.float64), separate.astype(np.float64)
+    finite = np.abs(second[np.isfinite(second)])
+    # Kernels for other batch sizes round differently, those of INT8 most of all.
+    return np.allclose(first, second, rtol=0, atol=_TOLERANCE * finite.max(initial=0.0), equal_nan=True)
+
+
+def _zeros(signature: Signature, batch: int) -> dict[str, Array]:
+    inputs: dict[str, Array] = {}
+    for spec in signature.inputs:
+        shape = [1 if dim == -1 else dim for dim in spec.shape]
+        if signature.batchable:
+            shape[0] = batch
+        inputs[spec.name] = np.full(shape, b"" if spec.datatype is DataType.BYTES else 0, spec.datatype.dtype)
+    return inputs

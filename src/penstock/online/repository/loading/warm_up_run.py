@@ -1,0 +1,98 @@
+"""Requests run on a loaded model that nobody serves yet, as its scheduler would: with its layout, controls and states."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.engines.base import RequestModel
+from penstock.errors import DeadlineExceeded, PenstockError
+from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.source import Source
+from penstock.online.repository.triton.auto_complete import made_inputs
+from penstock.online.repository.triton.effective import Model, signature_of
+from penstock.online.repository.triton.sequences import sequencing
+from penstock.online.scheduler.layout import Layout, layout_of
+from penstock.online.scheduler.queue import Pending
+from penstock.online.scheduler.sequences.implicit_state import ImplicitStates
+from penstock.online.scheduler.sequences.layout import SequenceLayout
+from penstock.online.scheduler.sequences.slots import Sequence as StepsOfOne
+from penstock.online.scheduler.sequences.slots import Step
+from penstock.protocol.messages import Message
+from penstock.request import InferRequest
+from penstock.tensor import Array
+
+_MAX_ROWS = 1 << 16
+_PATIENCE_S = 300.0
+"""How long a decoupled model may take to end its answers to one batch."""
+
+
+class Runner:
+    """For one model version, ``source`` loaded as ``model`` and perhaps more like it, whose effective configuration is ``config``.
+
+    Raises InvalidConfig as ``layout_of`` and ``sequencing``. Blocks, and belongs to one thread.
+    """
+
+    def __init__(self, config: Message, model: Model, source: Source) -> None:
+        self._check = InputCheck.of(config, max(config.max_batch_size, _MAX_ROWS))
+        self._made = made_inputs(config)
+        self._merges = config.max_batch_size > 0 and not config.model_transaction_policy.decoupled
+        self._layout: Layout = layout_of(config)
+        self._is_sequential = config.HasField("sequence_batching")
+        if self._is_sequential:
+            signature, merges = signature_of(model, source.given), not isinstance(model, RequestModel)
+            wanted = sequencing(config, signature, source.folder, 1, merges=merges)
+            states = ImplicitStates(wanted.states, config.max_batch_size > 0)
+            self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
+
+    def run(self, model: Model, request: InferRequest, count: int = 1) -> None:
+        """Run ``count`` requests like ``request``, merged if they can be; each is the first of its sequence. Its inputs that the
+        server makes are left out.
+
+        Raises PenstockError if the model refuses them, or they do not fit it.
+        """
+        batch = [self._pending(request, number) for number in range(1, count + 1)]
+        is_merged = self._merges and not isinstance(model, RequestModel)
+        given = [dict(self._layout.gather(part)) for part in ([batch] if is_merged else [[one] for one in batch])]
+        if isinstance(model, RequestModel):
+            requests = [msgspec.structs.replace(one.request, inputs=i) for one, i in zip(batch, given, strict=True)]
+            for part in [[one] for one in requests] if model.decoupled else [requests]:
+                _execute(model, part)
+            return
+        for inputs in given:
+            model.forward(inputs)
+
+    def cancel(self, pending: Pending) -> None:
+        """Nobody waits for an answer."""
+
+    def _pending(self, like: InferRequest, number: int) -> Pending:
+        inputs = {name: array for name, array in like.inputs.items() if name not in self._made}
+        request = msgspec.structs.replace(like, inputs=inputs)
+        rows, key = self._check(request)
+        if self._is_sequential:
+            request.sequence_id, request.sequence_start = number, True
+            request.step = Step(lambda _: None, StepsOfOne(number), request, key, None, 0, start=True, end=False)
+        return Pending(self, number, request, rows, key, None, 0)
+
+
+def _execute(model: RequestModel, requests: Sequence[InferRequest]) -> None:
+    """Return when each of ``requests`` has had its last answer."""
+    ended, errors = threading.Semaphore(0), list[PenstockError]()
+
+    def answer(_: int, outcome: dict[str, Array] | PenstockError | None, final: bool) -> bool:
+        if isinstance(outcome, PenstockError):
+            errors.append(outcome)
+        if final or isinstance(outcome, PenstockError):
+            ended.release()
+        return True
+
+    model.execute(requests, answer)
+    for _ in requests:
+        if not ended.acquire(timeout=_PATIENCE_S if model.decoupled else 0):
+            raise DeadlineExceeded(
+                "the model did not end its answers" if model.decoupled else "the model gave no answer"
+            )
+    if errors:
+        raise errors[0]

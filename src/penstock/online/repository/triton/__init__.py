@@ -1,0 +1,1 @@
+"""Triton's model configuration: its text, rules, checks, and completion."""

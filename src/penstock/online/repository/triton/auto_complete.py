@@ -1,0 +1,223 @@
+"""The whole configuration of a model: what its file says, held against the model, and what it leaves open, filled in from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.config import did_you_mean
+from penstock.engines.base import Finding, Severity
+from penstock.errors import InvalidConfig
+from penstock.online.repository.triton.rules import DATA_TYPES, DATATYPES, error, prefix
+from penstock.protocol.messages import Message, ModelConfig, ModelInput, ModelInstanceGroup
+from penstock.tensor import DataType, Signature, TensorSpec
+
+_IDLE_MICROSECONDS = 1_000_000
+_CONTROLS = (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL"))
+
+
+def complete(  # noqa: PLR0913 - the model's facts, each by its name
+    given: Message,
+    name: str,
+    platform: str,
+    signature: Signature | None,
+    rows: int | None,
+    instances: int,
+    *,
+    decoupled: bool = False,
+    backend: str = "",
+    filename: str = "",
+    where: str = "",
+) -> Message:
+    """``given`` with all that it leaves open filled in; its ``max_batch_size`` says whether requests are merged, and how many rows.
+
+    ``signature`` is the model's own, None of an ensemble; ``rows`` are the most that can be merged, None if none can be. Where
+    ``max_batch_size`` is not given, it is ``rows``, or 0 if the tensors are given with their batch dimension.
+    Raises InvalidConfig if ``given``, read from ``where``, contradicts the model.
+    """
+    for finding in differences(given, signature, decoupled=decoupled):
+        if finding.severity is Severity.ERROR:
+            raise InvalidConfig(prefix(name, where) + finding.message, finding.hint)
+    whole = ModelConfig()
+    whole.CopyFrom(given)
+    whole.name, whole.platform = name, given.platform or platform
+    if platform != "ensemble":
+        whole.backend = given.backend or backend or platform.partition("_")[0]
+    whole.default_model_filename = given.default_model_filename or filename
+    if not whole.HasField("version_policy"):
+        whole.version_policy.latest.num_versions = 1
+    if signature is None:
+        whole.max_batch_size = given.max_batch_size
+        return whole
+    whole.max_batch_size = _rows(given, signature, rows)
+    _take_tensors(whole, given, signature)
+    _take_instances(whole, instances)
+    whole.optimization.SetInParent()
+    if decoupled:
+        whole.model_transaction_policy.decoupled = True
+    if whole.HasField("sequence_batching"):
+        batcher = whole.sequence_batching
+        batcher.max_sequence_idle_microseconds = batcher.max_sequence_idle_microseconds or _IDLE_MICROSECONDS
+    elif whole.max_batch_size:
+        whole.dynamic_batching.SetInParent()
+    elif given.HasField("dynamic_batching") and not given.HasField("max_batch_size"):
+        raise InvalidConfig(f"{prefix(name, where)}it cannot be batched", "leave out 'dynamic_batching'")
+    return whole
+
+
+def differences(given: Message, signature: Signature | None, *, decoupled: bool = False) -> Iterator[Finding]:
+    """Where ``given`` contradicts the model."""
+    if given.response_cache.enable and decoupled:
+        yield error("response_cache.enable", "the model is decoupled, and such answers are not kept", "leave it out")
+    if signature is None:
+        return
+    if given.model_transaction_policy.decoupled and not decoupled:
+        yield error("model_transaction_policy.decoupled", "the model gives one answer to each request", "leave it out")
+    made = made_inputs(given)
+    for name in sorted(made.difference(signature.input_names)):
+        path = "sequence_batching" if given.HasField("sequence_batching") else "batch_input"
+        yield error(path, f"feeds '{name}', which the model has not", did_you_mean(name, signature.input_names))
+    for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        tensors = {tensor.name: (f"{field}[{number}]", tensor) for number, tensor in enumerate(getattr(given, field))}
+        known = [spec.name for spec in specs]
+        for name, (path, _) in tensors.items():
+            if name not in known:
+                yield error(f"{path}.name", f"the model has no {field} '{name}'", did_you_mean(name, known))
+        for spec in specs:
+            if spec.name not in made:
+                yield from difference(given, *tensors.get(spec.name, (field, ModelInput())), spec)
+
+
+def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
+    """Where ``tensor`` of the configuration, an empty one if it leaves it out, and ``spec`` of the model are not of one kind."""
+    field = path.partition("[")[0]
+    number = number_of(spec.datatype)
+    if tensor.data_type not in (0, number):
+        got, want = (DATA_TYPES.values_by_number[each].name for each in (tensor.data_type, number))
+        yield error(f"{path}.data_type", f"is {got}, but {field} '{spec.name}' of the model is {want}")
+    scattered = {name for one in given.batch_output for name in one.target_name} if field == "output" else ()
+    if spec.name in scattered or (field == "input" and tensor.allow_ragged_batch):
+        return  # its rows are joined to one long one
+    # A model that takes one row, and no more, goes with batches of one.
+    if given.max_batch_size > 0 and spec.shape[:1] != (-1,) and (given.max_batch_size, *spec.shape[:1]) != (1, 1):
+        reason = f"but {field} '{spec.name}' of the model, {list(spec.shape)}, has no free first dimension"
+        yield error("max_batch_size", f"is {given.max_batch_size}, {reason}", "leave it out, or write 0")
+        return
+    dims = _model_dims(tensor)
+    wanted = spec.shape[1:] if given.max_batch_size > 0 or _leaves_out_batch(given, tensor, spec) else spec.shape
+    is_alike = len(dims) == len(wanted) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(dims, wanted, strict=True)
+    )
+    if tensor.dims and not is_alike:
+        hint = "without the batch dimension, where 'max_batch_size' is above 0" if len(dims) != len(wanted) else ""
+        which = "reshape.shape" if tensor.HasField("reshape") else "dims"
+        yield error(f"{path}.{which}", f"is {dims}, but {field} '{spec.name}' of the model has {list(wanted)}", hint)
+
+
+def _model_dims(tensor: Message) -> list[int]:
+    """The dimensions of ``tensor`` as the model sees them, without that of the batch."""
+    return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+
+
+def _leaves_out_batch(given: Message, tensor: Message, spec: TensorSpec) -> bool:
+    has_less = spec.shape[:1] == (-1,) and len(_model_dims(tensor)) == len(spec.shape) - 1
+    return has_less and not given.HasField("max_batch_size")
+
+
+def _rows(given: Message, signature: Signature, rows: int | None) -> int:
+    """The effective ``max_batch_size``."""
+    specs = {("input", spec.name): spec for spec in signature.inputs}
+    specs |= {("output", spec.name): spec for spec in signature.outputs}
+    if given.HasField("max_batch_size"):
+        is_special = given.HasField("sequence_batching") or given.batch_input
+        is_special = is_special or any(one.allow_ragged_batch for one in given.input)
+        # What does not answer row for row is not merged, whatever is wished; where batches are made otherwise, nobody could tell.
+        return given.max_batch_size if rows is not None or is_special else 0
+    for field in ("input", "output"):
+        for tensor in getattr(given, field):
+            if tensor.dims and not _leaves_out_batch(given, tensor, specs[field, tensor.name]):
+                return 0
+    return rows or 0
+
+
+def _take_tensors(whole: Message, given: Message, signature: Signature) -> None:
+    hidden = made_inputs(given)
+    hidden |= {state.output_name for state in given.sequence_batching.state}
+    first = 1 if whole.max_batch_size > 0 else 0
+    for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        tensors = {tensor.name: tensor for tensor in getattr(whole, field)}
+        for spec in specs:
+            tensor = tensors.get(spec.name)
+            if tensor is None:
+                if spec.name in hidden:
+                    continue
+                tensor = getattr(whole, field).add(name=spec.name)
+            tensor.data_type = number_of(spec.datatype)
+            if not tensor.dims:
+                tensor.dims.extend(spec.shape[first:])
+            elif not first and len(_model_dims(tensor)) < len(spec.shape):
+                for dims in (tensor.dims, tensor.reshape.shape) if tensor.HasField("reshape") else (tensor.dims,):
+                    dims.insert(0, spec.shape[0])
+
+
+def _take_instances(whole: Message, instances: int) -> None:
+    if len(whole.instance_group) < 2:
+        group = whole.instance_group[0] if whole.instance_group else whole.instance_group.add()
+        group.count = instances
+    for number, group in enumerate(whole.instance_group):
+        group.name = group.name or f"{whole.name}_{number}"
+        group.count = max(1, group.count)
+        if group.kind == ModelInstanceGroup.KIND_AUTO:
+            group.kind = ModelInstanceGroup.KIND_GPU if group.gpus else ModelInstanceGroup.KIND_CPU
+
+
+def made_inputs(config: Message) -> set[str]:
+    """The model's inputs that no client sends, because the batcher makes them: controls, states, and batch inputs."""
+    batcher = config.sequence_batching
+    return {
+        *(control.name for control in batcher.control_input),
+        *(state.input_name for state in batcher.state),
+        *(target for one in config.batch_input for target in one.target_name),
+    }
+
+
+def declared_tensors(config: Message) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The inputs and outputs of a model that does not know its own, as engines take them (``declared_signature``), with those that
+    the batcher makes. Empty if the configuration gives none. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
+    """
+    for tensor in [*config.input, *config.output]:
+        if not tensor.data_type or not (tensor.dims or tensor.HasField("reshape")):
+            reason = f"'{tensor.name}' needs 'data_type' and 'dims', because the model does not tell them"
+            raise InvalidConfig(prefix(config.name, "") + reason)
+    inputs, outputs = (
+        [_entry(config, tensor.name, _datatype(tensor), _model_dims(tensor)) for tensor in part]
+        for part in (config.input, config.output)
+    )
+    batcher = config.sequence_batching
+    for tensor in batcher.control_input:
+        for control in tensor.control:
+            datatype = next((kind for field, kind in _CONTROLS if getattr(control, field)), "") or _datatype(control)
+            inputs.append(_entry(config, tensor.name, datatype, [1]))
+    for state in batcher.state:
+        inputs.append(_entry(config, state.input_name, _datatype(state), list(state.dims)))
+        if all(state.output_name != output.name for output in config.output):
+            outputs.append(_entry(config, state.output_name, _datatype(state), list(state.dims)))
+    for one in config.batch_input:
+        inputs += ({"name": name, "datatype": _datatype(one), "shape": [-1]} for name in one.target_name)
+    return inputs, outputs
+
+
+def _entry(config: Message, name: str, datatype: str, dims: list[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": [-1, *dims] if config.max_batch_size > 0 else dims}
+
+
+def _datatype(tensor: Message) -> str:
+    name: str = DATATYPES[tensor.data_type].value
+    return name
+
+
+def number_of(datatype: DataType) -> int:
+    """In the schema."""
+    name = "TYPE_STRING" if datatype is DataType.BYTES else f"TYPE_{datatype.value}"
+    number: int = DATA_TYPES.values_by_name[name].number
+    return number

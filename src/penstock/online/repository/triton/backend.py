@@ -1,0 +1,147 @@
+"""What runs a model version: from the words of its configuration, which are Triton's, or from the files of the version's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.config import did_you_mean
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidConfig, NotFound, Unsupported
+from penstock.online.repository.device import gpu_of
+from penstock.online.repository.triton.rules import prefix
+from penstock.protocol.messages import Message
+from penstock.resources import core_ids
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """A backend in Triton's words, and what it is here."""
+
+    name: str
+    engine: str
+    """Empty for a bundle, which names its own."""
+    platform: str
+    filename: str
+    """The model's file or folder in the version's folder."""
+
+
+_KNOWN = (
+    Backend("onnxruntime", "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    Backend("pytorch", "torch", "pytorch_libtorch", "model.pt"),
+    Backend("pytorch", "torch", "pytorch_export", "model.pt2"),
+    Backend("openvino", "openvino", "openvino", "model.xml"),
+    Backend("openvino", "openvino", "openvino", "model.onnx"),
+    Backend("tensorflowlite", "tflite", "tensorflowlite", "model.tflite"),
+    Backend("tensorflow", "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    Backend("python", "python", "python", "model.py"),
+    Backend("penstock", "", "penstock_bundle", "model.bundle"),
+)
+_ALIASES = {"armnn_tflite": "tensorflowlite", "torch": "pytorch", "tflite": "tensorflowlite"}
+_NOT_HERE = {
+    "tensorrt": "its plans run on one kind of GPU only: serve the ONNX model that the plan was made of",
+    "tensorrt_plan": "its plans run on one kind of GPU only: serve the ONNX model that the plan was made of",
+    "tensorflow_graphdef": "save the model as SavedModel",
+    "dali": "write the steps as a Python model",
+    "fil": "export the trees to ONNX",
+}
+_ON_GPU = ("CUDAExecutionProvider", "CPUExecutionProvider")
+_GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
+_NUMBERS = {
+    "onnxruntime": {"intra_op_thread_count": "threads"},
+    "openvino": {"INFERENCE_NUM_THREADS": "threads", "CPU_THREADS_NUM": "threads"},
+    "torch": {"INTRA_OP_THREAD_COUNT": "threads"},
+}
+"""By engine the parameters that are a number, and the engine's option."""
+
+
+def backend_of(given: Message, name: str, files: Collection[str], where: str = "") -> Backend:
+    """What runs model ``name``, and which of ``files``, those of its version's folder, it loads.
+
+    Raises Unsupported for a backend that Penstock has not, InvalidConfig for one that nobody knows or that does not go with the
+    platform, and NotFound if the model's file is not there.
+    """
+    begin, filename = prefix(name, where), given.default_model_filename
+    found = [one for one in _KNOWN if _matches(one, given, begin)]
+    if not found:
+        raise InvalidConfig(
+            f"{begin}'backend' is '{given.backend}', and 'platform' '{given.platform}', which do not go together",
+            "leave out 'platform'",
+        )
+    if filename:
+        suffix = filename.rpartition(".")[2]
+        found = [one for one in found if one.filename.endswith(f".{suffix}")] or (
+            found if given.backend or given.platform else []
+        )
+        found = [msgspec.structs.replace(one, filename=filename) for one in found]
+    present = [one for one in found if one.filename in files]
+    if not present:
+        wanted = " or ".join(dict.fromkeys(f"'{one.filename}'" for one in found))
+        raise NotFound(
+            f"{begin}the version's folder holds no {wanted}",
+            f"it holds {', '.join(sorted(files)[:8])}" if files else "the folder is empty",
+        )
+    chosen = present[0]
+    accelerators = given.optimization.execution_accelerators.cpu_execution_accelerator
+    if chosen.engine == "onnxruntime" and any(one.name == "openvino" for one in accelerators):
+        return msgspec.structs.replace(chosen, engine="openvino")
+    return chosen
+
+
+def _matches(known: Backend, given: Message, begin: str) -> bool:
+    """Whether ``given`` means ``known``. Raises Unsupported, InvalidConfig."""
+    for field, own in (("backend", known.name), ("platform", known.platform)):
+        word = getattr(given, field)
+        if word in _NOT_HERE:
+            raise Unsupported(f"{begin}'{field}' is '{word}', which Penstock does not run", _NOT_HERE[word])
+        names = {getattr(one, "name" if field == "backend" else field) for one in _KNOWN}
+        word = _ALIASES.get(word, word)
+        if word and word not in names:
+            raise InvalidConfig(f"{begin}there is no '{field}' '{word}'", did_you_mean(word, sorted(names)))
+        if word and word != own:
+            return False
+    return True
+
+
+def engine_options(given: Message, name: str, engine: str, where: str = "") -> dict[str, Any]:
+    """The options of ``engine``, empty for a bundle's, that parameters known from Triton's backends and devices ask for; other
+    parameters are the model's own affair.
+
+    Raises InvalidConfig for one that is no number, and for a device that is not here.
+    """
+    begin, values = prefix(name, where), {key: one.string_value for key, one in given.parameters.items()}
+    options: dict[str, Any] = {
+        option: _number(begin, key, values) for key, option in _NUMBERS.get(engine, {}).items() if key in values
+    }
+    if engine == "onnxruntime":
+        if values.get("execution_mode") == "1":
+            options["inter_op_threads"] = _number(begin, "inter_op_thread_count", values) or len(core_ids())
+        if (level := given.optimization.graph.level) in _GRAPH_LEVELS:
+            options["graph_level"] = _GRAPH_LEVELS[level]
+        if values.get("enable_mem_arena") == "0":
+            options["arena"] = False
+    elif engine == "openvino":
+        precision = values.get("INFERENCE_PRECISION_HINT") or ("bf16" if values.get("ENFORCE_BF16") == "YES" else "")
+        if precision:
+            options["precision"] = precision.lower()
+    try:
+        gpu = gpu_of(given.instance_group, gpus_here(engine))
+    except InvalidConfig as error:
+        raise InvalidConfig(begin + error.message, error.hint) from None
+    if gpu is not None:
+        options |= {"device": f"cuda:{gpu}"} if engine == "torch" else {"providers": _ON_GPU, "gpu": gpu}
+    return options
+
+
+def gpus_here(engine: str) -> int:
+    """How many GPUs ``engine`` can compute on, as it is installed here; 0 for a bundle, which is tuned for the CPU."""
+    count: int = getattr(get_engine(engine), "gpus", int)() if engine else 0
+    return count
+
+
+def _number(begin: str, key: str, values: Mapping[str, str]) -> int:
+    value = values.get(key, "0").strip()
+    if not value.isascii() or not value.isdigit() or len(value) > 4:
+        raise InvalidConfig(f"{begin}'parameters[{key}]' is '{value[:40]}', and must be a number below 10000")
+    return int(value)

@@ -1,0 +1,219 @@
+"""The check-up of a model repository: each model's configuration held against its files and its signature, and mended."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import shutil
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from penstock.config import did_you_mean
+from penstock.engines.base import Finding, Severity
+from penstock.engines.registry import get_engine
+from penstock.errors import InvalidConfig, NotFound, PenstockError, ResourceExhausted
+from penstock.online.repository.definition import Definition
+from penstock.online.repository.device import ON_CPU, gpu_of
+from penstock.online.repository.layout import versions_in
+from penstock.online.repository.loading.labels import read_labels
+from penstock.online.repository.loading.warm_up_samples import read_samples
+from penstock.online.repository.source import DEFAULT_MAX_BATCH, Source, find
+from penstock.online.repository.triton.auto_complete import complete, difference, differences, number_of
+from penstock.online.repository.triton.backend import gpus_here
+from penstock.online.repository.triton.check import examine
+from penstock.online.repository.triton.effective import signature_of
+from penstock.online.repository.triton.rules import error
+from penstock.online.repository.triton.sequences import sequencing
+from penstock.online.repository.triton.text import config_path, read_config, to_text
+from penstock.online.scheduler.layout import layout_of
+from penstock.protocol.messages import Message, ModelConfig, ModelInstanceGroup
+from penstock.tensor import Signature, TensorSpec
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What was found of one model."""
+
+    model: str
+    path: Path
+    """Of the configuration's file, which may be missing."""
+    findings: list[Finding]
+    before: str = ""
+    """The file's text, empty if there is none."""
+    mended: str | None = None
+    """What it should be, None if nothing is to be changed or nobody can tell."""
+
+    @property
+    def is_sick(self) -> bool:
+        return any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    def diff(self) -> str:
+        """From the text that is there to the mended one, or that itself if there is none; empty if there is nothing to mend."""
+        if self.mended is None or not self.before:
+            return self.mended or ""
+        before, after = self.before.splitlines(keepends=True), self.mended.splitlines(keepends=True)
+        return "".join(difflib.unified_diff(before, after, self.path.name, f"{self.path.name} (mended)"))
+
+    def write(self) -> None:
+        """Put what is mended in the file's place, whole or not at all, and keep the old one as ``.bak``, ``.bak1`` …
+
+        Raises ResourceExhausted.
+        """
+        target = self.path.resolve()
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            if self.before:
+                copies = (target.with_name(f"{target.name}.bak{number or ''}") for number in itertools.count())
+                shutil.copy2(target, next(copy for copy in copies if not copy.exists()))
+            partial.write_text(self.mended or "", encoding="utf-8")
+            os.replace(partial, target)
+        except OSError as wrong:
+            partial.unlink(missing_ok=True)
+            raise ResourceExhausted(f"cannot write '{self.path}': {wrong.strerror}", "free space, or rights") from wrong
+
+
+def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name: str = "") -> Diagnosis:
+    """Read the configuration of one of ``models``, those of a ``Layout``, load the newest version's signature, and hold one against
+    the other.
+
+    A Python model is not started, since that would run its code. Raises InvalidConfig for a bad ``config_name``.
+    """
+    folder = models[name]
+    if isinstance(folder, PenstockError):
+        return Diagnosis(name, Path(name), [_told(folder)])
+    path = config_path(folder, config_name)
+    try:
+        given = read_config(folder, config_name)
+    except InvalidConfig as wrong:
+        return Diagnosis(name, path, [_told(wrong)])
+    before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+    findings, source, signature = list(examine(given, name)), None, None
+    gpus, whole = 0, given
+    try:
+        if given.HasField("ensemble_scheduling"):
+            findings += _missing_parts(given, models)
+        else:
+            source = _source(name, folder, given)
+            gpus = gpus_here(source.backend.engine)
+            gpu_of(given.instance_group, gpus)
+    except PenstockError as wrong:
+        findings.append(_told(wrong))
+    try:
+        signature = _signature(source) if source else None
+        is_python = source is not None and source.engine == "python"
+        findings += differences(given, signature, decoupled=is_python and given.model_transaction_policy.decoupled)
+        if not any(finding.severity is Severity.ERROR for finding in findings):
+            whole = _check_whole(given, name, folder, source, signature)
+    except PenstockError as wrong:
+        findings.append(_told(wrong))
+    # A file to begin with says what would be filled in anyway.
+    mended = mend(given, name, signature, gpus) if before else whole if signature else given
+    return Diagnosis(name, path, findings, before, to_text(mended) if mended != given else None)
+
+
+def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> Message:
+    """``given`` without what contradicts the model, or asks for other devices than ``gpus``, the number of GPUs for it."""
+    config = ModelConfig()
+    config.CopyFrom(given)
+    if given.name:
+        config.name = name
+    if given.max_batch_size < 0:
+        config.ClearField("max_batch_size")
+    for group in config.instance_group:
+        try:
+            gpu_of([group], gpus)
+        except InvalidConfig:
+            group.kind = ModelInstanceGroup.KIND_CPU
+        if group.kind in ON_CPU:
+            group.ClearField("gpus")
+        for field in ("secondary_devices", "profile"):
+            group.ClearField(field)
+    if signature is None:
+        return config
+    if any("'max_batch_size'" in finding.message for finding in differences(config, signature)):
+        config.max_batch_size = 0
+    for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        tensors = list(getattr(config, field))
+        kept = [tensor for tensor in tensors if _is_mended(config, field, tensor, specs, [one.name for one in tensors])]
+        config.ClearField(field)
+        getattr(config, field).extend(kept)
+    return config
+
+
+def _is_mended(config: Message, field: str, tensor: Message, specs: tuple[TensorSpec, ...], named: list[str]) -> bool:
+    """Make ``tensor`` what the model has under its name or the one that was meant; False if the model has no such tensor."""
+    by_name = {spec.name: spec for spec in specs}
+    if tensor.name not in by_name:
+        free = [name for name in by_name if name not in named]
+        near = difflib.get_close_matches(tensor.name, free, n=1)
+        if not near:
+            return False
+        tensor.name = near[0]
+    spec = by_name[tensor.name]
+    if any(difference(config, f"{field}[0]", tensor, spec)):
+        _describe(config, tensor, spec)
+    return True
+
+
+def _describe(config: Message, tensor: Message, spec: TensorSpec) -> None:
+    tensor.name, tensor.data_type = spec.name, number_of(spec.datatype)
+    tensor.ClearField("reshape")
+    tensor.dims[:] = spec.shape[1:] if config.max_batch_size > 0 else spec.shape
+    if not tensor.dims:
+        tensor.dims.append(1)
+        tensor.reshape.SetInParent()
+
+
+def _told(wrong: PenstockError) -> Finding:
+    return Finding(Severity.ERROR, wrong.message, wrong.hint)
+
+
+def _missing_parts(given: Message, known: Collection[str]) -> Iterator[Finding]:
+    for number, step in enumerate(given.ensemble_scheduling.step):
+        if step.model_name not in known:
+            path = f"ensemble_scheduling.step[{number}].model_name"
+            yield error(path, f"is '{step.model_name}', which is no model here", did_you_mean(step.model_name, known))
+
+
+def _source(name: str, folder: Path, given: Message) -> Source:
+    """That of the newest version, for one instance on the CPU."""
+    versions = versions_in(folder)
+    if not versions:
+        raise NotFound(f"model '{name}' has no version", "put its files in a folder with a number, as '1'")
+    for number in given.version_policy.specific.versions:
+        if str(number) not in versions:
+            raise NotFound(
+                f"'version_policy.specific.versions' names {number}, which model '{name}' does not have",
+                f"known: {', '.join(versions)}",
+            )
+    plain = ModelConfig()
+    plain.CopyFrom(given)
+    plain.ClearField("instance_group")
+    return find(Definition(name, folder, {versions[-1]: folder / versions[-1]}, plain), versions[-1])
+
+
+def _signature(source: Source) -> Signature | None:
+    if source.engine == "python":
+        return None
+    model = get_engine(source.engine).load(source.artifact, source.options)
+    try:
+        return signature_of(model, source.given)
+    finally:
+        model.unload()
+
+
+def _check_whole(
+    given: Message, name: str, folder: Path, source: Source | None, signature: Signature | None
+) -> Message:
+    """The whole configuration. Raises what the server would of it and of the files that it names."""
+    rows = DEFAULT_MAX_BATCH if signature is None or signature.batchable else None
+    config = complete(given, name, source.platform if source else "ensemble", signature, rows, 1)
+    layout_of(config)
+    if signature is not None and config.HasField("sequence_batching"):
+        sequencing(config, signature, folder, 1, merges=True)
+    deque(read_samples(config, folder), 0)
+    read_labels(config, folder)
+    return config

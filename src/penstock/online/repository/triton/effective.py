@@ -1,0 +1,46 @@
+"""The whole configuration of a model version that is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.engines.base import LoadedModel, RequestModel
+from penstock.errors import InvalidConfig
+from penstock.online.repository.source import Source
+from penstock.online.repository.triton.auto_complete import complete
+from penstock.online.repository.triton.rules import prefix
+from penstock.protocol.messages import Message
+from penstock.tensor import Signature, TensorSpec
+
+Model = LoadedModel | RequestModel
+
+
+def effective_config(source: Source, models: Sequence[Model], rows: int | None) -> Message:
+    """That of ``source``, loaded as ``models``, one for each instance; ``rows`` as of ``complete``. Raises InvalidConfig if it
+    contradicts the model."""
+    model = models[0]
+    for tensor in source.given.input if not isinstance(model, RequestModel) else ():
+        if tensor.optional and tensor.name in model.signature.input_names:
+            raise InvalidConfig(
+                f"{prefix(source.name, '')}input '{tensor.name}' cannot be 'optional': the model needs it",
+                "leave that out, or export the model with a default for it",
+            )
+    return complete(
+        source.given,
+        source.name,
+        source.platform,
+        signature_of(model, source.given),
+        rows,
+        len(models),
+        decoupled=isinstance(model, RequestModel) and model.decoupled,
+        backend=source.backend.name,
+        filename=source.backend.filename,
+    )
+
+
+def signature_of(model: Model, given: Message) -> Signature:
+    """The model's own, with those of its optional inputs that ``given`` names."""
+    named = [tensor.name for tensor in given.input]
+    optional: Sequence[TensorSpec] = getattr(model, "optional_inputs", ())
+    inputs = (*model.signature.inputs, *(spec for spec in optional if spec.name in named))
+    return Signature(inputs, model.signature.outputs)

@@ -1,0 +1,1 @@
+"""Sequence batching: slots, control tensors, and implicit state."""

@@ -1,0 +1,252 @@
+"""The requests of a stateful model: those of one sequence run on one instance, one after the other, in the order of arrival.
+
+Each instance has a ``DynamicBatcher`` of its own. A request is given to that of its sequence when the one before it has ended; what
+the batcher then merges, and when, is the same as for any model. All here belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+
+import msgspec
+
+from penstock.errors import Cancelled, InvalidArgument, PenstockError, Unavailable
+from penstock.online.instances.instance import InstanceDied
+from penstock.online.scheduler.answers import tell
+from penstock.online.scheduler.batching_config import BatchingConfig
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.layout import Layout
+from penstock.online.scheduler.sequences.controls import Control, Kind
+from penstock.online.scheduler.sequences.implicit_state import ImplicitStates, State
+from penstock.online.scheduler.sequences.layout import SequenceLayout
+from penstock.online.scheduler.sequences.slots import Sequence as Known
+from penstock.online.scheduler.sequences.slots import SequenceTable, Step
+from penstock.request import Done, InferRequest, InferResponse, Outcome
+from penstock.telemetry.statistics import Failure, ModelStatistics
+from penstock.telemetry.tracing import Tracer
+
+_TOO_LATE = "timeout of the corresponding sequence has been expired", "a request of it could not run in time"
+_LOST = "the state of the sequence was lost with the model's process", "start it anew"
+
+
+class SequencingConfig(msgspec.Struct, frozen=True):
+    """How the sequences of one model version are served."""
+
+    batching: BatchingConfig
+    """Of one instance; ``max_queue`` is the model's."""
+    slots: int
+    """Most sequences that are under way on one instance; with ``fixed`` at most ``max_batch``."""
+    fixed: bool = False
+    """Whether a sequence has the same row in all batches: Triton's ``direct``, and otherwise ``oldest``."""
+    idle_us: int = 1_000_000
+    """How long a sequence may be without requests before it is over."""
+    controls: tuple[Control, ...] = ()
+    states: tuple[State, ...] = ()
+    hidden: frozenset[str] = frozenset()
+    """Outputs that are states, and not for clients."""
+    instances: int = 1
+
+
+class SequenceBatcher:
+    """See the module; a ``Scheduler``. Instance n works for ``batchers[n]``. ``plain`` is the layout but for what sequences need."""
+
+    def __init__(
+        self,
+        config: SequencingConfig,
+        plain: Layout,
+        loop: asyncio.AbstractEventLoop,
+        statistics: ModelStatistics | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._config = config
+        self._statistics = ModelStatistics() if statistics is None else statistics
+        self._loop = loop
+        self._now_ns = now_ns
+        self._table = SequenceTable(config.instances, config.slots)
+        self._states = [ImplicitStates(config.states, config.batching.batchable) for _ in range(config.instances)]
+        layouts = [SequenceLayout(plain, config.fixed, config.controls, one, config.hidden) for one in self._states]
+        self.batchers = [
+            DynamicBatcher(config.batching, loop, self._statistics, now_ns, tracer, layout) for layout in layouts
+        ]
+        self._names = [control for control in config.controls if control.kind is Kind.CORRID]
+        self._is_ending = self._is_settling = False
+        self._emptied = asyncio.Event()
+
+    @property
+    def config(self) -> BatchingConfig:
+        return self._config.batching
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        for batcher in self.batchers:
+            self._statistics = batcher.statistics  # the same, brought up to date
+        return self._statistics
+
+    def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Step:
+        """See ``Scheduler``. Raises InvalidArgument also if the request is of no sequence, or of one that was not started."""
+        statistics, now_ns = self._statistics, self._now_ns()
+        sequence = self._table.find(request.sequence_id)
+        try:
+            self._check(request, rows, sequence)
+        except PenstockError as error:
+            statistics.failed(Failure.of(error), now_ns, now_ns)
+            raise
+        step = Step(self._cancel, sequence, request, key, done, now_ns, request.sequence_start, request.sequence_end)
+        request.step = step
+        _stop_timer(sequence)
+        statistics.pending += 1
+        self._table.add(step)
+        self._settle(step)
+        if step.pending is None and request.deadline is not None:
+            left_s = max(0.0, request.deadline.at - now_ns / 1e9)
+            step.timer = self._loop.call_later(left_s, partial(self._give_up, step, Unavailable(*_TOO_LATE)))
+        return step
+
+    async def drain(self) -> None:
+        """Return when all has been answered. Sequences under way end as soon as they have no request left; new ones are refused."""
+        self._is_ending = True
+        for sequence in self._table:
+            _stop_timer(sequence)
+            self._rest(sequence)
+        while self._table:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def stop(self) -> None:
+        """Take no more requests; instances leave when nothing waits for them."""
+        self._is_ending = True
+        for batcher in self.batchers:
+            batcher.stop()
+
+    def _cancel(self, step: Step) -> None:
+        """If the request has not begun to run, its sequence is over."""
+        if step.pending is not None:
+            step.pending.cancel()
+        else:
+            self._give_up(step, Cancelled("the request was cancelled"))
+
+    def _check(self, request: InferRequest, rows: int, sequence: Known) -> None:
+        name, identity = request.model_name, request.sequence_id
+        asked = f"inference request to model '{name}' must specify"
+        if self._is_ending and not sequence.is_open:
+            raise Unavailable(f"model '{name}' is being unloaded")
+        if self._statistics.pending >= self.config.max_queue:
+            raise Unavailable(f"the queue of model '{name}' is full", "try again later")
+        if rows != 1:
+            raise InvalidArgument(f"{asked} batch-size 1 due to requirements of sequence batcher")
+        if not identity:
+            raise InvalidArgument(f"{asked} a non-zero or non-empty correlation ID")
+        for control in self._names:
+            control.check(identity, name)
+        if not request.sequence_start and not sequence.is_open:
+            raise InvalidArgument(
+                f"inference request for sequence {identity} to model '{name}' must specify the START flag on the first request "
+                "of the sequence"
+            )
+
+    def _settle(self, own: Step | None = None) -> None:
+        """Do what the table says, and what it says in consequence: a loop, for one request's end may be the next one's, and so on.
+        Raises what the batcher raises that refuses ``own``."""
+        if self._is_settling:
+            return
+        self._is_settling, table, refusal = True, self._table, None
+        while table.over or table.ready:
+            if table.over:
+                instance, sequence = table.over.popleft()
+                self._states[instance].forget(sequence)
+                continue
+            step = table.ready.popleft()
+            if step.request is None:
+                continue  # what was told of another's end has cancelled it
+            try:
+                self._give(step, step.request)
+            except PenstockError as error:
+                if step is own:
+                    step.done, refusal = None, error
+                self._answer(step, error)
+        self._is_settling = False
+        if refusal is not None:
+            raise refusal
+
+    def _give(self, step: Step, request: InferRequest) -> None:
+        """Pass a request on to its instance's batcher, which counts it from now on."""
+        self._statistics.pending -= 1
+        step.request = None
+        _stop_timer(step)
+        instance = step.place.instance
+        key = step.key, self._states[instance].key(step)
+        pending = self.batchers[instance].submit(request, 1, key, partial(self._answer, step))
+        step.pending, pending.arrived_ns = pending, step.arrived_ns
+
+    def _answer(self, step: Step, outcome: Outcome) -> None:
+        """What came of a request that was passed on."""
+        if isinstance(outcome, InferResponse) and not outcome.final:
+            tell(step.done, outcome)
+            return
+        told = outcome if step.verdict is None or isinstance(outcome, InstanceDied) else step.verdict
+        done, step.done, step.pending, others = step.done, None, None, list[Step]()
+        if isinstance(told, PenstockError) and (step.verdict or not step.began):
+            others = self._table.give_up(step)[1:]
+        else:
+            # What the model was asked it has done, or will have before it is asked again, whatever became of the answer.
+            self._table.finish(step)
+        tell(done, told)
+        self._drop(step.sequence, others, told)
+        if isinstance(outcome, InstanceDied) and not self._config.states:
+            self._lose(step.place.instance)
+
+    def _drop(self, sequence: Known, steps: Sequence[Step], outcome: Outcome) -> None:
+        """End ``steps``, given up before they were passed on for what came of one of the sequence, and go on."""
+        error = outcome if isinstance(outcome, Cancelled | Unavailable) else Unavailable(*_TOO_LATE)
+        for step in steps:
+            done, step.done, step.request = step.done, None, None
+            _stop_timer(step)
+            self._statistics.pending -= 1
+            self._statistics.failed(Failure.of(error), step.arrived_ns, self._now_ns())
+            tell(done, error)
+        self._settle()
+        self._rest(sequence)
+
+    def _lose(self, instance: int) -> None:
+        """What the model on ``instance`` knew of its sequences is gone, so they are over."""
+        for sequence in self._table:
+            if sequence.place is None or sequence.place.instance != instance:
+                continue
+            step = sequence.running
+            if step is None:
+                self._end(sequence)
+            elif step.pending is not None and not step.start:
+                # One that has begun was taken after the loss, before this thread knew of it.
+                step.verdict = Unavailable(*_LOST)
+                if not step.began:
+                    step.pending.cancel()
+
+    def _rest(self, sequence: Known) -> None:
+        """If the sequence has no requests left, it may be so for a while."""
+        if sequence.place is not None and sequence.is_idle and sequence.timer is None:
+            left_s = 0 if self._is_ending else self._config.idle_us / 1e6
+            sequence.timer = self._loop.call_later(left_s, partial(self._end, sequence))
+        if not self._table:
+            self._emptied.set()
+
+    def _end(self, sequence: Known) -> None:
+        """The sequence will have no more requests."""
+        _stop_timer(sequence)
+        self._table.end(sequence)
+        self._settle()
+        self._rest(sequence)
+
+    def _give_up(self, step: Step, error: PenstockError) -> None:
+        """End a request that was not passed on, and with it its sequence."""
+        if step.done is not None:
+            self._drop(step.sequence, self._table.give_up(step), error)
+
+
+def _stop_timer(one: Step | Known) -> None:
+    if one.timer is not None:
+        one.timer.cancel()
+        one.timer = None

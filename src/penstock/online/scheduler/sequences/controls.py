@@ -1,0 +1,58 @@
+"""Inputs that tell a model about the sequences in its batch: Triton's ``control_input``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.errors import InvalidArgument
+from penstock.online.scheduler.sequences.slots import SequenceId, Step
+from penstock.tensor import Array, DataType
+
+
+class Kind(enum.Enum):
+    """What a control tells of a row, by the schema's names."""
+
+    START = "CONTROL_SEQUENCE_START"
+    READY = "CONTROL_SEQUENCE_READY"
+    END = "CONTROL_SEQUENCE_END"
+    CORRID = "CONTROL_SEQUENCE_CORRID"
+
+
+class Control(msgspec.Struct, frozen=True):
+    """One control input of a model; ``shape`` is that of one row."""
+
+    name: str
+    kind: Kind
+    datatype: DataType
+    shape: tuple[int, ...] = (1,)
+    false: float = 0
+    true: float = 1
+
+    def check(self, identity: SequenceId, model: str) -> None:
+        """Raise InvalidArgument if the control, of kind CORRID, cannot tell ``identity``."""
+        asked = DataType.BYTES if isinstance(identity, str) else DataType.UINT64
+        if (asked is DataType.BYTES) != (self.datatype is DataType.BYTES):
+            raise InvalidArgument(
+                f"sequence batching control '{self.name}' data-type is '{asked.value}', "
+                f"but model '{model}' expects '{self.datatype.value}'"
+            )
+        if isinstance(identity, int) and identity > np.iinfo(self.datatype.dtype).max:
+            raise InvalidArgument(
+                f"sequence id {identity} is more than control '{self.name}' of model '{model}', "
+                f"which is '{self.datatype.value}', can tell"
+            )
+
+    def of(self, rows: Sequence[Step | None]) -> Array:
+        """Its value; a row is None if there is no request for it."""
+        return np.array([self._value(row) for row in rows], self.datatype.dtype).reshape(len(rows), *self.shape)
+
+    def _value(self, row: Step | None) -> int | float | bytes:
+        if self.kind is Kind.CORRID:
+            identity = row.sequence.id if row is not None else "" if self.datatype is DataType.BYTES else 0
+            return identity.encode() if isinstance(identity, str) else identity
+        told = row is not None and {Kind.START: row.start, Kind.END: row.end, Kind.READY: True}[self.kind]
+        return self.true if told else self.false

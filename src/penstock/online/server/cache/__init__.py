@@ -1,1 +1,0 @@
-"""The cache of answers, single flight, and Redis behind it."""

@@ -1,0 +1,83 @@
+"""The bodies of ``:classify`` and ``:regress``: examples, which are objects of features, to a result each. Pure.
+
+A feature is a value or a flat list of them, and is what the model's input of that name gets as one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.http.dialects.nested import read_object, to_array, to_value, write_json
+from penstock.online.server.http.dialects.predictions import check_signature
+from penstock.tensor import Array, Buffer, DataType, TensorSpec
+
+_ASK = "ask with ':predict'"
+
+
+def read(body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """The tensors by input name; features that are no inputs are passed over. Raises InvalidArgument."""
+    members = read_object(body)
+    check_signature(members)
+    context, examples = members.get("context", {}), members.get("examples")
+    if not isinstance(examples, list) or not examples:
+        raise InvalidArgument("Expecting 'examples' to be a list of at least one object")
+    for example in (context, *examples):
+        if not isinstance(example, dict):
+            raise InvalidArgument("Example must be JSON object", "that is, each of 'examples', and 'context'")
+    return {spec.name: _read_feature(spec, context, examples) for spec in inputs}
+
+
+def write_classes(outputs: Mapping[str, Array], labels: Mapping[str, Sequence[str]]) -> bytes:
+    """For each example its ``[label, score]`` pairs. Without an output of labels they are those of the model's configuration,
+    and of classes that have none their numbers. Raises InvalidArgument if the outputs are not classes and scores.
+    """
+    scores = _find(outputs, "scores", is_text=False)
+    classes = _find(outputs, "classes", is_text=True)
+    if not scores or outputs[scores].ndim != 2 or (classes and outputs[classes].shape != outputs[scores].shape):
+        raise InvalidArgument("the outputs are no classification: scores [batch, classes] and labels", _ASK)
+    values = to_value(scores, outputs[scores])
+    if classes:
+        names: Any = to_value(classes, outputs[classes])
+    else:
+        known = labels.get(scores, ())
+        names = [[*known, *map(str, range(len(known), values.shape[1]))]] * len(values)
+    results = [list(zip(*row, strict=False)) for row in zip(names, values, strict=True)]
+    return write_json({"results": results})
+
+
+def write_values(outputs: Mapping[str, Array]) -> bytes:
+    """For each example a number. Raises InvalidArgument if no output is ``[batch]`` or ``[batch, 1]`` floats."""
+    name = _find(outputs, "outputs", is_text=False)
+    if not name or outputs[name].ndim not in (1, 2) or outputs[name].shape[1:] not in ((), (1,)):
+        raise InvalidArgument("the outputs are no regression: floats [batch] or [batch, 1]", _ASK)
+    return write_json({"results": to_value(name, outputs[name].reshape(-1))})
+
+
+def _read_feature(spec: TensorSpec, context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]) -> Array:
+    rows = []
+    for number, example in enumerate(examples):
+        feature = example.get(spec.name, context.get(spec.name))
+        if feature is None:
+            raise InvalidArgument(f"example {number} has no feature '{spec.name}', and neither has the context")
+        row = feature if isinstance(feature, list) else [feature]
+        if spec.datatype not in (DataType.BOOL, DataType.BYTES):
+            # As in an Example, which has no truth values.
+            row = [int(value) if isinstance(value, bool) else value for value in row]
+        rows.append(row)
+    array = to_array(spec, rows)
+    try:
+        if array.ndim == 2:
+            return array.reshape(len(rows), *spec.shape[1:])
+    except ValueError:
+        pass
+    hint = "a feature is a value or a flat list, with as many values as the input has in a row"
+    raise InvalidArgument(f"feature '{spec.name}' does not fit an input of shape {list(spec.shape)}", hint)
+
+
+def _find(outputs: Mapping[str, Array], name: str, is_text: bool) -> str:
+    """The output called ``name``, or else the only one of its kind; empty without."""
+    kinds = {one: DataType.from_numpy(array.dtype) for one, array in outputs.items()}
+    found = [one for one, kind in kinds.items() if (kind is DataType.BYTES if is_text else kind.is_float)]
+    return name if name in found else found[0] if len(found) == 1 else ""

@@ -1,0 +1,110 @@
+"""The bodies of ``:predict``: rows (``instances`` → ``predictions``) and columns (``inputs`` → ``outputs``). Pure.
+
+A single tensor has no name in either. A row is an element of each input, and of each output, along the first dimension.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.http.dialects.nested import is_named, read_object, to_array, to_value, write_json
+from penstock.tensor import Array, Buffer, TensorSpec
+
+SIGNATURE = "serving_default"
+"""The only one that a model has."""
+
+
+class Form(enum.Enum):
+    """How a request is written, and so its answer."""
+
+    COLUMNS = enum.auto()
+    ROWS = enum.auto()
+    WHOLE = enum.auto()
+    """The only row is all there is: the model has no batch dimension."""
+
+
+def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], Form]:
+    """The tensors by input name. Raises InvalidArgument."""
+    members = read_object(body)
+    check_signature(members)
+    if "instances" in members and "inputs" in members:
+        raise InvalidArgument("Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist")
+    if "instances" in members:
+        return _read_rows(members["instances"], inputs, batchable)
+    if "inputs" not in members:
+        raise InvalidArgument("Missing 'inputs' or 'instances' key")
+    return read_columns(members["inputs"], inputs), Form.COLUMNS
+
+
+def write(outputs: Mapping[str, Array], form: Form) -> bytes:
+    """The answer. Raises InvalidArgument for rows if the outputs have not one size in their first dimension."""
+    values = {name: to_value(name, array) for name, array in outputs.items()}
+    if form is Form.COLUMNS:
+        return write_json({"outputs": unnamed(values)})
+    if form is Form.WHOLE:
+        return write_json({"predictions": [unnamed(values)]})
+    rows = -1
+    for name, array in outputs.items():
+        if not array.ndim:
+            raise InvalidArgument(f"Tensor name: {name} has no shape information", "ask with 'inputs'")
+        if array.shape[0] != rows != -1:
+            reason = f"has inconsistent batch size: {array.shape[0]} expecting {rows}"
+            raise InvalidArgument(f"Tensor name: {name} {reason}", "ask with 'inputs'")
+        rows = array.shape[0]
+    if len(values) == 1:
+        return write_json({"predictions": unnamed(values)})
+    return write_json({"predictions": [{name: value[row] for name, value in values.items()} for row in range(rows)]})
+
+
+def check_signature(members: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument unless ``signature_name``, if given, is that of the only signature there is."""
+    name = members.get("signature_name", "")
+    if not isinstance(name, str):
+        raise InvalidArgument("'signature_name' key must be a string value")
+    if name not in ("", SIGNATURE):
+        raise InvalidArgument(f'Serving signature key "{name}" not found', f"there is only '{SIGNATURE}'")
+
+
+def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Tensors by name, or the only one without. Raises InvalidArgument."""
+    if not is_named(value):
+        return {_only(inputs).name: to_array(_only(inputs), value)}
+    specs = {spec.name: spec for spec in inputs}
+    for name in value:
+        if name not in specs:
+            raise InvalidArgument(f"JSON object: does not have named input: {name}", f"the inputs are {list(specs)}")
+    return {name: to_array(specs[name], one) for name, one in value.items()}
+
+
+def unnamed(values: Mapping[str, Any]) -> Any:
+    """The only one of ``values`` alone; several as they are."""
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], Form]:
+    if not isinstance(rows, list) or not rows:
+        raise InvalidArgument("Expecting 'instances' to be a list of at least one value")
+    named = is_named(rows[0])
+    for number, row in enumerate(rows):
+        if is_named(row) != named or (named and row.keys() != rows[0].keys()):
+            raise InvalidArgument(
+                f"Failed to process element: {number} of 'instances' list: its form is not the first's"
+            )
+    columns = {name: [row[name] for row in rows] for name in rows[0]} if named else rows
+    arrays = read_columns(columns, inputs)
+    ranks = {spec.name: len(spec.shape) for spec in inputs}
+    if batchable or any(array.ndim != ranks[name] + 1 for name, array in arrays.items()):
+        return arrays, Form.ROWS
+    if len(rows) > 1:
+        raise InvalidArgument("the model has no batch dimension, and 'instances' has several", "send one, or 'inputs'")
+    return {name: array.reshape(array.shape[1:]) for name, array in arrays.items()}, Form.WHOLE
+
+
+def _only(inputs: Sequence[TensorSpec]) -> TensorSpec:
+    if len(inputs) != 1:
+        names = [spec.name for spec in inputs]
+        raise InvalidArgument("a plain value or list is for models with one input", f"send an object with {names}")
+    return inputs[0]

@@ -1,0 +1,155 @@
+"""TorchServe's REST: inference by a model without a handler, and the resources of both its ports.
+
+A body is the model's inputs as they are: JSON, raw tensors, or text for a model that takes text. Nothing is decoded that a
+handler would have to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import orjson
+
+from penstock.errors import InvalidArgument, Unavailable, Unsupported
+from penstock.online.server.http.api import openapi
+from penstock.online.server.http.decoder import whole_body
+from penstock.online.server.http.dialects import torchserve_management as management
+from penstock.online.server.http.dialects.inference import ask
+from penstock.online.server.http.dialects.multipart import read_parts
+from penstock.online.server.http.dialects.nested import is_named, read_json, to_array, to_value, write_json
+from penstock.online.server.http.dialects.predictions import unnamed
+from penstock.online.server.http.exchange import Exchange, later
+from penstock.online.server.http.routes import Handler, Needs, Resource, Route
+from penstock.request import InferRequest
+from penstock.tensor import Array, Buffer, DataType, TensorSpec
+
+_RAW = b"application/octet-stream"
+_FORM = b"multipart/form-data"
+_JSON = b"application/json"
+_PERHAPS_JSON = (b"", _JSON, b"application/x-www-form-urlencoded", b"text/plain")
+"""What clients say who say nothing of their own."""
+_HINT = "send its input as JSON lists, or as raw elements with 'Content-Type: application/octet-stream'"
+_ONLY = ("data", "body")
+"""What the only input may be called."""
+_ERRORS = {401: "InvalidKey", 403: "InvalidKey", 404: "ModelNotFound", 405: "MethodNotAllowed", 408: "RequestTimeout"}
+_ERRORS |= {501: "UnsupportedOperation", 503: "ServiceUnavailable", 504: "RequestTimeout"}
+
+
+class _Unreadable(Exception):
+    """A body of a kind that only a handler could decode."""
+
+
+def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """The tensors in a request's body, by input name.
+
+    Raises InvalidArgument, and what makes the answer 415 if the body is neither JSON nor anything else that an input can be.
+    """
+    if _media(content_type) != _FORM:
+        return _read_body(content_type, body, inputs)
+    parts = read_parts(content_type, bytes(body))
+    specs = {spec.name: spec for spec in inputs}
+    if len(parts) == 1 and parts[0].name not in specs:
+        return _read_body(parts[0].content_type, parts[0].content, inputs)
+    arrays: dict[str, Array] = {}
+    for name, kind, content in parts:
+        if name not in specs or name in arrays:
+            raise InvalidArgument(f"the part '{name}' is no input of the model, or is there twice: {list(specs)}")
+        arrays |= _read_body(kind, content, [specs[name]])
+    return arrays
+
+
+def write(outputs: Mapping[str, Array], is_row: bool) -> bytes:
+    """The only output, or an object of all. Of ``is_row`` without the first dimension, which is 1."""
+    if is_row and all(array.shape[:1] == (1,) for array in outputs.values()):
+        outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
+    return write_json(unnamed({name: to_value(name, array) for name, array in outputs.items()}))
+
+
+def write_error(status: int, message: str) -> bytes:
+    """An error in TorchServe's form; its types are called like its Java classes."""
+    kind = _ERRORS.get(status, "InternalServer" if status >= 500 else "BadRequest")
+    return orjson.dumps({"code": status, "type": f"{kind}Exception", "message": message})
+
+
+def _predict(exchange: Exchange, route: Route) -> None:
+    """Inference of raw, JSON or form data."""
+    shared = exchange.line.shared
+    inputs = shared.inputs_of(route.model, route.version)
+    batchable = shared.dataplane.model_config(route.model, route.version).max_batch_size > 0
+    try:
+        arrays = read(exchange.head.content_type, exchange.body, inputs)
+    except _Unreadable:
+        exchange.fail_with(415, f"model '{route.model}' has no handler that decodes this body ({_HINT})")
+        return
+    is_row = batchable and all(arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays)
+    if is_row:
+        arrays = {name: array[None] for name, array in arrays.items()}
+    ask(exchange, InferRequest(route.model, arrays, route.version), lambda outputs: write(outputs, is_row))
+
+
+def _explain(exchange: Exchange, route: Route) -> None:
+    """Not answered: models have no handler that explains."""
+    raise Unsupported(f"model '{route.model}' has no handler that explains", "ask '/predictions'")
+
+
+def _ping(exchange: Exchange, route: Route) -> None:
+    """Whether all models are loaded: 200 or 503."""
+    if not exchange.line.shared.dataplane.ready:
+        raise Unavailable("Unhealthy: the server is starting or ending", "try again later")
+    exchange.reply_json({"status": "Healthy"})
+
+
+def _read_body(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    media = _media(content_type)
+    only = inputs[0] if len(inputs) == 1 else None
+    takes_text = only is not None and only.datatype is DataType.BYTES
+    if only is not None and (media == _RAW or (takes_text and media != _JSON)):
+        return {only.name: whole_body(only, body)}
+    if media not in (*_PERHAPS_JSON, _RAW):
+        raise _Unreadable
+    specs = {spec.name: spec for spec in inputs}
+    if media == _RAW:
+        raise _several(specs)
+    try:
+        value = read_json(body)
+    except InvalidArgument:
+        if media == _JSON:
+            raise
+        raise _Unreadable from None
+    if is_named(value):
+        if value.keys() <= specs.keys():
+            return {name: to_array(specs[name], one) for name, one in value.items()}
+        if only is None or len(value) != 1 or next(iter(value)) not in _ONLY:
+            raise InvalidArgument(f"{list(value)[:8]} are not the model's inputs", f"its inputs are {list(specs)}")
+        (value,) = value.values()
+    if only is None:
+        raise _several(specs)
+    return {only.name: to_array(only, value)}
+
+
+def _several(specs: Iterable[str]) -> InvalidArgument:
+    return InvalidArgument("the model has several inputs", f"send a JSON object with {list(specs)}")
+
+
+def _media(content_type: bytes) -> bytes:
+    return content_type.partition(b";")[0].strip().lower()
+
+
+def _resource(path: str, needs: Needs, *query: str, **handlers: Handler) -> Resource:
+    return Resource(path, {method.encode(): one for method, one in handlers.items()}, False, needs, write_error, query)
+
+
+_LIST = ("limit", "next_page_token", "url", "model_name", "initial_workers")
+_MODEL = {"GET": later(management.describe), "PUT": later(management.scale), "DELETE": later(management.unregister)}
+_VERSIONS = ("", "/{version}")
+
+TORCHSERVE = [
+    _resource("/ping", Needs.NOTHING, GET=_ping),
+    _resource("/", Needs.NOTHING, OPTIONS=openapi),
+    *[_resource(f"/predictions/{{model}}{one}", Needs.KEY, POST=_predict, PUT=_predict) for one in _VERSIONS],
+    *[_resource(f"/explanations/{{model}}{one}", Needs.KEY, POST=_explain) for one in _VERSIONS],
+    _resource("/models", Needs.ADMIN, *_LIST, GET=later(management.list_models), POST=later(management.register)),
+    *[_resource(f"/models/{{model}}{one}", Needs.ADMIN, "min_worker", "max_worker", **_MODEL) for one in _VERSIONS],
+    _resource("/models/{model}/all", Needs.ADMIN, GET=later(management.describe_all)),
+    _resource("/models/{model}/{version}/set-default", Needs.ADMIN, PUT=management.set_default),
+]

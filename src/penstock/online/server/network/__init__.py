@@ -1,0 +1,1 @@
+"""Sockets: listening, telling protocols apart, TLS, and the count of open connections."""

@@ -1,0 +1,293 @@
+"""Where the server listens: TCP ports and Unix sockets, with TLS or without, each for HTTP/1.1, HTTP/2 or both."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+import struct
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.network.connections import LAST_REQUEST_S, Connections
+from penstock.online.server.network.sniffer import Factory, Sniffer
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+_HANDSHAKE_S = 10.0
+_ACCEPT_TURNS = 4
+_ACCEPTS_A_TURN = 16
+_OWNER_ONLY = 0o600
+_LAST_HANDSHAKES_S = 0.05
+_SO_ATTACH_FILTER = 26
+_DROP_SYN = b"".join(
+    struct.pack("HBBI", *step)  # code, jump if true, jump if false, constant: classic BPF, on the TCP header
+    for step in (
+        (0x30, 0, 0, 13),  # load the byte of flags
+        (0x45, 0, 1, 0x02),  # is SYN among them?
+        (0x06, 0, 0, 0),  # then drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+    )
+)
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One place to listen on, and what is spoken there."""
+
+    host: str = ""
+    """Name or address of this machine; empty is all of them."""
+    port: int = 0
+    """0 picks a free one."""
+    unix_socket: str = ""
+    """Path of a Unix socket to listen on instead; only the server's own user may connect."""
+    reuse_port: bool = False
+    """Whether other processes may listen on the port too, and the system spreads connections over them."""
+    tls: ssl.SSLContext | None = None
+    """Its list of protocols (ALPN) is set to those of this endpoint, so one that speaks others needs another context."""
+    http: Factory | None = None
+    """Makes a connection that speaks HTTP/1.1."""
+    http2: Factory | None = None
+    """Makes a connection that speaks HTTP/2; one of the two has to be given."""
+
+
+class Listener:
+    """All that one server listens on. Belongs to the event loop."""
+
+    def __init__(self, connections: Connections, config: ServerConfig, clock: Clock) -> None:
+        self._connections = connections
+        self._config = config
+        self._clock = clock
+        self._servers: list[tuple[asyncio.Server, Endpoint]] = []
+        self._paths: dict[str, tuple[int, int]] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether new connections are taken on every endpoint."""
+        return bool(self._servers) and all(server.is_serving() for server, _ in self._servers)
+
+    async def listen(self, endpoint: Endpoint) -> tuple[str, int]:
+        """Listen on ``endpoint`` as well; returns host and port bound, or the path and 0. Raises OSError."""
+        if endpoint.tls is not None:
+            # Ours goes first: who offers both, as curl and browsers do, wants HTTP; who speaks gRPC offers h2 alone.
+            spoken = (("http/1.1", endpoint.http), ("h2", endpoint.http2))
+            endpoint.tls.set_alpn_protocols([name for name, factory in spoken if factory is not None])
+        if self._sweeper is None:
+            self._sweep_later()
+        if endpoint.unix_socket:
+            return await self._listen_unix(endpoint)
+        host = await _one_address(endpoint.host) if endpoint.port == 0 else endpoint.host
+        server = await asyncio.get_running_loop().create_server(
+            self._factory(endpoint),
+            host or None,
+            endpoint.port,
+            backlog=_ACCEPTS_A_TURN,
+            ssl=endpoint.tls,
+            ssl_handshake_timeout=_HANDSHAKE_S if endpoint.tls else None,
+            reuse_port=endpoint.reuse_port or None,
+        )
+        _lengthen_queues(server)
+        self._servers.append((server, endpoint))
+        host, port = server.sockets[0].getsockname()[:2]
+        return host, port
+
+    def sweep(self) -> None:
+        """Cut off connections that take longer than they may: one pass over all, and no timer per connection."""
+        self._connections.check_time(self._clock.now())
+
+    def announce_end(self) -> None:
+        """From now on answers tell clients that the connection closes after them."""
+        self._connections.draining = True
+
+    async def drain(self, grace_s: float, timeout_s: float) -> None:
+        """Stop listening after ``grace_s``; close each connection after its next answer, or once it has stayed idle for a
+        moment, and after ``timeout_s`` the rest.
+        """
+        self.announce_end()
+        await asyncio.sleep(grace_s)
+        await self._stop_listening()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connections.drain()
+        except TimeoutError:
+            _log.warning("%d connections were cut off: not done within %g s", len(self._connections), timeout_s)
+        self.stop()
+
+    def stop(self) -> None:
+        """Cut off everything."""
+        for server, _ in self._servers:
+            server.close()
+        self._remove_paths()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._connections.abort()
+
+    async def _listen_unix(self, endpoint: Endpoint) -> tuple[str, int]:
+        path = endpoint.unix_socket
+        bound = _bind_unix(path)
+        try:
+            server = await asyncio.get_running_loop().create_unix_server(
+                self._factory(endpoint),
+                sock=bound,
+                backlog=_ACCEPTS_A_TURN,
+                ssl=endpoint.tls,
+                ssl_handshake_timeout=_HANDSHAKE_S if endpoint.tls else None,
+            )
+        except BaseException:
+            bound.close()
+            raise
+        _lengthen_queues(server)
+        self._servers.append((server, endpoint))
+        status = os.stat(path)
+        self._paths[path] = status.st_dev, status.st_ino
+        return path, 0
+
+    def _factory(self, endpoint: Endpoint) -> Factory:
+        http, http2 = endpoint.http, endpoint.http2
+        if http is None or http2 is None:
+            factory = http or http2
+            assert factory is not None
+            return factory
+        return lambda: Sniffer(self._connections, http, http2, self._config.request_timeout_s)
+
+    async def _stop_listening(self) -> None:
+        """Close all servers, but take what has connected before: the system would reset what nobody has accepted."""
+        loop = asyncio.get_running_loop()
+        turned_away = [_turn_away(listening) for server, _ in self._servers for listening in server.sockets]
+        if any(turned_away):
+            await asyncio.sleep(_LAST_HANDSHAKES_S)
+        # Of the loop's own sockets, which close with their server, these keep the queues alive.
+        queues = [
+            (socket.socket(fileno=os.dup(listening.fileno())), endpoint)
+            for server, endpoint in self._servers
+            for listening in server.sockets
+        ]
+        for server, _ in self._servers:
+            for listening in server.sockets:
+                loop.remove_reader(listening.fileno())
+        # asyncio needs the servers for one more turn to set up what it has just accepted.
+        await asyncio.sleep(0)
+        for server, _ in self._servers:
+            server.close()
+        self._remove_paths()
+        accepted: list[tuple[socket.socket, Endpoint]] = []
+        for queue, endpoint in queues:
+            with queue:
+                queue.setblocking(False)
+                with suppress(OSError):
+                    while True:
+                        accepted.append((queue.accept()[0], endpoint))
+        await asyncio.gather(*(self._take(client, endpoint) for client, endpoint in accepted))
+        # What the loop accepted itself is among the connections only some turns later, and after the handshake.
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        if any(endpoint.tls for _, endpoint in self._servers):
+            await asyncio.sleep(LAST_REQUEST_S)
+
+    async def _take(self, client: socket.socket, endpoint: Endpoint) -> None:
+        client.setblocking(False)
+        with suppress(OSError):  # of a client that has left, or that breaks off the TLS handshake
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._factory(endpoint),
+                client,
+                ssl=endpoint.tls,
+                ssl_handshake_timeout=LAST_REQUEST_S if endpoint.tls else None,
+            )
+
+    def _remove_paths(self) -> None:
+        """Remove our Unix sockets; not what somebody has put in their place."""
+        for path, identity in self._paths.items():
+            with suppress(FileNotFoundError):
+                status = os.stat(path)
+                if (status.st_dev, status.st_ino) == identity:
+                    os.unlink(path)
+        self._paths.clear()
+
+    def _sweep_later(self) -> None:
+        interval = min(1.0, self._config.request_timeout_s / 4, self._config.idle_timeout_s / 4)
+        self._sweeper = asyncio.get_running_loop().call_later(max(0.01, interval), self._sweep_and_again)
+
+    def _sweep_and_again(self) -> None:
+        self.sweep()
+        self._sweep_later()
+
+
+def _lengthen_queues(server: asyncio.Server) -> None:
+    """Let many clients wait until they are accepted.
+
+    Not by asyncio's ``backlog``: asyncio also tries as many times in one turn to accept, even if there is no descriptor left
+    for any, and reports each.
+    """
+    for listening in server.sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as queue:
+            queue.listen(_BACKLOG)
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A socket bound to ``path``, which only our user may connect to. Raises OSError, if another server listens there too."""
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        # Linux takes the path's permissions from the socket's, so there is no moment at which it is open to all.
+        os.fchmod(bound.fileno(), _OWNER_ONLY)
+        try:
+            bound.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_stale(path):
+                raise
+            os.unlink(path)
+            bound.bind(path)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _is_stale(path: str) -> bool:
+    """Whether ``path`` is a socket that nobody listens on: left by a server that was killed."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+def _turn_away(listening: socket.socket) -> bool:
+    """Have the system drop what would open another connection, while those that are being opened still are; whether it does.
+
+    Else one could be complete after the last look at the queue and before the socket is closed, and be reset.
+    """
+    if listening.family == socket.AF_UNIX or sys.platform != "linux":
+        return False
+    program = ctypes.create_string_buffer(_DROP_SYN)
+    try:
+        listening.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
+        )
+    except OSError:  # a system that forbids it
+        return False
+    return True
+
+
+async def _one_address(host: str) -> str:
+    """An address of ``host``, of IPv4 where there is one: each of several would get another free port. Raises OSError."""
+    addresses = await asyncio.get_running_loop().getaddrinfo(
+        host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    *_, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
+    return str(address[0])

@@ -1,0 +1,81 @@
+"""Which protocol a client speaks on a port that has both: told by TLS, or by the first bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from penstock.online.server.network.connections import Connections, ServerConnection
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What every HTTP/2 client says first (RFC 9113, section 3.4); no HTTP/1.1 request begins like it."""
+
+
+Factory = Callable[[], ServerConnection]
+
+
+class Sniffer(ServerConnection):
+    """Reads until the protocol is known, hands the connection over, and costs nothing from then on."""
+
+    __slots__ = ("_connections", "_http", "_http2", "_received", "_since", "_timeout_s", "_transport")
+
+    def __init__(self, connections: Connections, http: Factory, http2: Factory, timeout_s: float) -> None:
+        self._connections = connections
+        self._http = http
+        self._http2 = http2
+        self._timeout_s = timeout_s
+        self._received = b""
+        self._since: float | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tls = transport.get_extra_info("ssl_object")
+        agreed = tls.selected_alpn_protocol() if tls is not None else None
+        if not self._connections.add(self) or agreed == "http/1.1":
+            self._hand_over(self._http)  # which refuses its client if there are too many
+        elif agreed == "h2":
+            self._hand_over(self._http2)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if not self._received.startswith(PREFACE[: len(self._received)]):
+            self._hand_over(self._http)
+        elif len(self._received) >= len(PREFACE):
+            self._hand_over(self._http2)
+
+    def check_time(self, now: float) -> None:
+        """Close if the client says nothing, or too little to be understood, for longer than it may."""
+        if self._since is None:
+            self._since = now
+        elif now - self._since >= self._timeout_s:
+            self.abort()
+
+    def begin_drain(self) -> None:
+        """Nothing has been asked, and nobody knows yet in which words to say it."""
+
+    def close_if_idle(self) -> None:
+        """Close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _hand_over(self, factory: Factory) -> None:
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        protocol = factory()
+        self._connections.discard(self)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if self._received:
+            protocol.data_received(self._received)

@@ -1,0 +1,126 @@
+"""Ranges: each method against what it claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range, TensorStatistics
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.tensor import Array, DataType
+
+UNSIGNED = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
+SIGNED = IntegerScheme(DataType.INT8, DataType.INT8, False, "test")
+SYMMETRIC = IntegerScheme(DataType.INT8, DataType.INT8, False, "test", symmetric=True)
+SCHEMES = [UNSIGNED, SIGNED, SYMMETRIC]
+
+
+def choose(array: Array, method: Method, scheme: IntegerScheme = UNSIGNED, **options: float) -> Range:
+    histogram = Histogram()
+    histogram.update(array.astype(np.float32))
+    return ranges({"x": TensorStatistics(histogram)}, method, scheme, **options)["x"]
+
+
+def squared_error(array: Array, low: float, high: float, scheme: IntegerScheme) -> float:
+    smallest, largest = scheme.activation_limits
+    scale = (high - low) / (254 if scheme.symmetric else 255)
+    zero = 0 if scheme.symmetric else round(smallest - low / scale)
+    integers = np.clip(np.round(array / scale) + zero, smallest, largest)
+    return float((((integers - zero) * scale - array) ** 2).mean())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("method", list(Method))
+@given(elements=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
+def test_ranges_are_legal(method: Method, scheme: IntegerScheme, elements: list[float]) -> None:
+    array = np.array(elements)
+    found = choose(array, method, scheme)
+    assert found.low <= 0 <= found.high
+    if scheme.symmetric:
+        assert found.low == -found.high
+        assert found.high <= np.abs(array).max()
+    else:
+        assert min(array.min(), 0) <= found.low
+        assert found.high <= max(array.max(), 0)
+    if not array.any():
+        assert found == Range(0, 0)
+
+
+def test_min_max() -> None:
+    assert choose(np.array([-1.5, 3.0]), Method.MIN_MAX) == Range(-1.5, 3)
+    assert choose(np.array([1.5, 3.0]), Method.MIN_MAX) == Range(0, 3)
+    assert choose(np.array([-1.5, 3.0]), Method.MIN_MAX, SYMMETRIC) == Range(-3, 3)
+
+
+@pytest.mark.parametrize("percentile", [99.0, 99.9, 99.99])
+def test_percentile_cuts_both_ends(percentile: float) -> None:
+    array = np.random.default_rng(0).normal(1, 2, 200_000)
+    found = choose(array, Method.PERCENTILE, percentile=percentile)
+    share = (1 - percentile / 100) / 2
+    low, high = np.quantile(array, [share, 1 - share])
+    assert found.low == pytest.approx(low, abs=0.02)
+    assert found.high == pytest.approx(high, abs=0.02)
+
+
+def test_percentile_counts_zeros() -> None:
+    array = np.concatenate([np.zeros(9000), np.linspace(0.001, 1, 1000)])
+    assert choose(array, Method.PERCENTILE, percentile=98.0).high == pytest.approx(0.9, abs=0.002)
+    assert choose(array, Method.PERCENTILE, percentile=100.0).high == pytest.approx(1)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("tensor", ["normal", "relu", "laplace", "gelu", "outliers"])
+def test_mse_is_near_the_least_of_brute_force(tensor: str, scheme: IntegerScheme) -> None:
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal(20_000)
+    array = {
+        "normal": normal,
+        "relu": np.maximum(normal, 0),
+        "laplace": rng.laplace(size=20_000),
+        "gelu": normal / (1 + np.exp(-1.702 * normal)),
+        "outliers": np.append(normal, [30.0, -25.0]),
+    }[tensor]
+    lowest, highest = min(array.min(), 0.0), max(array.max(), 0.0)
+    if scheme.symmetric:
+        highest = max(-lowest, highest)
+        lowest = -highest
+    shares = np.linspace(0.05, 1, 39)
+    lows = shares if lowest < 0 and not scheme.symmetric else [None]
+    least = min(
+        squared_error(array, lowest * (high if low is None else low), highest * high, scheme)
+        for high in shares
+        for low in lows
+    )
+    found = choose(array, Method.MSE, scheme)
+    assert squared_error(array, found.low, found.high, scheme) <= least * 1.05
+
+
+def test_methods_clip_what_they_should() -> None:
+    rng = np.random.default_rng(0)
+    array = np.append(np.maximum(rng.standard_normal(1_000_000), 0), 39.7)
+    high = {method: choose(array, method).high for method in Method}
+    assert high[Method.MIN_MAX] == pytest.approx(39.7)
+    assert high[Method.PERCENTILE] < 5
+    assert high[Method.ENTROPY] < 6
+    assert high[Method.MSE] < 39.7
+
+
+def test_what_the_graph_says_comes_first() -> None:
+    histogram = Histogram()
+    histogram.update(np.append(np.random.default_rng(0).standard_normal(100_000), 50).astype(np.float32))
+    statistics = {
+        "scores": TensorStatistics(histogram, clippable=False),
+        "shares": TensorStatistics(Histogram(), fixed=Range(0, 1)),
+        "never run": TensorStatistics(Histogram()),
+    }
+    found = ranges(statistics, Method.ENTROPY, UNSIGNED)
+    assert found == {"scores": Range(histogram.min, 50), "shares": Range(0, 1)}
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_constant_tensors_keep_their_value(method: Method) -> None:
+    assert choose(np.full(10, 2.5), method) == Range(0, 2.5)
+    assert choose(np.full(10, -2.5), method) == Range(-2.5, 0)

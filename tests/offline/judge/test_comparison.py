@@ -1,0 +1,39 @@
+"""Two models held against one another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from networks import mlp
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.scheme import integer_scheme
+from penstock.offline.dataset import make_dataset
+from penstock.offline.judge.comparison import compare
+from penstock.resources import machine_facts
+
+X = {"x": np.random.default_rng(0).normal(size=(40, 16)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_int8_against_fp32(rows: int) -> None:
+    original, scheme = mlp(), integer_scheme(machine_facts())
+    compressed = quantize(original, ranges(collect(original, X), Method.MIN_MAX, scheme), scheme)
+    found = compare(original, compressed, make_dataset(X, None), rows=rows, budget_s=0.1)
+    assert found.size_ratio == pytest.approx(original.size_bytes / compressed.size_bytes)
+    assert found.size_ratio > 1
+    assert found.accuracy.metric == "agreement"
+    assert 0 < found.accuracy.relative_error < 0.1
+    assert found.original_accuracy == 1
+    assert found.speedup.low <= found.speedup.value <= found.speedup.high
+    assert found.speedup.value == pytest.approx(found.original_ms / found.compressed_ms, rel=0.5)
+    assert found.rows == rows
+
+
+def test_a_model_against_itself_loses_nothing() -> None:
+    found = compare(mlp(), mlp(), make_dataset(X, np.arange(40) % 4), budget_s=0.1)
+    assert found.accuracy.loss.value == found.accuracy.relative_error == 0
+    assert found.accuracy.metric == "top-1"
+    assert found.size_ratio == 1

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from evidences import accuracy, record
+from penstock.bundle.evidence import CandidateRecord, Interval
+from penstock.cli.quantities import parse_milliseconds, parse_share
+from penstock.errors import ContractUnmet, InvalidConfig
+from penstock.offline.judge.contract import Contract, is_faster, unmet
+
+
+@pytest.mark.parametrize("loss", [-0.01, 1.01, float("nan")])
+def test_an_impossible_loss_is_refused(loss: float) -> None:
+    with pytest.raises(InvalidConfig, match="between 0 % and 100 %"):
+        Contract(max_accuracy_loss=loss)
+
+
+@pytest.mark.parametrize("p99", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_impossible_latency_is_refused(p99: float) -> None:
+    with pytest.raises(InvalidConfig, match="positive time"):
+        Contract(p99_ms=p99)
+
+
+def test_a_loss_up_to_what_is_allowed_is_fine() -> None:
+    contract = Contract(max_accuracy_loss=0.01)
+    assert contract.accuracy_objection(accuracy(0.98, loss=0.01)) == ""
+    assert contract.accuracy_objection(accuracy(1.0, loss=-0.01)) == ""
+
+
+def test_an_objection_to_accuracy_gives_the_figures() -> None:
+    objection = Contract(max_accuracy_loss=0.01).accuracy_objection(accuracy(0.97, loss=0.02, spread=0.005))
+    assert objection == "loses 2.00% top-1, 1.00% are allowed (95 % interval +1.50% … +2.50%, 500 samples)"
+
+
+def test_proof_demands_the_upper_bound() -> None:
+    doubtful = accuracy(0.985, loss=0.005, spread=0.01)
+    assert Contract(0.01).accuracy_objection(doubtful) == ""
+    assert Contract(0.01, prove_accuracy=True).accuracy_objection(doubtful).startswith("may lose up to 1.50% top-1")
+    assert Contract(0.02, prove_accuracy=True).accuracy_objection(doubtful) == ""
+
+
+def test_latency_is_judged_only_on_demand() -> None:
+    assert Contract().latency_objection(1e9) == ""
+    assert Contract(p99_ms=5).latency_objection(5.0) == ""
+    assert Contract(p99_ms=5).latency_objection(5.25) == "p99 5.25 ms, 5 ms are allowed"
+
+
+def test_faster_means_provably() -> None:
+    assert is_faster(Interval(1.1, 1.02, 1.2))
+    assert not is_faster(Interval(2.0, 0.99, 4.0))
+    assert not is_faster(Interval(1.01, 1.005, 1.02))
+
+
+def test_latency_binds() -> None:
+    # The p99 of a record is one and a half times its p50.
+    error = unmet(Contract(0.01, p99_ms=0.5), [record("original", 1.0), record("int8", 0.4, 0.985)])
+    assert isinstance(error, ContractUnmet)
+    assert "latency binds: the quickest candidate has a p99 of 0.6 ms, 0.5 ms are allowed" in error.message
+    assert error.hint == "--p99 0.66ms would do (int8)"
+
+
+def test_accuracy_binds() -> None:
+    error = unmet(Contract(0.01), [record("a", 0.5, 0.97), record("b", 0.4, 0.95)])
+    assert "accuracy binds: the most accurate candidate loses 2.00%, 1.00% are allowed" in error.message
+    assert error.hint == "--max-accuracy-loss 2.2% would do (a)"
+
+
+def test_accuracy_and_latency_bind_together() -> None:
+    error = unmet(Contract(0.01, p99_ms=1.0), [record("original", 1.0), record("int8", 0.4, 0.95)])
+    assert "accuracy and latency bind together" in error.message
+    assert error.hint == "--p99 1.7ms would do (original); --max-accuracy-loss 4.4% would do (int8)"
+
+
+def test_nothing_is_good_at_anything() -> None:
+    error = unmet(Contract(0.01, p99_ms=0.1), [record("a", 1.0, 0.5)])
+    assert "no candidate is accurate or quick enough" in error.message
+
+
+def test_what_meets_it_by_chance_is_named() -> None:
+    error = unmet(Contract(0.01, p99_ms=1.2), [record("original", 1.0), record("int8", 0.79, 0.985)])
+    assert "only int8 is within it" in error.message
+    assert error.hint == "--p99 1.7ms would do (original)"
+
+
+def test_failed_candidates_do_not_count() -> None:
+    assert "could be measured" in unmet(Contract(), [record("broken", None)]).message
+    error = unmet(Contract(0.01, p99_ms=0.1), [record("original"), record("broken", None)])
+    assert "broken" not in str(error)
+
+
+RECORDS = st.lists(
+    st.tuples(st.floats(0.01, 100), st.floats(0, 0.99)).map(lambda pair: record("c", *pair)), min_size=1, max_size=6
+)
+
+
+@given(RECORDS, st.floats(0, 0.5), st.floats(0.01, 100))
+def test_following_either_hint_meets_the_contract(records: list[CandidateRecord], loss: float, p99: float) -> None:
+    contract = Contract(loss, p99)
+
+    def meets(demands: Contract) -> bool:
+        return any(
+            not demands.accuracy_objection(one.accuracy) and not demands.latency_objection(one.p99_ms)
+            for one in records
+            if one.accuracy and one.p99_ms
+        )
+
+    assume(not meets(contract))
+    hint = unmet(contract, records).hint
+    for share in re.findall(r"--max-accuracy-loss (\S+) would", hint):
+        assert meets(Contract(parse_share(share), p99))
+    for time in re.findall(r"--p99 (\S+) would", hint):
+        assert meets(Contract(loss, parse_milliseconds(time)))

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import models
+from penstock.online.repository.layout import Layout
+from penstock.online.repository.loading.assembly import Assembler, Limits
+from penstock.online.repository.loading.loader import load
+from penstock.online.repository.served import ServedModels
+from penstock.online.repository.source import Wishes, find
+from penstock.online.scheduler.ensemble import Models
+from penstock.telemetry.trace_settings import TraceSettings
+from penstock.telemetry.tracing import Tracer
+
+
+def identity(root: Path, config: str) -> str:
+    folder = root / "m" / "1"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(models.linear().data)
+    (root / "m" / "config.pbtxt").write_text(config)
+    loaded = load(find(Layout((root,), "", False, {}).define("m"), "1", Wishes()))
+
+    async def assemble() -> str:
+        nobody = Models(ServedModels().find, lambda *_: None)
+        return Assembler(Limits(), Tracer(TraceSettings()), None, nobody).assemble(loaded).identity
+
+    try:
+        return asyncio.run(assemble())
+    finally:
+        loaded.drop()
+
+
+def test_a_model_that_answers_in_other_shapes_is_another(tmp_path: Path) -> None:
+    text = 'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [ DIMS ] reshape { shape: [ 3 ] } }'
+    plain = identity(tmp_path, text.replace("DIMS", "3, 1"))
+    assert identity(tmp_path, text.replace("DIMS", "3, 1") + ' metric_tags { key: "a" value: "b" }') == plain
+    assert identity(tmp_path, text.replace("DIMS", "1, 3")) != plain

@@ -1,0 +1,230 @@
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import bundles
+import models
+from penstock.bundle.manifest import ServingConfig, Variant
+from penstock.errors import (
+    AlreadyExists,
+    IntegrityError,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidModel,
+    NotFound,
+    PenstockError,
+    ResourceExhausted,
+)
+from penstock.online.instances.process_instance import ProcessModel
+from penstock.online.repository import source as sources
+from penstock.online.repository.loading.loader import load
+from penstock.online.repository.loading.warm_up import warm_up
+from penstock.online.repository.source import Source, Wishes, define, find
+from penstock.resources import MachineFacts, machine_facts
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+from penstock.testing import DOUBLER, FakeModel
+
+
+def find_sources(targets: list[Path], wishes: Wishes | None = None) -> list[Source]:
+    return [find(model, version, wishes or Wishes()) for model in define(targets) for version in model.versions]
+
+
+def write(folder: Path, name: str = "linear", data: bytes | None = None) -> Path:
+    path = folder / f"{name}.onnx"
+    path.write_bytes(models.linear().data if data is None else data)
+    return path
+
+
+def test_a_plain_model_is_served_under_its_stem_and_batched_where_its_first_axis_is_free(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path)])
+    loaded = load(source)
+    assert (source.name, source.engine, loaded.platform) == ("linear", "onnxruntime", "onnxruntime_onnx")
+    assert loaded.max_batch == 64
+    fixed = write(tmp_path, "fixed", models.fixed_batch().data)
+    assert load(find_sources([fixed])[0]).max_batch is None
+
+
+def test_a_bundle_is_served_as_it_says_unless_told_otherwise(tmp_path: Path) -> None:
+    files = {"model.onnx": models.linear().data}
+    target = bundles.packed(tmp_path / "test.bundle", files)
+    (source,) = find_sources([target])
+    assert (source.name, source.max_batch, source.instances) == ("test", 8, 1)
+    assert load(source).models[0].signature.input_names == ["x"]
+    (source,) = find_sources([target], Wishes(max_batch=2, instances=3))
+    loaded = load(source)
+    assert loaded.max_batch == 2
+    assert len(loaded.models) == 3
+    assert len(set(map(id, loaded.models))) == 1, "a reentrant model of one thread is shared"
+
+
+def with_serving(target: Path, threads: int, instances: int, machine: MachineFacts) -> Path:
+    return bundles.packed(
+        target,
+        {"model.onnx": models.linear().data},
+        variants=(Variant("fp32", "model.onnx", "onnxruntime", "fp32", options={"threads": threads}),),
+        serving=ServingConfig("fp32", threads, instances, max_batch=8),
+        machine=machine,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tuned", "asked", "served"),
+    [
+        ((16, 1), None, (4, 1)),
+        ((4, 16), None, (1, 4)),
+        ((2, 2), None, (2, 2)),
+        ((4, 1), 3, (1, 3)),
+        ((0, 2), None, (2, 2)),
+    ],
+)
+def test_a_bundle_takes_no_more_cores_than_there_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tuned: tuple[int, int],
+    asked: int | None,
+    served: tuple[int, int],
+) -> None:
+    here = msgspec.structs.replace(machine_facts(), cores=4)
+    monkeypatch.setattr(sources, "machine_facts", lambda: here)
+    monkeypatch.setattr(sources, "core_ids", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(sources, "cpu_quota", lambda: None)
+    (source,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], Wishes(instances=asked))
+    assert (source.options["threads"], source.instances) == served
+
+
+def test_a_bundle_tuned_elsewhere_is_served_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    find_sources([with_serving(tmp_path / "here.bundle", 1, 1, machine_facts())])
+    assert not caplog.records
+    find_sources([with_serving(tmp_path / "elsewhere.bundle", 1, 1, bundles.MACHINE)])
+    assert "tuned on another machine" in caplog.text
+    assert "CPU: measured on Test CPU, here" in caplog.text
+
+
+def test_a_model_with_several_threads_is_not_shared(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path)], Wishes(instances=2))
+    for threads, copies in ((1, 1), (2, 2)):
+        loaded = load(msgspec.structs.replace(source, options={"threads": threads}))
+        assert len(set(map(id, loaded.models))) == copies
+
+
+def test_models_in_processes_of_their_own(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path)], Wishes(4, instances=2, isolation="process", model_timeout_s=60))
+    assert source.has_own_threads
+    loaded = load(source)
+    try:
+        assert loaded.max_batch == 4
+        assert all(isinstance(model, ProcessModel) for model in loaded.models)
+        assert len({model.pid for model in loaded.models}) == 2
+        x = np.ones((2, 3), np.float32)
+        for model, cores in zip(loaded.models, source.cores, strict=True):
+            np.testing.assert_allclose(model.forward({"x": x})["y"], x @ models.linear_weight(), rtol=1e-6)
+            assert os.sched_getaffinity(model.pid) == set(cores)
+    finally:
+        for model in loaded.models:
+            model.unload()
+
+
+def test_a_model_in_a_process_that_is_refused_leaves_none(tmp_path: Path) -> None:
+    (source,) = find_sources([write(tmp_path, "corrupt", b"not a model")], Wishes(isolation="process"))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidModel, match="refuses the model"):
+        load(source)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("target", ["", "m"], ids=["repository", "model"])
+def test_a_repository_given_as_a_target_is_told_where_it_belongs(tmp_path: Path, target: str) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    write(tmp_path / "m" / "1", "model")
+    with pytest.raises(InvalidArgument, match="folders of versions") as refusal:
+        define([tmp_path / target])
+    assert refusal.value.hint == f"serve the repository with --model-repository {tmp_path}"
+
+
+def test_settings_of_a_model_that_is_no_target_say_where_those_of_a_repository_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="model 'm', which is no target given by hand") as refusal:
+        define([], {"m": {"max_batch_size": 4}})
+    assert "config.pbtxt" in refusal.value.hint
+    with pytest.raises(InvalidConfig, match="model 'liner'") as refusal:
+        define([write(tmp_path)], {"liner": {"max_batch_size": 4}})
+    assert refusal.value.hint == "did you mean 'linear'?"
+
+
+def test_targets_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no model or bundle '.*absent.onnx'"):
+        find_sources([tmp_path / "absent.onnx"])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(AlreadyExists, match="two targets are called 'linear'"):
+        find_sources([write(tmp_path), write(tmp_path / "other")])
+    with pytest.raises(InvalidModel, match="model 'corrupt': ONNX Runtime refuses the model"):
+        load(find_sources([write(tmp_path, "corrupt", b"not a model")])[0])
+    with pytest.raises(ResourceExhausted, match="'linear' cannot be warmed up with batches of 35184372088832 rows"):
+        load(find_sources([write(tmp_path)], Wishes(max_batch=2**45))[0])
+    broken = tmp_path / "broken.bundle"
+    broken.write_bytes(b"not a bundle")
+    with pytest.raises(IntegrityError):
+        find_sources([broken])
+
+
+def test_warm_up_runs_one_row_and_the_largest_batch() -> None:
+    model = FakeModel()
+    assert warm_up(model, 8)
+    assert [call["x"].shape for call in model.calls[:2]] == [(1, 2), (8, 2)]
+
+
+def test_a_model_that_does_not_answer_row_for_row_is_not_batched() -> None:
+    def summary(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": inputs["x"].sum(axis=0, keepdims=True)}
+
+    assert not warm_up(FakeModel(forward=summary), 8)
+
+
+def failing(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    raise PenstockError("the model failed")
+
+
+def test_a_guessed_shape_may_be_refused_a_declared_one_may_not() -> None:
+    guessed = Signature((TensorSpec("x", DataType.FP32, (-1, -1)),), DOUBLER.outputs)
+    assert not warm_up(FakeModel(guessed, failing), 8)
+    with pytest.raises(PenstockError, match="the model failed"):
+        warm_up(FakeModel(DOUBLER, failing), 8)
+
+
+def test_text_inputs_are_warmed_up_with_empty_text() -> None:
+    text = Signature((TensorSpec("x", DataType.BYTES, (-1,)),), (TensorSpec("y", DataType.BYTES, (-1,)),))
+    model = FakeModel(text, lambda inputs: {"y": inputs["x"]})
+    assert warm_up(model, 2)
+    np.testing.assert_array_equal(model.calls[1]["x"], np.array([b"", b""], object))
+
+
+def test_a_model_whose_rows_depend_on_each_other_is_not_batched(caplog: pytest.LogCaptureFixture) -> None:
+    def centred(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": inputs["x"] - inputs["x"].mean(axis=0, keepdims=True)}
+
+    assert not warm_up(FakeModel(forward=centred), 8, "centred")
+    assert [record.getMessage() for record in caplog.records] == [
+        "requests to model 'centred' are not merged: its answer to one row changes with the rows beside it in the batch"
+    ]
+
+
+def test_rounding_and_nan_do_not_keep_a_model_from_being_batched(caplog: pytest.LogCaptureFixture) -> None:
+    def rounded(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = inputs["x"] * np.float32(1 + 0.001 * len(inputs["x"]))
+        outputs[:, 1] = np.nan
+        return {"y": outputs}
+
+    assert warm_up(FakeModel(forward=rounded), 8)
+    assert not caplog.records
+
+
+def test_a_model_that_refuses_values_that_were_only_guessed_is_batched_as_its_shapes_say() -> None:
+    def picky(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if inputs["x"].any():
+            raise PenstockError("the model failed")
+        return {"y": inputs["x"]}
+
+    assert warm_up(FakeModel(forward=picky), 8)
