@@ -36,7 +36,10 @@ class Other(Alone):
 def _copied(argument: Any) -> Any:
     if not isinstance(argument, Override) or not argument.folder:
         return argument
-    return Override(argument.config, str(shutil.copytree(argument.folder, f"{argument.folder}-2", dirs_exist_ok=True)))
+    folder = Path(argument.folder)
+    # Another name, or a server that starts in another test would take it for one that a killed server left.
+    copy = shutil.copytree(folder, folder.with_name(f"copy-of-{folder.name}"), dirs_exist_ok=True)
+    return Override(argument.config, str(copy))
 
 
 def make_plane(siblings: Alone, repository: Repository) -> ControlPlane:

@@ -19,7 +19,7 @@ from penstock.offline.judge.comparison import compare
 from penstock.offline.judge.contract import Contract
 from penstock.tensor import DataType, Signature, TensorSpec
 
-_DIGITS = Path(__file__).parents[4] / "examples" / "digits"
+_DIGITS = Path(__file__).parents[5] / "examples" / "digits"
 _QUICK = ShrinkOptions(
     speedup=50.0, rounds=1, fit=FitOptions(epochs=2), second_chance=0, contract=Contract(max_accuracy_loss=0.1)
 )

@@ -30,7 +30,7 @@ from penstock.offline.optimize.optimizer import optimize
 from penstock.tensor import DataType
 
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")
-FOLDER = Path(__file__).parents[4] / "examples" / "digits"
+FOLDER = Path(__file__).parents[5] / "examples" / "digits"
 
 
 @functools.cache
