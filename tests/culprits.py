@@ -16,6 +16,7 @@ from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
+from penstock.offline.judge.judge import Judge
 from penstock.tensor import DataType
 
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
@@ -53,4 +54,4 @@ def trials(blocks: tuple[int, ...] = (4,), layers: int = 5, placement: Placement
     """Shared among tests, so that each version is run once."""
     model = spoiled(blocks, layers)
     statistics = collect(model, samples(32, 1).inputs)
-    return Trials(MixedModel(model, statistics, SCHEME, placement, Method.MIN_MAX), samples(200, 2))
+    return Trials(MixedModel(model, statistics, SCHEME, placement, Method.MIN_MAX), Judge(model, samples(200, 2)))

@@ -27,6 +27,7 @@ from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.optimizer import optimize
 from penstock.perf.measure import feed, interleave, speedup
 from penstock.resources import machine_facts
@@ -123,7 +124,7 @@ def sensitivity(_quick: bool) -> list[Row]:
     split, scheme = data.digits(), integer_scheme(machine_facts())
     model = nets.with_outliers(trained("deep"), 100.0, 4, only=5)
     statistics = collect(model, split.calibrate.inputs)
-    trials = Trials(MixedModel(model, statistics, scheme, method=Method.MIN_MAX), split.test)
+    trials = Trials(MixedModel(model, statistics, scheme, method=Method.MIN_MAX), Judge(model, split.test))
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=0))
     back = recovery(trials, report)
     note = (

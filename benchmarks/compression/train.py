@@ -18,7 +18,7 @@ from penstock.offline.compress.training.fit import FitOptions, Loss, fit
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_reference
 
 CACHE = Path(__file__).parents[1] / ".cache"
 
@@ -83,7 +83,7 @@ def make_loss(samples: Dataset) -> Loss:
 def accuracy(model: Artifact, samples: Dataset) -> float:
     """Share of labels hit; 1 where there are none, since the model is then its own measure."""
     found = answers(get_engine("onnxruntime").load(model, {"threads": 1}), samples)
-    return make_judge(found, samples.labels).original().value
+    return make_reference(found, samples.labels).original().value
 
 
 def main() -> None:

@@ -20,10 +20,10 @@ from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.judge.comparison import Comparison, compare
-from penstock.offline.judge.sessions import signature_of
+from penstock.offline.judge.judge import Comparison, Judge
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.optimizer import optimize
+from penstock.offline.sessions import signature_of
 
 
 class Result(msgspec.Struct):
@@ -69,7 +69,7 @@ def binarize(teacher: Artifact, train: Dataset, test: Dataset, options: FitOptio
     count = sum(model.weights[name].numel() for name in inner)
     scales = sum(len(model.weights[name]) for name in inner)
     rest = sum(weight.numel() for weight in model.weights.values()) - count + scales
-    before, after = (compare(original, artifact, test, budget_s=1.0) for artifact in (untrained, trained))
+    before, after = (Judge(original, test).compare(artifact, budget_s=1.0) for artifact in (untrained, trained))
     return Result(before, after, trained, count, rest)
 
 

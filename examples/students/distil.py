@@ -15,8 +15,8 @@ from penstock.artifact import Artifact
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.dataset import load_dataset
-from penstock.offline.judge.comparison import Comparison, compare
-from penstock.offline.judge.sessions import signature_of
+from penstock.offline.judge.judge import Comparison, Judge
+from penstock.offline.sessions import signature_of
 from penstock.tensor import Array
 
 
@@ -42,7 +42,7 @@ def run(
     learned = distill(
         STUDENTS[student](signature, *size), teacher, load_dataset(train, signature), options, augment=shifted
     )
-    return learned, compare(teacher, learned, load_dataset(test, signature))
+    return learned, Judge(teacher, load_dataset(test, signature)).compare(learned)
 
 
 def main() -> None:

@@ -19,8 +19,9 @@ from penstock.errors import ContractUnmet
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.judge.accuracy import make_judge
-from penstock.offline.judge.sessions import answers_of, race, signature_of
+from penstock.offline.judge.judge import Judge
+from penstock.offline.judge.race import race
+from penstock.offline.sessions import signature_of
 from penstock.perf.measure import repeat_rows
 
 
@@ -46,13 +47,13 @@ def latency_table(
 def search(teacher: Artifact, data: Dataset, points: Sequence[Point], rungs: Sequence[float]) -> list[Point]:
     """All ``points``, the best first: by epochs lived through, then by accuracy on a third of ``data`` that none is trained on."""
     train, held_out = data.split(1 / 3)
-    judge = make_judge(answers_of(teacher, held_out), held_out.labels)
+    judge = Judge(teacher, held_out)
     alive = list(points)
     for number, epochs in enumerate(rungs):
         options = DistillOptions(fit=FitOptions(epochs=epochs, learning_rate=5e-3, seed=number))
         for point in alive:
             point.artifact = distill(point.artifact, teacher, train, options)
-            point.accuracy = judge.compare(answers_of(point.artifact, held_out)).value
+            point.accuracy = judge.assess(point.artifact).accuracy.value
             point.epochs += epochs
         alive = sorted(alive, key=lambda point: (-point.accuracy, point.ms))[: max(1, len(alive) // 2)]
     return sorted(points, key=lambda point: (-point.epochs, -point.accuracy, point.ms))

@@ -17,7 +17,7 @@ from http_servers import Client, post
 from penstock.bundle.evidence import Attempt
 from penstock.bundle.open import open_bundle
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.planner import bench
+from penstock.offline.compress.planner import gain
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
@@ -30,7 +30,7 @@ from processes import ServerProcess
 def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with ``net.onnx`` (x [N, 16] to y [N, 4]), ``train.npz`` and ``test.npz``, labelled by itself."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "_TIMING_S", 0.02)
+    monkeypatch.setattr(gain, "_TIMING_S", 0.02)
     model = networks.mlp(48)
     (tmp_path / "net.onnx").write_bytes(model.data)
     running = get_engine("onnxruntime").load(model, {"threads": 1})

@@ -20,7 +20,7 @@ from penstock.bundle.evidence import Accuracy, Interval
 from penstock.cli.method import check_place, write_whole
 from penstock.cli.outcome import Outcome
 from penstock.errors import InvalidArgument, ResourceExhausted
-from penstock.offline.judge.comparison import Comparison
+from penstock.offline.judge.judge import Comparison
 from penstock.testing import assert_tensors_close
 
 TRAINING = {

@@ -10,7 +10,7 @@ from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.offline.data_notes import about, too_few, unlike, unproved
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.judge.accuracy import paired_interval
+from penstock.offline.judge.metrics import paired_interval
 
 
 @pytest.fixture(scope="module")

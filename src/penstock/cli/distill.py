@@ -12,8 +12,8 @@ from penstock.artifact import Artifact
 from penstock.cli import method as shared
 from penstock.cli.quantities import parse_share
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import answers, make_judge
-from penstock.offline.judge.sessions import signature_of
+from penstock.offline.judge.accuracy import answers, make_reference
+from penstock.offline.sessions import signature_of
 
 
 def distill(
@@ -97,9 +97,9 @@ def distill(
 
 def _accuracies(teacher: Artifact, students: list[Artifact], data: Dataset) -> list[float]:
     with shared.loaded(teacher) as model:
-        judge = make_judge(answers(model, data), data.labels)
+        reference = make_reference(answers(model, data), data.labels)
     found = []
     for student in students:
         with shared.loaded(student) as model:
-            found.append(judge.compare(answers(model, data)).value)
+            found.append(reference.compare(answers(model, data)).value)
     return found

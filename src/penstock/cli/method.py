@@ -38,8 +38,8 @@ from penstock.errors import (
     Unsupported,
 )
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.judge.accuracy import answers, make_judge
-from penstock.offline.judge.comparison import compare
+from penstock.offline.judge.accuracy import answers, make_reference
+from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import read_proto, self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.resources import machine_facts
@@ -217,11 +217,12 @@ class Job:
         """Compare ``made`` with the original if there are data for it, write it, and tell; ``report`` goes into the JSON object."""
         assert self.output is not None
         with_coded = "coded_size" in aims
-        limits: dict[str, Any] = {"threads": self.threads, "budget_s": self.budget_s}
         outcome = Outcome(
             original=self.original,
             made=made,
-            comparison=compare(self.original, made, self.evaluation, **limits) if self.evaluation else None,
+            comparison=Judge(self.original, self.evaluation, self.threads).compare(made, budget_s=self.budget_s)
+            if self.evaluation
+            else None,
             coded=(coded_bytes(self.plain()), coded_bytes(made)) if with_coded else None,
             short=self.short,
         )
@@ -246,7 +247,7 @@ class Job:
         try:
             outputs = answers(running, data)
             if judged:
-                make_judge(outputs, data.labels)
+                make_reference(outputs, data.labels)
         except PenstockError as error:
             cause = f"{error.message}, on samples of '{path}'"
             raise InvalidData(cause, error.hint or "check that the values suit the model") from error

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Interval
-from penstock.offline.judge.comparison import Comparison
+from penstock.offline.judge.judge import Comparison
 
 Aim = Literal["size", "coded_size", "speed", "accuracy"]
 """What a method is for, each against the original."""

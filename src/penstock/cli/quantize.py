@@ -27,6 +27,7 @@ from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge
 from penstock.resources import machine_facts
 
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
@@ -170,7 +171,7 @@ def _mixed(
     """INT8 but for the groups that cost the most accuracy for the time they save, and these."""
     fitted, held = data.split(0.2, job.signature.smallest_batch)
     mixed = MixedModel(model, collect(model, fitted.inputs), integer_scheme(machine_facts()), placement, method)
-    trials = Trials(mixed, held, job.threads)
+    trials = Trials(mixed, Judge(job.original, held, job.threads))
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=job.budget_s), on_progress=job.stage("rank"))
     found = choose(trials, report, contract)
     floats = list(found.float_groups)

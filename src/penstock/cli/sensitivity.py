@@ -28,6 +28,7 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.placement import Placement
 from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.scheme import integer_scheme
+from penstock.offline.judge.judge import Judge
 from penstock.perf.report import check_report_target, page
 from penstock.resources import machine_facts
 
@@ -77,7 +78,8 @@ def sensitivity(
         fitted, held = (data, job.evaluation) if job.evaluation else data.split(0.2, job.signature.smallest_batch)
         statistics = collect(prepared, fitted.inputs)
         scheme = integer_scheme(machine_facts())
-        trials = Trials(MixedModel(prepared, statistics, scheme, Placement(placement), Method(method)), held, threads)
+        mixed = MixedModel(prepared, statistics, scheme, Placement(placement), Method(method))
+        trials = Trials(mixed, Judge(job.original, held, threads))
         found = measure_sensitivity(trials, options, job.stage("rank"))
     if chart is not None:
         shared.write_whole(chart, sensitivity_chart(found).encode())

@@ -166,7 +166,7 @@ def build(
         int8, notes = integer_versions(
             fp32, calibration, recipe.methods, recipe.careful, machine, on_progress, anywhere=anywhere
         )
-    planned = _plan(fp32, calibration, options, recipe, on_progress)
+    planned = _plan(fp32, original, calibration, options, recipe, on_progress)
     versions = _stored(_distinct([Version(fp32), *int8, *planned.versions]), recipe)
     tried = _lonely(candidates(versions, engines, threads, machine), recipe)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
@@ -346,12 +346,17 @@ def _check_plan(original: Artifact, data: Dataset | None, options: PlanOptions |
 
 
 def _plan(
-    fp32: Artifact, data: Dataset | None, options: PlanOptions | None, recipe: Recipe, on_progress: OnProgress
+    fp32: Artifact,
+    original: Artifact,
+    data: Dataset | None,
+    options: PlanOptions | None,
+    recipe: Recipe,
+    on_progress: OnProgress,
 ) -> Plan:
-    """What compression makes of the optimised model; nothing if it was not asked for."""
+    """The plan for the optimised model; an empty one if compression was not asked for."""
     if options is None or recipe.compression is None or data is None:
         return Plan((), ())
-    return plan(fp32, data, options, folder=recipe.compression.folder, on_progress=on_progress)
+    return plan(fp32, data, options, original=original, folder=recipe.compression.folder, on_progress=on_progress)
 
 
 def _distinct(versions: Sequence[Version]) -> list[Version]:

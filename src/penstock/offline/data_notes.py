@@ -10,7 +10,8 @@ from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.ptq.drift import find_drift, shift_warnings
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import make_judge, samples_needed
+from penstock.offline.judge.accuracy import make_reference
+from penstock.offline.judge.metrics import samples_needed
 
 _REACHABLE = 20
 """Times the samples there are that it makes sense to ask for; a loss close to the bound takes any number."""
@@ -61,7 +62,7 @@ def about(
     """
     try:
         model = get_engine("onnxruntime").load(artifact, {"threads": 1})
-        metric = make_judge(model.forward(judged.rows(0, multiple)), judged.labels).metric
+        metric = make_reference(model.forward(judged.rows(0, multiple)), judged.labels).metric
         model.unload()
     except PenstockError:
         return ()

@@ -20,7 +20,7 @@ from penstock.offline.compress import taps
 from penstock.offline.compress.batches import Batches
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
-from penstock.offline.judge.sessions import signature_of
+from penstock.offline.sessions import signature_of
 from penstock.tensor import Array
 
 NAMES = ["x", "doubled", "kept"]

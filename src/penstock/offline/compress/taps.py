@@ -15,8 +15,8 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.errors import InvalidData, ResourceExhausted
 from penstock.offline.compress.batches import Batches, Data
-from penstock.offline.judge.sessions import call_rows, loaded, signature_of
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.perf.measure import repeat_rows
 from penstock.resources import usable_memory
 from penstock.tensor import Array

@@ -22,8 +22,9 @@ from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import Judge, answers, make_judge
 from penstock.offline.judge.contract import Contract, unmet
+from penstock.offline.judge.judge import Judge
+from penstock.offline.judge.race import race_loaded
 from penstock.offline.tune.search import (
     Trial,
     choose,
@@ -34,7 +35,7 @@ from penstock.offline.tune.search import (
     record,
 )
 from penstock.offline.tune.space import Candidate
-from penstock.perf.measure import ConditionsWatch, feed, interleave, repeat_rows, speedup
+from penstock.perf.measure import ConditionsWatch, repeat_rows, speedup
 from penstock.perf.profile import knee, profile
 from penstock.tensor import Array
 
@@ -102,9 +103,9 @@ class Tuner:
         bases, contract = list(self._bases.values()), self._contract
         for base in bases:
             base.model = _load(base.candidate)
-        judge = make_judge(answers(_model(bases[0]), self._data), self._data.labels)
+        judge = Judge(bases[0].candidate.artifact, self._data, bases[0].candidate.threads)
         for base in bases:
-            base.accuracy = judge.original()
+            base.accuracy = judge.baseline.accuracy
         for group in self._groups():
             self._judge_accuracy(group, judge)
             self._screen(group)
@@ -146,7 +147,7 @@ class Tuner:
             try:
                 trial.model = _load(trial.candidate)
                 if numerics not in self._known:
-                    self._known[numerics] = judge.compare(answers(trial.model, self._data))
+                    self._known[numerics] = judge.assess_loaded(trial.model).accuracy
             except PenstockError as error:
                 trial.model, trial.status, trial.reason = None, "failed", error.message
                 continue
@@ -186,7 +187,7 @@ class Tuner:
         bases = list(self._bases.values())
         timed = {trial.candidate.name: trial for trial in (*bases, *trials)}
         sample = self._sample()
-        for name, timings in interleave({n: feed(_model(t), sample) for n, t in timed.items()}, budget_s).items():
+        for name, timings in race_loaded({n: _model(t) for n, t in timed.items()}, sample, budget_s).items():
             timed[name].timings = timings
         for trial in timed.values():
             trial.pace = bases[0].p50_ms / trial.p50_ms

@@ -12,7 +12,7 @@ from onnx import helper
 
 import networks
 from penstock.artifact import Artifact
-from penstock.offline.compress.planner import bench
+from penstock.offline.compress.planner import gain
 from penstock.offline.compress.planner import plan as module
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Stage, stages
@@ -30,7 +30,7 @@ SIZE = PlanOptions(contract=Contract(0.03), target="size", budget_s=1000, epochs
 
 @pytest.fixture(autouse=True)
 def _short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_TIMING_S", 0.05)
+    monkeypatch.setattr(gain, "_TIMING_S", 0.05)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from penstock.errors import (
     ResourceExhausted,
     Unsupported,
 )
-from penstock.offline.compress.planner import bench
+from penstock.offline.compress.planner import gain
 from penstock.offline.compress.planner.budget import Kind
 from penstock.offline.compress.planner.moves import Move, State, Workshop
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
@@ -39,7 +39,7 @@ Make = Callable[[Workshop, State], Artifact]
 
 @pytest.fixture(autouse=True)
 def _short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_TIMING_S", 0.01)
+    monkeypatch.setattr(gain, "_TIMING_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -314,11 +314,11 @@ def test_killed_and_gone_on(tmp_path: Path, original: Artifact, data: Dataset) -
         sys.path[:0] = sys.argv[2:]
         import test_plan as t
         import networks, numpy as np
-        from penstock.offline.compress.planner import bench
+        from penstock.offline.compress.planner import gain
         from penstock.offline.compress.planner.plan import plan
         from penstock.offline.compress.planner.route import Stage
         from penstock.offline.dataset import make_dataset
-        bench._TIMING_S = 0.01
+        gain._TIMING_S = 0.01
         def kill(workshop, state):
             os.kill(os.getpid(), signal.SIGKILL)
         data = make_dataset({"x": np.random.default_rng(0).standard_normal((160, 16)).astype(np.float32)}, None)

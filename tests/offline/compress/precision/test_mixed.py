@@ -53,7 +53,7 @@ def test_the_contract_is_kept_by_the_culprits_alone() -> None:
     again = quantize(mixed.artifact, mixed.ranges, culprits.SCHEME, mixed.placement, result.float_nodes)
     assert result.artifact.data == again.data
     model = get_engine("onnxruntime").load(result.artifact, {"threads": 1})
-    assert trials.judge.compare(answers(model, trials.data)) == result.accuracy
+    assert trials.judge.reference.compare(answers(model, trials.judge.data)) == result.accuracy
     assert result.trail[-1].loss == result.accuracy.loss.value
     step = result.artifact.provenance[-1]
     assert step.name == "mixed_precision"
@@ -62,7 +62,7 @@ def test_the_contract_is_kept_by_the_culprits_alone() -> None:
 
 def test_the_same_report_gives_the_same_result() -> None:
     known = culprits.trials()
-    first, second = (choose(Trials(known.mixed, known.data), report(), STRICT) for _ in range(2))
+    first, second = (choose(Trials(known.mixed, known.judge), report(), STRICT) for _ in range(2))
     assert first == second
 
 
@@ -102,7 +102,7 @@ def test_a_contract_that_no_integer_version_keeps_gives_the_original() -> None:
 
 def test_the_search_ends_with_its_versions() -> None:
     known = culprits.trials()
-    trials = Trials(known.mixed, known.data)
+    trials = Trials(known.mixed, known.judge)
     result = choose(trials, report(), STRICT, MixedOptions(max_versions=1))
     assert STRICT.accuracy_objection(result.accuracy) == ""
     # The INT8 model, and what is told of the steps; not one for every group.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.offline.compress.precision.ranking import first_ranked, rank_again, rank_groups, tiers
-from penstock.offline.compress.precision.trials import Outcome
-from penstock.offline.judge.accuracy import mean_interval
+from penstock.offline.judge.judge import Judgement
+from penstock.offline.judge.metrics import mean_interval
 
 PLAYERS = "abcde"
 
@@ -22,23 +22,24 @@ class Game:
     """Trials of a model whose loss, the same in every sample, is a sum over single integer groups and pairs of them."""
 
     def __init__(self, single: dict[str, float], pairs: dict[str, float], samples: int = 50) -> None:
-        self.single, self.pairs, self.data = single, pairs, SimpleNamespace(count=samples)
-        self.judge = SimpleNamespace(interval=mean_interval)
+        self.single, self.pairs = single, pairs
+        reference = SimpleNamespace(interval=mean_interval)
+        self.judge = SimpleNamespace(reference=reference, data=SimpleNamespace(count=samples))
         self.mixed = SimpleNamespace(others=lambda name: frozenset(single) - {name}, is_integer=lambda floats: True)
-        self.original = self._outcome(frozenset(single))
+        self.judge.baseline = self._outcome(frozenset(single))
 
     def loss(self, integer: Collection[str]) -> float:
         together = sum(loss for pair, loss in self.pairs.items() if set(pair) <= set(integer))
         return sum(self.single[name] for name in integer) + together
 
-    def outcome(self, floats: Collection[str] = ()) -> Outcome:
+    def outcome(self, floats: Collection[str] = ()) -> Judgement:
         return self._outcome(frozenset(floats))
 
-    def _outcome(self, floats: frozenset[str]) -> Outcome:
+    def _outcome(self, floats: frozenset[str]) -> Judgement:
         loss = self.loss(frozenset(self.single) - floats)
-        accuracy = Accuracy("fidelity", 1 - loss, Interval(loss, loss, loss), 0.0, self.data.count)
-        samples = np.full(self.data.count, loss)
-        return Outcome(accuracy, 1 - samples, samples)
+        accuracy = Accuracy("fidelity", 1 - loss, Interval(loss, loss, loss), 0.0, self.judge.data.count)
+        samples = np.full(self.judge.data.count, loss)
+        return Judgement(accuracy, 1 - samples, samples)
 
 
 def shapley(game: Game, name: str) -> float:
@@ -103,14 +104,14 @@ class NoisyGame(Game):
         self.hits, self.divergences = hits, divergences
         super().__init__(dict.fromkeys(hits, 0.0), {}, 100)
 
-    def _outcome(self, floats: frozenset[str]) -> Outcome:
+    def _outcome(self, floats: frozenset[str]) -> Judgement:
         integer = sorted(frozenset(self.single) - floats)
         scores = np.ones(100)
         for name in integer:
             scores[self.hits[name]] = 0
         loss = float(1 - scores.mean())
         divergence = np.full(100, sum(self.divergences[name] for name in integer))
-        return Outcome(Accuracy("top-1", 1 - loss, Interval(loss, loss, loss), 0.0, 100), scores, divergence)
+        return Judgement(Accuracy("top-1", 1 - loss, Interval(loss, loss, loss), 0.0, 100), scores, divergence)
 
 
 def test_what_accuracy_cannot_tell_apart_is_ranked_by_divergence() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,47 +34,36 @@ def test_what_the_budget_does_not_reach_stays_untimed() -> None:
 
 
 class FakeTrials:
-    """Versions whose latency is 1 ms, and what each float group adds to it; ``bonus`` where more than one is float."""
+    """Versions whose latency is 1 ms, and what each float group adds to it; ``bonus`` where more than one is float.
 
-    threads = 1
+    Timings have noise of one per mille.
+    """
 
     def __init__(self, saved: dict[str, float], bonus: float = 0.0) -> None:
-        self.saved, self.bonus, self.timed = saved, bonus, 0
-        trials = culprits.trials()
-        self.data = trials.data
+        self.saved = saved
+        self.judge = SimpleNamespace(threads=1, race=self.race)
+        self._noise = np.random.default_rng(0)
 
         class Mixed:
-            artifact = trials.mixed.artifact
+            artifact = culprits.trials().mixed.artifact
 
             @staticmethod
-            def with_float(floats: tuple[str, ...]) -> float:
+            def with_float(floats: tuple[str, ...] = ()) -> float:
                 return 1.0 + sum(saved[name] for name in floats) + (bonus if len(floats) > 1 else 0)
 
         self.mixed = Mixed()
 
-    def load(self, milliseconds: float) -> AbstractContextManager[SimpleNamespace]:
-        return nullcontext(SimpleNamespace(milliseconds=milliseconds))
-
-
-@pytest.fixture
-def fake_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Latencies as the versions tell them, with one per mille of noise."""
-    noise = np.random.default_rng(0)
-    monkeypatch.setattr(savings, "feed", lambda model, sample: model)
-    monkeypatch.setattr(
-        savings,
-        "interleave",
-        lambda runs, budget_s: {
-            name: Timings(run.milliseconds * 1e-3 * noise.normal(1, 1e-3, (20, 3))) for name, run in runs.items()
-        },
-    )
+    def race(self, models: dict[str, float], budget_s: float, rows: int) -> dict[str, Timings]:
+        return {
+            name: Timings(milliseconds * 1e-3 * self._noise.normal(1, 1e-3, (20, 3)))
+            for name, milliseconds in models.items()
+        }
 
 
 def measured(trials: FakeTrials) -> Savings:
     return measure_savings(trials, list(trials.saved), rows=1, budget_s=1.0, memory_bytes=1 << 30)
 
 
-@pytest.mark.usefixtures("fake_time")
 def test_a_saving_is_the_latency_without_the_integers_less_that_with_them() -> None:
     found = measured(FakeTrials({"a": 0.5, "b": -0.2, "c": 0.05}))
     assert found.int8_ms == pytest.approx(1.0, abs=2e-3)
@@ -87,7 +75,6 @@ def test_a_saving_is_the_latency_without_the_integers_less_that_with_them() -> N
     assert found.unpaying == ("b",)
 
 
-@pytest.mark.usefixtures("fake_time")
 @pytest.mark.parametrize(("bonus", "want"), [(0.0, ("b", "d")), (0.4, ("d",))])
 def test_groups_do_not_pay_only_if_they_do_not_together(bonus: float, want: tuple[str, ...]) -> None:
     found = measured(FakeTrials({"a": 0.5, "b": -0.1, "c": 0.1, "d": -0.2}, bonus))

@@ -58,7 +58,7 @@ def test_a_report_holds_what_was_measured(report: SensitivityReport) -> None:
 
 def test_it_is_deterministic_and_survives_json(report: SensitivityReport) -> None:
     known = culprits.trials()
-    again = measure_sensitivity(Trials(known.mixed, known.data), UNTIMED)
+    again = measure_sensitivity(Trials(known.mixed, known.judge), UNTIMED)
     assert again == report
     assert msgspec.json.decode(msgspec.json.encode(report), type=SensitivityReport) == report
 

@@ -13,7 +13,8 @@ from penstock.offline.compress.ptq.ranges.ranges import Method
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.judge.accuracy import answers, output_errors
+from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import DataType
 
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "")

@@ -9,7 +9,7 @@ from penstock.errors import InvalidConfig
 from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
 from penstock.offline.compress.sharing.share import ShareOptions, share_only
 from penstock.offline.dataset import make_dataset
-from penstock.offline.judge.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_reference
 
 DATA = make_dataset({"x": np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)}, None)
 
@@ -22,7 +22,7 @@ def test_each_layer_gets_the_fewest_bits_that_hold() -> None:
     assert set(chosen.bits) == {"w0", "w2", "w4"}
     assert chosen.bits["w4"] == 3  # as was asked for
     engine = get_engine("onnxruntime")
-    judge = make_judge(answers(engine.load(mlp(), {}), DATA), None)
+    judge = make_reference(answers(engine.load(mlp(), {}), DATA), None)
     for name in ("w0", "w2"):
         holds = {
             bits: options.holds(judge.compare(answers(engine.load(share_only(mlp(), name, bits), {}), DATA)))

@@ -15,7 +15,7 @@ from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, S
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.dataset import make_dataset
-from penstock.offline.judge.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_reference
 from penstock.tensor import Array
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def test_it_recovers_what_sharing_lost_and_keeps_what_sharing_made() -> None:
         assert not np.array_equal(before[name], after[name])
         assert (after[name] == after[name].astype(np.float16)).all()
     engine = get_engine("onnxruntime")
-    judge = make_judge(answers(engine.load(teacher, {}), DATA), None)
+    judge = make_reference(answers(engine.load(teacher, {}), DATA), None)
     errors = [judge.compare(answers(engine.load(one, {}), DATA)).relative_error for one in (shared, tuned)]
     assert errors[1] < 0.85 * errors[0]
     assert tuned.provenance[-1].name == "tune-centroids"

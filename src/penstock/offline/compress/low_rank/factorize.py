@@ -18,8 +18,9 @@ from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.judge.accuracy import Outputs, sample_errors
-from penstock.offline.judge.sessions import answers_of, race
+from penstock.offline.judge.accuracy import answers_of
+from penstock.offline.judge.metrics import Outputs, sample_errors
+from penstock.offline.judge.race import race
 from penstock.offline.optimize.model import read_proto, to_bytes
 
 Accept = Callable[[Artifact], bool]

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.offline.compress.low_rank.convolution import Form, factor_shapes
 from penstock.offline.compress.low_rank.layers import Layer, alone
-from penstock.offline.judge.sessions import race
+from penstock.offline.judge.race import race
 from penstock.tensor import Array
 
 Way = tuple[Form | None, tuple[int, ...]]

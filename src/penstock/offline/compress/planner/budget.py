@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from penstock.bundle.evidence import Accuracy
-from penstock.offline.judge.accuracy import samples_needed
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.metrics import samples_needed
 
 Kind = Literal["structure", "sparsity", "precision", "sharing"]
 

@@ -31,6 +31,7 @@ from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
 from penstock.offline.compress.sharing.share import share as share_weights
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.judge import Judge
 from penstock.resources import MachineFacts
 
 Target = Literal["latency", "size"]
@@ -45,11 +46,12 @@ _SHARING_ROWS = 32, 512, 1 << 22
 class Workshop(msgspec.Struct, frozen=True):
     """What steps work with."""
 
-    original: Artifact
+    start: Artifact
+    """The model that the plan starts from, which trained models learn to answer as."""
     fitted: Dataset
     """Samples to calibrate and train on."""
-    held: Dataset
-    """Samples to judge on, which no step has trained on."""
+    judge: Judge
+    """Judges against the original on samples that no step has trained on."""
     multiple: int
     """Samples that the model takes at a time."""
     machine: MachineFacts
@@ -118,7 +120,7 @@ def mixed(workshop: Workshop, state: State) -> Artifact:
     prepared = equalized(state.model, workshop.fitted)
     statistics = collect(prepared, workshop.fitted.inputs)
     model = MixedModel(prepared, statistics, int8_scheme(workshop), placement(workshop, state), Method.MSE)
-    trials = Trials(model, workshop.held, workshop.threads)
+    trials = Trials(model, workshop.judge)
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=_RANKING_S), workshop.on_progress)
     found = choose(trials, report, workshop.spending.allowance("precision"))
     if len(found.float_groups) == len(report.groups):
@@ -151,7 +153,7 @@ def placement(workshop: Workshop, state: State) -> Placement:
     if state.model.digest not in known:
         statistics = collect(state.model, workshop.fitted.rows(0, 32))
         options = FastestOptions(threads=workshop.threads, budget_s=_PLACING_S)
-        timed = fastest_placement(state.model, statistics, workshop.held, [int8_scheme(workshop)], options)
+        timed = fastest_placement(state.model, statistics, workshop.judge.data, [int8_scheme(workshop)], options)
         known[state.model.digest] = timed[0].placement
     return known[state.model.digest]
 

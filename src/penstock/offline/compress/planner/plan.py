@@ -28,8 +28,8 @@ from penstock.errors import (
     PenstockError,
     ResourceExhausted,
 )
-from penstock.offline.compress.planner.bench import Bench, Measured, gain_objection
 from penstock.offline.compress.planner.budget import Spending
+from penstock.offline.compress.planner.gain import Measured, gain_objection, measure, stored_bytes
 from penstock.offline.compress.planner.ledger import Ledger
 from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
 from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
@@ -38,7 +38,8 @@ from penstock.offline.compress.taps import Progress
 from penstock.offline.data_notes import too_few
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.sessions import signature_of
+from penstock.offline.judge.judge import ORIGINAL, Judge
+from penstock.offline.sessions import signature_of
 from penstock.offline.tune.space import Version
 from penstock.resources import machine_facts
 
@@ -48,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 _HELD_OUT = 4
 """One sample in so many is held out."""
+_OPTIMISED = "optimised"
+"""The name of the model that the plan starts from, where that is not the original itself."""
 _VERSIONS = 6
 """Models that the tuner is given."""
 
@@ -84,17 +87,19 @@ class Plan(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def plan(
-    original: Artifact,
+def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
+    model: Artifact,
     data: Dataset,
     options: PlanOptions,
     *,
+    original: Artifact | None = None,
     folder: Path | None = None,
     on_progress: OnProgress = lambda *_: None,
     clock: Clock | None = None,
     route: tuple[Stage, ...] | None = None,
 ) -> Plan:
-    """Compress ``original``, trained on ``data`` where a step trains, labels or none; a quarter of it is held out to decide on.
+    """Compress ``model``, trained on ``data`` where a step trains, with labels or without; a quarter of the data is held out to
+    decide on. ``original`` is the model to judge against if ``model`` was optimised from it.
 
     With ``folder`` every attempt is kept there, and a plan that was interrupted, or is given more time, goes on from them.
     ``route`` is what to try, by default all that suits the target. Steps that need torch are skipped where it is not installed.
@@ -105,15 +110,17 @@ def plan(
     route = stages(options.target) if route is None else route
     clock = clock or SystemClock()
     if folder is not None:
-        key = {**known_key(original, data, options), "optimised model": original.digest}
-        return _Search(original, data, options, Ledger(folder, key), on_progress, clock).run(route)
+        key = {**known_key(model, data, options), "optimised model": model.digest}
+        return _Search(model, original or model, data, options, Ledger(folder, key), on_progress, clock).run(route)
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as place:
-        return _Search(original, data, options, Ledger(Path(place), {}), on_progress, clock).run(route)
+        ledger = Ledger(Path(place), {})
+        return _Search(model, original or model, data, options, ledger, on_progress, clock).run(route)
 
 
 class _Search:
     def __init__(
         self,
+        model: Artifact,
         original: Artifact,
         data: Dataset,
         options: PlanOptions,
@@ -125,14 +132,13 @@ class _Search:
         self._started = clock.now()
         multiple = signature_of(original).smallest_batch
         fitted, held = data.split_evenly(_HELD_OUT, multiple)
-        self._bench = Bench(original, held, options.target, options.threads)
-        self._metric, self._held = self._bench.judge.metric, held.count
-        samples = 0 if self._metric == "fidelity" else held.count
+        self._judge = Judge(original, held, options.threads)
+        samples = 0 if self._judge.metric == "fidelity" else held.count
         self._spending = Spending(options.contract, options.budget_s, samples)
         self._workshop = Workshop(
-            original=original,
+            start=model,
             fitted=fitted,
-            held=held,
+            judge=self._judge,
             multiple=multiple,
             machine=machine_facts(),
             threads=options.threads,
@@ -143,9 +149,10 @@ class _Search:
             scratch=ledger.folder,
         )
         self._requires = required_isa(int8_scheme(self._workshop), self._workshop.machine)
-        stored = self._bench.stored_bytes(original)
-        root = Attempt("original", "", "kept", "", stored_bytes=stored, digest=original.digest)
-        self._root = State("original", original, "fp32", (), root)
+        name = ORIGINAL if model.digest == original.digest else _OPTIMISED
+        stored = stored_bytes(model, options.target)
+        root = Attempt(name, "", "kept", "", stored_bytes=stored, digest=model.digest)
+        self._root = State(name, model, "fp32", (), root)
         self._found: list[State] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
@@ -224,7 +231,7 @@ class _Search:
         workshop = msgspec.structs.replace(self._workshop, scratch=scratch, on_progress=progress, is_over=is_over)
         try:
             model = _made(move, workshop, parent)
-            measured = self._bench.measure(parent.model, model)
+            measured = measure(self._judge, parent.model, model, self._options.target)
         except (DeadlineExceeded, EngineUnavailable, ResourceExhausted) as error:
             return msgspec.structs.replace(attempt, outcome="skipped", reason=str(error)), None
         except PenstockError as error:
@@ -292,10 +299,10 @@ class _Search:
         return -attempt.speedup.value if self._options.target == "latency" else attempt.stored_bytes
 
     def _notes(self) -> tuple[str, ...]:
-        few = too_few(self._held, self._metric, self._options.contract.max_accuracy_loss, "held-out")
+        few = too_few(self._judge.data.count, self._judge.metric, self._options.contract.max_accuracy_loss, "held-out")
         late = sum("out of time" in attempt.reason for attempt in self._seen if attempt.outcome == "skipped")
         want = (f"{late} step(s) of the plan were not tried for want of time: give a larger budget",) if late else ()
-        return (f"the plan decided on {self._held} samples held out from its training data", *few, *want)
+        return (f"the plan decided on {self._judge.data.count} samples held out from its training data", *few, *want)
 
 
 def _made(move: Move, workshop: Workshop, parent: State) -> Artifact:

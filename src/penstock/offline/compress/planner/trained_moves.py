@@ -1,6 +1,6 @@
-"""The steps that train, all by distillation from the original; labels join in if the data has them. Needs the extra ``torch``.
+"""The steps that train, by distillation from the model that the plan starts from and, if the data has them, from labels.
 
-Each keeps its progress in the workshop's scratch folder, and goes on from it if it was interrupted.
+They need the extra ``torch``. Each keeps its progress in the scratch folder, and goes on from it after an interruption.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def shrink_to(workshop: Workshop, state: State, speedup: float) -> Artifact:
         state.model,
         workshop.fitted,
         options,
-        held_out=workshop.held,
+        held_out=workshop.judge.data,
         folder=workshop.scratch / "shrink",
         on_progress=workshop.on_progress,
         is_over=workshop.is_over,
@@ -61,8 +61,8 @@ def split_layers(workshop: Workshop, state: State) -> Artifact:
     )
     _check_memory(workshop, thin)
     model = TrainableModel(thin)
-    report = recover(model, workshop.fitted, workshop.original, _fit(workshop), **_hooks(workshop, "thin"))
-    return model.to_artifact("recover", {"teacher": workshop.original.digest}, report.facts())
+    report = recover(model, workshop.fitted, workshop.start, _fit(workshop), **_hooks(workshop, "thin"))
+    return model.to_artifact("recover", {"teacher": workshop.start.digest}, report.facts())
 
 
 def prune_weights(workshop: Workshop, state: State) -> Artifact:
@@ -78,7 +78,7 @@ def prune_weights(workshop: Workshop, state: State) -> Artifact:
         state.model,
         workshop.fitted,
         options,
-        held_out=workshop.held,
+        held_out=workshop.judge.data,
         folder=workshop.scratch / "prune",
         on_progress=workshop.on_progress,
         is_over=workshop.is_over,
@@ -89,7 +89,7 @@ def tune_shared(workshop: Workshop, state: State, shared: Artifact) -> Artifact:
     """The values that weights share, trained. It is short, and begins anew if it was interrupted."""
     _check_memory(workshop, shared)
     options = CentroidOptions(_fit(workshop, rate=1e-4))
-    return tune_centroids(shared, workshop.original, workshop.fitted, options, workshop.on_progress)
+    return tune_centroids(shared, workshop.start, workshop.fitted, options, workshop.on_progress)
 
 
 def train_int8(workshop: Workshop, state: State) -> Artifact:
@@ -101,7 +101,7 @@ def train_int8(workshop: Workshop, state: State) -> Artifact:
     asked = {"epochs": workshop.epochs, "seed": workshop.seed, "threads": workshop.threads}
     options = QatOptions(msgspec.structs.replace(QatOptions().fit, **asked))
     hooks = _hooks(workshop, "int8")
-    return train_quantized(start, prepared, workshop.fitted, options, teacher=workshop.original, **hooks)
+    return train_quantized(start, prepared, workshop.fitted, options, teacher=workshop.start, **hooks)
 
 
 def _fit(workshop: Workshop, rate: float = 1e-3) -> FitOptions:

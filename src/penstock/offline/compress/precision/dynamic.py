@@ -14,8 +14,8 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.offline.compress.precision.products import Product, ProductModel, node
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import sample_errors
-from penstock.offline.judge.sessions import loaded
+from penstock.offline.judge.metrics import sample_errors
+from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
 _SAME = 1e-3

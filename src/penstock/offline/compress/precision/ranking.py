@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 
 from penstock.bundle.evidence import Interval
-from penstock.offline.compress.precision.trials import Outcome, Trials
-from penstock.offline.judge.accuracy import mean_interval
+from penstock.offline.compress.precision.trials import Trials
+from penstock.offline.judge.judge import Judgement
+from penstock.offline.judge.metrics import mean_interval
 from penstock.tensor import Array
 
 _CANDIDATES = 8
@@ -55,12 +56,12 @@ def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], w
     parts = {name: _Part(trials, base, name, with_alone) for name in names}
 
     def is_behind(leader: str, name: str) -> bool:
-        return trials.judge.interval(parts[leader].scores - parts[name].scores).low > 0
+        return trials.judge.reference.interval(parts[leader].scores - parts[name].scores).low > 0
 
     gains = {name: float(part.scores.mean()) for name, part in parts.items()}
     ranks: list[Rank] = []
     for tier in tiers(names, gains, is_behind):
-        lost = max(sum(max(0.0, gains[name]) for name in tier), 0.5 / trials.data.count)
+        lost = max(sum(max(0.0, gains[name]) for name in tier), 0.5 / trials.judge.data.count)
         steps = {name: max(0.0, float(parts[name].divergence.mean())) for name in tier}
         whole = sum(steps.values())
         by: Literal["accuracy", "divergence"] = "accuracy" if len(tier) == 1 else "divergence"
@@ -107,13 +108,13 @@ class _Part:
         self._last = _step(trials.outcome(base | {name}), trials.outcome(base))
         others = trials.mixed.others(name)
         has_first = with_alone and trials.mixed.is_integer(others)
-        self._first = _step(trials.original, trials.outcome(others)) if has_first else None
+        self._first = _step(trials.judge.baseline, trials.outcome(others)) if has_first else None
         known = [step for step in (self._first, self._last) if step is not None]
         self.scores: Array = np.mean([scores for scores, _ in known], axis=0)
         self.divergence: Array = np.mean([divergence for _, divergence in known], axis=0)
 
     def rank(self, by: Literal["accuracy", "divergence"], expected: float) -> Rank:
-        interval = self._trials.judge.interval
+        interval = self._trials.judge.reference.interval
         return Rank(
             name=self._name,
             part=interval(self.scores),
@@ -126,6 +127,6 @@ class _Part:
         )
 
 
-def _step(better: Outcome, worse: Outcome) -> tuple[Array, Array]:
+def _step(better: Judgement, worse: Judgement) -> tuple[Array, Array]:
     """Accuracy lost, and divergence added, from one version to another."""
     return better.scores - worse.scores, worse.divergence - better.divergence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import msgspec
 import numpy as np
@@ -12,8 +11,10 @@ import numpy as np
 from penstock.bundle.evidence import Interval
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.trials import Trials
-from penstock.perf.measure import Timings, feed, interleave, repeat_rows, speedup
+from penstock.perf.measure import Timings, speedup
 
+_INT8 = ""
+"""The INT8 model's name in a race; the others have those of groups."""
 _MOST_TOGETHER = 12
 """Versions timed in one block: enough to share the INT8 model's time, few enough to share the machine's moods."""
 
@@ -35,7 +36,7 @@ def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: f
     Loaded at a time are as many versions as fit ``memory_bytes`` by the engine's estimate, at least two.
     """
     clock = _Stopwatch(trials, rows)
-    options = {"threads": trials.threads}
+    options = {"threads": trials.judge.threads}
     size = get_engine("onnxruntime").estimate(trials.mixed.artifact, options).memory_bytes
     together = min(_MOST_TOGETHER, max(1, memory_bytes // size - 1))
     saving_ms: dict[str, Interval] = {}
@@ -60,8 +61,7 @@ class _Stopwatch:
     """Times versions against the INT8 model."""
 
     def __init__(self, trials: Trials, rows: int) -> None:
-        self._trials = trials
-        self._sample = repeat_rows(trials.data.inputs, rows)
+        self._trials, self._rows = trials, rows
         self._int8_ms: list[float] = []
         self.spent = 0.0
 
@@ -70,15 +70,14 @@ class _Stopwatch:
         return float(np.median(self._int8_ms)) if self._int8_ms else None
 
     def time(self, versions: Sequence[Sequence[str]], budget_s: float) -> dict[str, Interval]:
-        """What each of ``versions``, groups left float, loses in milliseconds; by the name of its first group."""
-        with ExitStack() as stack:
-            artifacts = [self._trials.mixed.with_float(floats) for floats in ((), *versions)]
-            models = [stack.enter_context(self._trials.load(artifact)) for artifact in artifacts]
-            start = time.perf_counter()
-            found = interleave({str(index): feed(model, self._sample) for index, model in enumerate(models)}, budget_s)
-            self.spent += time.perf_counter() - start
-        self._int8_ms.append(found["0"].p50_ms)
-        return {floats[0]: _saving(found["0"], found[str(index)]) for index, floats in enumerate(versions, 1)}
+        """The milliseconds that each of ``versions``, groups left float, loses; by the name of its first group."""
+        mixed = self._trials.mixed
+        models = {_INT8: mixed.with_float(), **{floats[0]: mixed.with_float(floats) for floats in versions}}
+        start = time.perf_counter()
+        found = self._trials.judge.race(models, budget_s, self._rows)
+        self.spent += time.perf_counter() - start
+        self._int8_ms.append(found[_INT8].p50_ms)
+        return {floats[0]: _saving(found[_INT8], found[floats[0]]) for floats in versions}
 
 
 def _saving(int8: Timings, other: Timings) -> Interval:

@@ -19,7 +19,7 @@ from penstock.offline.compress.precision.savings import Savings, measure_savings
 from penstock.offline.compress.precision.sqnr import TensorNoise, activation_noise, noisiest, weight_noise
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.taps import Progress, no_progress
-from penstock.offline.judge.sessions import call_rows
+from penstock.offline.sessions import call_rows
 from penstock.perf.chart import Scale, bar_chart
 
 
@@ -96,19 +96,19 @@ def measure_sensitivity(
     _run(trials, options.alone, on_progress)
     ranks = rank_groups(trials, (), [group.name for group in trials.mixed.groups], options.alone)
     ranks = first_ranked(trials, ranks, math.ceil(options.refined * len(ranks)), options.alone)
-    rows = call_rows(trials.signature, options.rows)
+    rows = call_rows(trials.judge.signature, options.rows)
     savings = Savings(None, {}, ())
     if options.budget_s > 0:
         savings = measure_savings(trials, [rank.name for rank in ranks], rows, options.budget_s, options.memory_bytes)
     int8 = trials.outcome()
     return SensitivityReport(
         metric=trials.judge.metric,
-        proxy=trials.proxy,
-        samples=trials.data.count,
-        original=trials.original.accuracy,
+        proxy=trials.judge.reference.proxy,
+        samples=trials.judge.data.count,
+        original=trials.judge.baseline.accuracy,
         int8=int8.accuracy,
         divergence=float(int8.divergence.mean()),
-        threads=trials.threads,
+        threads=trials.judge.threads,
         rows=rows,
         int8_ms=savings.int8_ms,
         groups=_sensitivities(trials, ranks, savings),

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.offline.compress.precision.products import MICROSOFT, Product, ProductModel
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import output_errors
-from penstock.offline.judge.sessions import answers_of
+from penstock.offline.judge.accuracy import answers_of
+from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array
 
 _SHARES = np.linspace(1.0, 0.5, 21)

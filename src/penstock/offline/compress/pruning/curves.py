@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.pruning.held_out import HeldOut, split
 from penstock.offline.compress.pruning.iterative import IterativeOptions, Progress, prune_iteratively, retrain_pruned
 from penstock.offline.compress.pruning.magnitude import sparsity
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge, hold_out
 from penstock.perf.chart import Scale, line_chart
 
 
@@ -45,16 +45,16 @@ def pruning_curves(
         options or IterativeOptions(), contract=Contract(1.0, max_output_error=float("inf"))
     )
     if held_out is None:
-        data, held_out = split(artifact, data)
+        data, held_out = hold_out(artifact, data)
     facts = prune_iteratively(artifact, data, options, held_out=held_out).provenance[-1].facts
-    judge, teacher = HeldOut(artifact, held_out, options.retrain.threads), Teacher(artifact, data)
+    judge, teacher = Judge(artifact, held_out, options.retrain.threads), Teacher(artifact, data)
     retrained = []
     for number, level in enumerate(facts["levels"], 1):
         on_progress(number, len(facts["levels"]) + 1)
         goal = msgspec.structs.replace(options.goal, rule=options.goal.rule.scaled(level["factor"]))
         fit = msgspec.structs.replace(options.retrain, epochs=options.retrain.epochs * number)
         model = retrain_pruned(artifact, data, teacher, goal, fit, l1=options.l1)
-        retrained.append((sparsity(model, goal)["sparsity"], judge.assess(model)[0].value))
+        retrained.append((sparsity(model, goal)["sparsity"], judge.assess(model).accuracy.value))
     on_progress(len(facts["levels"]) + 1, len(facts["levels"]) + 1)
     lines = {
         "at once": facts["one_shot"],

@@ -23,10 +23,10 @@ from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.offline.compress.pruning.magnitude import write_weights
 from penstock.offline.compress.pruning.pairs import POOLING, Pair, array_of, find_pairs
-from penstock.offline.judge.sessions import loaded
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
 from penstock.offline.optimize.verify import Verifier
+from penstock.offline.sessions import loaded
 from penstock.tensor import Array
 
 

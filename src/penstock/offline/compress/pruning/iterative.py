@@ -20,7 +20,6 @@ import numpy as np
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
 from penstock.offline.compress.options import NotNegative, Options
-from penstock.offline.compress.pruning.held_out import HeldOut, split
 from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
 from penstock.offline.compress.pruning.rounds import Entry, Rounds
 from penstock.offline.compress.training.distill import recover
@@ -30,6 +29,7 @@ from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge, hold_out
 from penstock.offline.optimize.model import load_model
 
 Progress = Callable[[int, int], None]
@@ -83,15 +83,15 @@ def prune_iteratively(
     layer, every level in the order it was tried, and what the original loses at the same sparsities without retraining.
 
     Raises ContractUnmet, with the levels as candidates, if not even the first level meets the contract; InvalidArgument if
-    ``folder`` holds another run; Unsupported for weights that cannot be trained; and as ``magnitude.prune``, ``HeldOut``, ``fit``.
+    ``folder`` holds another run; Unsupported for weights that cannot be trained; and as ``magnitude.prune``, ``Judge``, ``fit``.
     """
     options = options or IterativeOptions()
     options.check()
     # A goal that the rule refuses is refused now, not at the last level.
     options.goal.rule.masks(prunable_weights(load_model(artifact), options.goal))
     if held_out is None:
-        data, held_out = split(artifact, data)
-    judge = HeldOut(artifact, held_out, options.retrain.threads)
+        data, held_out = hold_out(artifact, data)
+    judge = Judge(artifact, held_out, options.retrain.threads)
     levels = Rounds(Level, artifact, judge, options.contract, lambda level: level.sparsity)
     levels.keep_in(folder, data.digest, msgspec.to_builtins(options))
     teacher = Teacher(artifact, data)
@@ -148,7 +148,7 @@ def _one_shot(original: Artifact, levels: Rounds[Level], goal: PruneOptions) -> 
     points = {}
     for factor in sorted({level.factor for level in levels.entries}):
         pruned = prune(original, _towards(goal, factor))
-        points[pruned.provenance[-1].facts["sparsity"]] = levels.judge.assess(pruned)[0].value
+        points[pruned.provenance[-1].facts["sparsity"]] = levels.judge.assess(pruned).accuracy.value
     return sorted(points.items())
 
 

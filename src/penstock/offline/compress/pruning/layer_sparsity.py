@@ -16,9 +16,9 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidConfig
-from penstock.offline.compress.pruning.held_out import HeldOut
 from penstock.offline.compress.pruning.magnitude import LayerRule, PruneOptions, Share, prunable_weights, prune
 from penstock.offline.dataset import Dataset
+from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import load_model
 from penstock.perf.chart import Scale, line_chart
 from penstock.tensor import Array
@@ -88,34 +88,33 @@ def measure_layers(
     """The curve of every prunable weight of ``artifact`` on ``data``, held out; ``options`` says which weights, not how much.
 
     Takes as many runs over the data as there are layers times points. Raises InvalidConfig for a grid that is not between 0
-    and 1, and as ``magnitude.prune`` and ``HeldOut``.
+    and 1, and as ``magnitude.prune`` and ``Judge``.
     """
     options = options or PruneOptions()
     points = sorted({float(point) for point in grid} - {0.0})
     if not points or not 0 < points[0] <= points[-1] <= 1:
         raise InvalidConfig(f"sparsities to measure must be between 0 and 1, not {list(grid)}", "leave the grid out")
     weights = prunable_weights(load_model(artifact), options)
-    judge = HeldOut(artifact, data)
+    judge = Judge(artifact, data)
     curves = []
     for number, (name, array) in enumerate(weights.items()):
-        rows = [(judge.original, 0.0)]
+        judged = [judge.baseline]
         for place, point in enumerate(points):
             on_progress(number * len(points) + place, len(weights) * len(points))
             rule = LayerRule({name: point})
-            rows.append(judge.assess(prune(artifact, msgspec.structs.replace(options, rule=rule))))
-        accuracies, divergences = zip(*rows, strict=True)
+            judged.append(judge.assess(prune(artifact, msgspec.structs.replace(options, rule=rule))))
         curves.append(
             LayerCurve(
                 weight=name,
                 size=array.size,
                 sparsities=(0.0, *points),
-                accuracies=tuple(accuracy.value for accuracy in accuracies),
-                losses=tuple(accuracy.loss.value for accuracy in accuracies),
-                divergences=divergences,
+                accuracies=tuple(one.accuracy.value for one in judged),
+                losses=tuple(one.accuracy.loss.value for one in judged),
+                divergences=tuple(float(one.divergence.mean()) for one in judged),
             )
         )
     on_progress(len(weights) * len(points), len(weights) * len(points))
-    return Sensitivity(judge.judge.metric, judge.original.value, data.count, tuple(curves))
+    return Sensitivity(judge.metric, judge.baseline.accuracy.value, data.count, tuple(curves))
 
 
 def allocate(curves: Sequence[LayerCurve], sparsity: float, measure: Measure = "divergence") -> Allocation:

@@ -14,8 +14,8 @@ import msgspec
 from penstock.artifact import Artifact, sha256
 from penstock.errors import ContractUnmet, InvalidArgument
 from penstock.offline.compress.checkpoint import read_sealed, write_sealed
-from penstock.offline.compress.pruning.held_out import HeldOut
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Rounds(Generic[E]):
     """The rounds of a run so far, and the models that may still be needed: the original, the best, the last good and the last."""
 
     def __init__(
-        self, kind: type[E], original: Artifact, judge: HeldOut, contract: Contract, rank: Callable[[E], float]
+        self, kind: type[E], original: Artifact, judge: Judge, contract: Contract, rank: Callable[[E], float]
     ) -> None:
         """The best is the first of highest ``rank`` that meets ``contract``; its latency is not looked at."""
         self.entries: list[E] = []
@@ -104,8 +104,8 @@ class Rounds(Generic[E]):
             raise unmet
         best = self.entries[self.best]
         return self.models[self.best], {
-            "metric": self.judge.judge.metric,
-            "original_accuracy": self.judge.original.value,
+            "metric": self.judge.metric,
+            "original_accuracy": self.judge.baseline.accuracy.value,
             "accuracy": best.accuracy,
             "loss": best.loss,
             "samples": self.judge.data.count,
@@ -114,7 +114,7 @@ class Rounds(Generic[E]):
         }
 
     def _judged(self, model: Artifact, entry: E) -> E:
-        accuracy, _ = self.judge.assess(model)
+        accuracy = self.judge.assess(model).accuracy
         objection = self._contract.accuracy_objection(accuracy)
         return msgspec.structs.replace(entry, accuracy=accuracy.value, loss=accuracy.loss.value, objection=objection)
 

@@ -19,11 +19,12 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.judge.accuracy import Outputs, sample_errors
-from penstock.offline.judge.sessions import answers_of, signature_of
+from penstock.offline.judge.accuracy import answers_of
+from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.offline.optimize.passes.dead_code import DeadCode
+from penstock.offline.sessions import signature_of
 from penstock.tensor import Array
 
 _INT32 = np.iinfo(np.int32)

@@ -22,8 +22,8 @@ from penstock.offline.compress.checkpoint import read_sealed, write_sealed
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range, TensorStatistics
 from penstock.offline.compress.taps import Progress
-from penstock.offline.judge.sessions import signature_of
 from penstock.offline.optimize.model import self_contained
+from penstock.offline.sessions import signature_of
 
 _FORM = 1
 

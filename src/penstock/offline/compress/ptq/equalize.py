@@ -21,10 +21,10 @@ from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.sessions import call_rows, loaded, signature_of
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.offline.optimize.verify import Verifier, compare
+from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
 
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

@@ -15,7 +15,8 @@ from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.sessions import call_rows, race, signature_of
+from penstock.offline.judge.race import race
+from penstock.offline.sessions import call_rows, signature_of
 from penstock.perf.measure import repeat_rows, speedup
 from penstock.resources import MachineFacts
 from penstock.tensor import DataType

@@ -12,8 +12,7 @@ from penstock.errors import InvalidConfig
 from penstock.offline.compress.sharing.layers import find_layers
 from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share_only
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import make_judge
-from penstock.offline.judge.sessions import answers_of
+from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import load_model
 
 
@@ -53,12 +52,12 @@ def choose_bits(
     options = options or BitsOptions()
     options.check()
     base = share_options or ShareOptions()
-    judge = make_judge(answers_of(artifact, data, options.threads), data.labels)
+    judge = Judge(artifact, data, options.threads)
     layers = find_layers(load_model(artifact), frozenset(base.bits))
     names = [name for name, layer in layers.items() if layer.kind != "bias" and name not in base.bits]
 
     def good(name: str, bits: int) -> bool:
-        return options.holds(judge.compare(answers_of(share_only(artifact, name, bits), data, options.threads)))
+        return options.holds(judge.assess(share_only(artifact, name, bits)).accuracy)
 
     chosen = dict(base.bits)
     for done, name in enumerate(names):

@@ -27,9 +27,9 @@ from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import make_judge
-from penstock.offline.judge.sessions import signature_of
+from penstock.offline.judge.accuracy import make_reference
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.sessions import signature_of
 from penstock.tensor import Array, Signature
 
 _TINY = 1e-12
@@ -73,7 +73,7 @@ class DistillationLoss:
         if not answers:
             raise Unsupported("no output of the model is a float, so that nothing can be learned from it")
         self.teacher, self.temperature = teacher, options.temperature
-        self.labelled = "" if labels is None else make_judge(answers, labels).output
+        self.labelled = "" if labels is None else make_reference(answers, labels).output
         self.labels = None if labels is None else torch.tensor(labels.astype(np.int64))
         share = options.teacher_share
         self.share = (0.7 if labels is not None else 1.0) if share is None else share

@@ -10,8 +10,8 @@ from penstock.errors import InvalidModel
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.sessions import loaded
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.sessions import loaded
 from penstock.tensor import Array
 
 _ROWS_TO_LOCATE = 8

@@ -24,7 +24,7 @@ from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.sessions import answers_of
+from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 

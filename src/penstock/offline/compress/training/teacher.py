@@ -19,8 +19,8 @@ from penstock.offline.compress.checkpoint import read_sealed, write_sealed
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import answers
-from penstock.offline.judge.sessions import loaded
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.sessions import loaded
 from penstock.resources import usable_memory
 from penstock.tensor import Array, DataType
 

@@ -15,8 +15,8 @@ from penstock.offline.compress.pruning.structured.latency import LatencyTable, L
 from penstock.offline.compress.pruning.structured.recovery import Round, ShrinkOptions, given_up, next_move, shrink
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.dataset import Dataset, load_dataset
-from penstock.offline.judge.comparison import compare
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _DIGITS = Path(__file__).parents[5] / "examples" / "digits"
@@ -94,7 +94,7 @@ def test_digits_get_narrower_within_the_contract_and_go_on_from_a_folder(tmp_pat
     assert facts["chosen"] == 0
     assert facts["loss"] <= 0.1
     assert sum(entry["units"].values()) < 32 + 32 + 64 + 64 + 64
-    comparison = compare(original, small, unseen, budget_s=0.2)
+    comparison = Judge(original, unseen).compare(small, budget_s=0.2)
     assert comparison.size_ratio > 1.1
     assert comparison.accuracy.loss.value <= 0.2
     for speedup in (50.0, 100.0):  # the way to a higher speed-up begins as that to a lower

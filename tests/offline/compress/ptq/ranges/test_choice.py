@@ -25,7 +25,7 @@ from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, load_dataset, make_dataset
-from penstock.offline.judge.accuracy import answers, make_judge
+from penstock.offline.judge.accuracy import answers, make_reference
 from penstock.offline.optimize.optimizer import optimize
 from penstock.tensor import DataType
 
@@ -48,7 +48,7 @@ def digits() -> tuple[Artifact, Dataset, Dataset]:
 def accuracy(quantised: Artifact) -> float:
     original, _, evaluation = digits()
     before, after = (get_engine("onnxruntime").load(model, {"threads": 1}) for model in (original, quantised))
-    return make_judge(answers(before, evaluation), evaluation.labels).compare(answers(after, evaluation)).value
+    return make_reference(answers(before, evaluation), evaluation.labels).compare(answers(after, evaluation)).value
 
 
 def test_contaminated_calibration_costs_min_max_more() -> None:

@@ -13,7 +13,7 @@ from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Taps
-from penstock.offline.judge.sessions import loaded, signature_of
+from penstock.offline.sessions import loaded, signature_of
 from penstock.tensor import Array, DataType
 
 U8 = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")

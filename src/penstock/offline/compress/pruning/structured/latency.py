@@ -16,8 +16,8 @@ from penstock.offline.compress.pruning.structured.coupling import Count, Labels
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
 from penstock.offline.compress.taps import Taps
 from penstock.offline.dataset import make_dataset
-from penstock.offline.judge.sessions import loaded
 from penstock.offline.optimize import graph
+from penstock.offline.sessions import loaded
 from penstock.perf.measure import feed, interleave
 from penstock.tensor import Array
 

@@ -13,7 +13,6 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.offline.compress.options import Count, NotNegative, Options, Share
-from penstock.offline.compress.pruning.held_out import HeldOut, split
 from penstock.offline.compress.pruning.rounds import Entry, Rounds, last_good
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.importance import Scores, importance
@@ -29,6 +28,7 @@ from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge, hold_out
 
 
 class ShrinkOptions(Options, frozen=True):
@@ -94,8 +94,8 @@ def shrink(
     options = options or ShrinkOptions()
     options.check()
     if held_out is None:
-        data, held_out = split(artifact, data)
-    judge = HeldOut(artifact, held_out, options.threads)
+        data, held_out = hold_out(artifact, data)
+    judge = Judge(artifact, held_out, options.threads)
     rounds = Rounds(Round, artifact, judge, options.contract, lambda entry: entry.speedup)
     # What a run to a lower speed-up did is the beginning of one to a higher.
     rounds.keep_in(folder, data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0)))

@@ -28,8 +28,9 @@ from penstock.offline.compress.pruning.structured.widths import (
 )
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.sessions import loaded, race
+from penstock.offline.judge.race import race
 from penstock.offline.optimize.samples import free_sizes, generate
+from penstock.offline.sessions import loaded
 from penstock.perf.measure import repeat_rows, speedup
 from penstock.tensor import Array
 

@@ -11,7 +11,7 @@ from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
 from penstock.offline.dataset import Dataset
-from penstock.offline.judge.accuracy import Judge, make_judge
+from penstock.offline.judge.accuracy import Reference, make_reference
 from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array
 
@@ -31,15 +31,15 @@ def by_taylor(
     slots = [slot for slot in structure.slots if slot.role == "reads" and slot.value.name in model.weights]
     weights = [model.weights[slot.value.name or ""] for slot in slots]
     size = model.fixed_rows or batch_size
-    judge: Judge | None = None
+    reference: Reference | None = None
     sums: list[Array] = [np.zeros(len(slot.labels)) for slot in slots]
     for start in range(0, data.count, size):
         outputs = model(to_tensors(data.rows(start, start + size), model))
-        if judge is None:
-            judge = make_judge({name: value.detach().numpy() for name, value in outputs.items()}, data.labels)
+        if reference is None:
+            reference = make_reference({name: value.detach().numpy() for name, value in outputs.items()}, data.labels)
         labels = None if data.labels is None else torch.from_numpy(data.labels[start : start + size].astype(np.int64))
         model.zero_grad()
-        _loss(outputs, labels, judge).backward()
+        _loss(outputs, labels, reference).backward()
         for number, (slot, weight) in enumerate(zip(slots, weights, strict=True)):
             if weight.grad is not None:
                 others = [axis for axis in range(weight.ndim) if axis != slot.axis]
@@ -48,9 +48,9 @@ def by_taylor(
     return gather(structure, list(zip(slots, sums, strict=True)))
 
 
-def _loss(outputs: dict[str, Tensor], labels: Tensor | None, judge: Judge) -> Tensor:
-    if judge.metric == "fidelity":
+def _loss(outputs: dict[str, Tensor], labels: Tensor | None, reference: Reference) -> Tensor:
+    if reference.metric == "fidelity":
         floats = [value for value in outputs.values() if value.is_floating_point()]
         return torch.stack([value.square().mean() / 2 for value in floats]).sum()
-    scores = outputs[judge.output]
+    scores = outputs[reference.output]
     return functional.cross_entropy(scores, scores.detach().argmax(dim=1) if labels is None else labels)

@@ -30,8 +30,8 @@ from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.judge.accuracy import answers
-from penstock.offline.judge.sessions import answers_of, call_rows, loaded, signature_of
+from penstock.offline.judge.accuracy import answers, answers_of
+from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
 
 CANDIDATES: dict[str, tuple[Method, float]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.offline.judge.accuracy import Outputs, sample_errors
+from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.tensor import Array
 
 _FEWEST_CLASSES = 3

@@ -11,7 +11,7 @@ from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import make_dataset
-from penstock.offline.judge.comparison import compare
+from penstock.offline.judge.judge import Judge
 from penstock.resources import machine_facts
 
 X = {"x": np.random.default_rng(0).normal(size=(40, 16)).astype(np.float32)}
@@ -21,7 +21,7 @@ X = {"x": np.random.default_rng(0).normal(size=(40, 16)).astype(np.float32)}
 def test_int8_against_fp32(rows: int) -> None:
     original, scheme = mlp(), integer_scheme(machine_facts())
     compressed = quantize(original, ranges(collect(original, X), Method.MIN_MAX, scheme), scheme)
-    found = compare(original, compressed, make_dataset(X, None), rows=rows, budget_s=0.1)
+    found = Judge(original, make_dataset(X, None)).compare(compressed, rows=rows, budget_s=0.1)
     assert found.size_ratio == pytest.approx(original.size_bytes / compressed.size_bytes)
     assert found.size_ratio > 1
     assert found.accuracy.metric == "agreement"
@@ -33,7 +33,7 @@ def test_int8_against_fp32(rows: int) -> None:
 
 
 def test_a_model_against_itself_loses_nothing() -> None:
-    found = compare(mlp(), mlp(), make_dataset(X, np.arange(40) % 4), budget_s=0.1)
+    found = Judge(mlp(), make_dataset(X, np.arange(40) % 4)).compare(mlp(), budget_s=0.1)
     assert found.accuracy.loss.value == found.accuracy.relative_error == 0
     assert found.accuracy.metric == "top-1"
     assert found.size_ratio == 1

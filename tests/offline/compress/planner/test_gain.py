@@ -7,9 +7,10 @@ import networks
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.errors import PenstockError
-from penstock.offline.compress.planner import bench as module
-from penstock.offline.compress.planner.bench import Bench, Measured, gain_objection
+from penstock.offline.compress.planner import gain as module
+from penstock.offline.compress.planner.gain import Measured, gain_objection, measure
 from penstock.offline.dataset import make_dataset
+from penstock.offline.judge.judge import Judge
 
 
 def measured(low: float, stored: int = 0) -> Measured:
@@ -28,13 +29,14 @@ def test_the_original_loses_nothing_and_gains_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_TIMING_S", 0.02)
     model = networks.mlp()
     x = np.random.default_rng(0).standard_normal((40, 16)).astype(np.float32)
-    found = Bench(model, make_dataset({"x": x}, None), "size", 1).measure(model, model)
+    judge = Judge(model, make_dataset({"x": x}, None))
+    found = measure(judge, model, model, "size")
     assert found.accuracy.loss.value == 0
     assert found.accuracy.metric == "agreement"
     assert found.stored_bytes == len(encode(model.data))
     assert found.speedup.low <= found.speedup.value <= found.speedup.high
     with pytest.raises(PenstockError, match="shape"):
-        Bench(model, make_dataset({"x": x}, None), "latency", 1).measure(model, other())
+        measure(judge, model, other(), "latency")
 
 
 def other():  # type: ignore[no-untyped-def]

@@ -1,0 +1,124 @@
+"""The one judge: candidates against the original, on samples that nothing was fitted on.
+
+The original is the model that the user gave. Its answers are computed once; candidates are compared with them sample by sample,
+and timed with their calls interleaved with the original's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.bundle.evidence import Accuracy, Interval
+from penstock.engines.base import LoadedModel
+from penstock.errors import InvalidData
+from penstock.offline.dataset import Dataset
+from penstock.offline.judge.accuracy import Reference, answers, make_reference
+from penstock.offline.judge.metrics import Outputs
+from penstock.offline.judge.race import race
+from penstock.offline.sessions import call_rows, loaded, signature_of
+from penstock.perf.measure import Timings, repeat_rows, speedup
+from penstock.tensor import Array
+
+ORIGINAL = "original"
+"""The original's name among the candidates of a race, and the beginning of its name in the evidence."""
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """One candidate's answers against the original's; a few bytes a sample."""
+
+    accuracy: Accuracy
+    scores: Array
+    """Per sample, see ``Reference.scores``; float32."""
+    divergence: Array
+    """Per sample, see ``Reference.divergence``; float32."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A candidate against its original: bytes, answers and speed, each measured on this machine."""
+
+    original_bytes: int
+    compressed_bytes: int
+    original_accuracy: float
+    accuracy: Accuracy
+    """Of the candidate, with its loss against the original."""
+    original_ms: float
+    """Median latency of one call of ``rows`` samples."""
+    compressed_ms: float
+    speedup: Interval
+    threads: int
+    rows: int
+
+    @property
+    def size_ratio(self) -> float:
+        """How many times smaller the file became."""
+        return self.original_bytes / self.compressed_bytes
+
+
+class Judge:
+    """Judges candidates against ``original`` on ``data``, in ``engine`` with ``threads`` threads."""
+
+    def __init__(self, original: Artifact, data: Dataset, threads: int = 1, *, engine: str = "onnxruntime") -> None:
+        """Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, or if the
+        labels fit no output; Unsupported if the outputs cannot be compared sample by sample.
+        """
+        if data.count == 0:
+            raise InvalidData("there are no samples to judge on", "give some that training does not see")
+        self.original, self.data, self.threads = original, data, threads
+        self._engine = engine
+        with loaded(original, threads, engine=engine) as model:
+            self.signature = model.signature
+            self.reference: Reference = make_reference(answers(model, data), data.labels)
+        self.baseline = self._judgement(self.reference.answers)
+        """The original judged against itself: it loses nothing."""
+
+    @property
+    def metric(self) -> str:
+        return self.reference.metric
+
+    def assess(self, candidate: Artifact) -> Judgement:
+        """``candidate`` run on all samples and compared. Raises PenstockError if it does not run or answers in other shapes."""
+        with loaded(candidate, self.threads, engine=self._engine) as model:
+            return self.assess_loaded(model)
+
+    def assess_loaded(self, model: LoadedModel) -> Judgement:
+        """As ``assess``, for a model that is loaded already, in any engine."""
+        return self._judgement(answers(model, self.data))
+
+    def race(self, candidates: Mapping[str, Artifact], budget_s: float, rows: int = 1) -> dict[str, Timings]:
+        """``candidates`` and the original, under ``ORIGINAL``, timed against one another in calls of ``rows`` samples."""
+        sample = repeat_rows(self.data.inputs, call_rows(self.signature, rows))
+        return race({ORIGINAL: self.original, **candidates}, sample, budget_s, self.threads, self._engine)
+
+    def compare(self, candidate: Artifact, *, rows: int = 1, budget_s: float = 3.0) -> Comparison:
+        """The accuracy and the speed of ``candidate``, with ``rows`` samples in a timed call, or as many as the model takes."""
+        judgement = self.assess(candidate)
+        timings = self.race({"candidate": candidate}, budget_s, rows)
+        before, after = timings[ORIGINAL], timings["candidate"]
+        return Comparison(
+            original_bytes=self.original.size_bytes,
+            compressed_bytes=candidate.size_bytes,
+            original_accuracy=self.baseline.accuracy.value,
+            accuracy=judgement.accuracy,
+            original_ms=before.p50_ms,
+            compressed_ms=after.p50_ms,
+            speedup=speedup(before, after),
+            threads=self.threads,
+            rows=call_rows(self.signature, rows),
+        )
+
+    def _judgement(self, outputs: Outputs) -> Judgement:
+        reference = self.reference
+        accuracy = reference.original() if outputs is reference.answers else reference.compare(outputs)
+        return Judgement(accuracy, reference.scores(outputs).astype(np.float32), reference.divergence(outputs))
+
+
+def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
+    """All of ``data`` except its last ``share``, and that share, in multiples of the batch that ``artifact`` takes.
+
+    Raises InvalidData if there are too few samples.
+    """
+    return data.split(share, signature_of(artifact).smallest_batch)

@@ -1,0 +1,146 @@
+"""What two models' answers on the same samples differ by: errors, divergence, and the intervals that a mean may lie in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock.bundle.evidence import Interval
+from penstock.errors import InvalidArgument
+from penstock.tensor import Array
+
+Outputs = dict[str, Array]
+"""By name, with one row per sample."""
+
+_Z95 = 1.959964
+_TINY, _HUGE = 1e-150, 1e150
+"""Bounds of sums of squares, so that their quotients and totals are finite."""
+_NEGLIGIBLE = 1e-6
+"""An element this small counts as zero."""
+_WORST = 1e6
+"""Larger relative errors count as this."""
+_LEAST_SHARE = 1e-12
+"""Smaller probabilities count as this, so that the divergence of one sample is at most 28."""
+
+
+def paired_interval(before: Array, after: Array) -> Interval:
+    """Mean of ``before - after`` (booleans per sample) with the adjusted Wald interval of Agresti and Min (2005) for
+    matched pairs, which stays honest when no pair differs."""
+    lost, won = float((before & ~after).sum()), float((~before & after).sum())
+    return matched_pairs(len(before), lost - won, lost + won)
+
+
+def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) -> int | None:
+    """How many samples prove a loss within ``max_loss`` at 95 % confidence, by the upper bound of ``paired_interval``.
+
+    ``loss`` is the true loss, and ``changed`` the share of samples that are right in one model only; it is at least the size of
+    the loss. All are shares. None if no number of samples does: the loss is not below what is allowed.
+    """
+    if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
+        raise InvalidArgument(
+            f"a loss of {loss}, of {max_loss} allowed, with {changed} of the samples changed, is not possible",
+            "give shares: 0.01 for one point",
+        )
+    if loss >= max_loss:
+        return None
+    changed = max(changed, abs(loss))
+
+    def proves(count: int) -> bool:
+        return matched_pairs(count, count * loss, count * changed).high <= max_loss
+
+    few, enough = 0, 1
+    while not proves(enough):
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if proves(middle) else (middle, enough)
+    return enough
+
+
+def matched_pairs(count: int, total: float, squares: float) -> Interval:
+    """Of ``count`` differences with that sum and sum of squares; half a sample lost and half a one won are added."""
+    n = count + 2.0
+    centre, spread = total / n, _Z95 * (squares + 1 - total**2 / n) ** 0.5 / n
+    return Interval(total / count, centre - spread, centre + spread)
+
+
+def mean_interval(values: Array) -> Interval:
+    """The mean of ``values`` with its normal 95 % interval; of one value one that says nothing: a report can hold no infinity."""
+    values = values.astype(np.float64)
+    spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else _WORST
+    mean, spread = float(values.mean()), min(spread, _WORST)
+    return Interval(mean, mean - spread, mean + spread)
+
+
+def error_interval(values: Array) -> Interval:
+    """The mean of ``values``, none negative, with its normal 95 % interval, which has no width for a single value."""
+    mean = float(values.mean())
+    spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return Interval(mean, max(0.0, mean - spread), mean + spread)
+
+
+def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
+    """Relative error of each sample, of its worst output: norm of the difference by norm of the reference, at most 1.
+
+    A sample with NaN or infinity that the reference does not have in the same place has error 1. A norm counts as at least
+    a hundredth of the output's mean, so that a sample whose reference is nearly zero is not all error.
+    """
+    errors = []
+    for name, want in reference.items():
+        difference, norm = _squares(want, outputs[name])
+        errors.append(np.sqrt(difference / np.maximum(norm, 1e-4 * norm.mean())))
+    return np.asarray(np.max(errors, axis=0).clip(max=1.0))
+
+
+def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, float]:
+    """Relative error of each output over all samples; finite always, since a manifest can hold no other number."""
+    errors = {}
+    for name, want in reference.items():
+        difference, norm = _squares(want, outputs[name])
+        errors[name] = min(float(np.sqrt(difference.sum() / norm.sum())), _WORST)
+    return errors
+
+
+def share_divergence(reference: Array, outputs: Array) -> Array:
+    """KL(reference‖outputs) of the class shares of each row: softmax of the scores, or the scores where they are shares already."""
+    are_shares = _are_shares(reference)
+    want, got = (_log_shares(array, are_shares) for array in (reference, outputs))
+    return np.asarray((np.exp(want) * (want - got)).sum(axis=1))
+
+
+def _squares(want: Array, got: Array) -> tuple[Array, Array]:
+    """Per sample, the sum of squared differences and the sum of squares of the reference; text differs by 0 or 1.
+
+    Where NaN and infinities are the same they count as no difference; a sample in which they are not differs by its norm.
+    """
+    rows, got = want.reshape(len(want), -1), got.reshape(len(want), -1)
+    if want.dtype.kind in "OSU":
+        return (got != rows).sum(axis=1).astype(np.float64), np.full(len(rows), float(max(1, rows.shape[1])))
+    rows, got = rows.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(got) & np.isfinite(rows)
+    same = (got == rows) | (np.isnan(got) & np.isnan(rows))
+    broken = (~finite & ~same).any(axis=1)
+    with np.errstate(over="ignore"):
+        difference = (np.subtract(got, rows, out=np.zeros_like(rows), where=finite) ** 2).sum(axis=1)
+        norm = (np.where(np.isfinite(rows), rows, 0) ** 2).sum(axis=1)
+    # Rounding beside a reference of zeros is no error.
+    norm = np.clip(norm, max(_TINY, _NEGLIGIBLE**2 * rows.shape[1]), _HUGE)
+    return np.where(broken, np.maximum(difference, norm), difference).clip(max=_HUGE), norm
+
+
+def _are_shares(scores: Array) -> bool:
+    return bool((scores >= 0).all() and np.allclose(scores.astype(np.float64).sum(axis=1), 1, atol=1e-3))
+
+
+def _log_shares(scores: Array, are_shares: bool) -> Array:
+    """Logarithms of each row's shares, at least that of the least share; of a row with NaN or infinity, that everywhere."""
+    scores = scores.astype(np.float64)
+    broken = ~np.isfinite(scores).all(axis=1, keepdims=True)
+    scores = np.where(broken, 0.0, scores)
+    if not are_shares:
+        shifted = scores - scores.max(axis=1, keepdims=True)
+        shares = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    else:
+        shares = scores
+    return np.asarray(np.log(np.where(broken, _LEAST_SHARE, np.clip(shares, _LEAST_SHARE, None))))

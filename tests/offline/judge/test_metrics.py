@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stn
+
+from penstock.errors import InvalidArgument
+from penstock.offline.judge.metrics import mean_interval, output_errors, paired_interval, sample_errors, samples_needed
+
+SCORES = np.float32([[3, 1, 0], [0, 2, 1], [1, 0, 5], [9, 0, 0]])
+RIGHT = np.array([0, 1, 2, 0])
+
+
+def test_the_interval_is_that_of_agresti_and_min() -> None:
+    # 100 pairs, 5 lost and 1 won. By hand: n = 102, b = 5.5, c = 1.5, centre 4 / 102,
+    # spread 1.959964 * sqrt(7 - 16 / 102) / 102.
+    before = np.repeat([True, True, False, False], [60, 5, 1, 34])
+    after = np.repeat([True, False, True, False], [60, 5, 1, 34])
+    interval = paired_interval(before, after)
+    assert interval.value == pytest.approx(0.04)
+    assert interval.low == pytest.approx(0.0392157 - 0.0502655, abs=1e-6)
+    assert interval.high == pytest.approx(0.0392157 + 0.0502655, abs=1e-6)
+
+
+def test_no_difference_still_has_an_interval() -> None:
+    hits = np.ones(100, bool)
+    interval = paired_interval(hits, hits)
+    # By hand: spread 1.959964 * sqrt(1) / 102.
+    assert (interval.low, interval.value, interval.high) == pytest.approx((-0.0192153, 0, 0.0192153), abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=300))
+def test_the_interval_is_antisymmetric_and_holds_the_loss(pairs: list[tuple[bool, bool]]) -> None:
+    before, after = np.array(pairs).T
+    loss, gain = paired_interval(before, after), paired_interval(after, before)
+    assert loss.low <= loss.value <= loss.high
+    assert (loss.low, loss.value, loss.high) == pytest.approx((-gain.high, -gain.value, -gain.low))
+
+
+@given(
+    stn.arrays(np.float32, (5, 3), elements=st.floats(width=32)),
+    stn.arrays(np.float32, (5, 3), elements=st.floats(width=32)),
+)
+def test_errors_are_finite_whatever_the_answers(reference: np.ndarray, other: np.ndarray) -> None:
+    errors = sample_errors({"y": reference}, {"y": other})
+    assert ((errors >= 0) & (errors <= 1)).all()
+    assert 0 <= output_errors({"y": reference}, {"y": other})["y"] <= 1e6
+    assert output_errors({"y": reference}, {"y": reference})["y"] == 0
+
+
+def test_errors_of_doubles_at_the_end_of_their_range() -> None:
+    huge = np.full((2, 2), 1e308)
+    assert output_errors({"y": huge}, {"y": -huge})["y"] <= 1e6
+    assert output_errors({"y": np.zeros((2, 2))}, {"y": huge})["y"] == 1e6
+
+
+def test_errors_count_all_outputs() -> None:
+    reference = {"large": np.float32([[300.0]]), "small": np.float32([[4.0]])}
+    other = {"large": np.float32([[300.0]]), "small": np.float32([[3.0]])}
+    assert output_errors(reference, other) == pytest.approx({"large": 0.0, "small": 0.25})
+    assert sample_errors(reference, other) == pytest.approx([0.25])
+
+
+def test_rounding_beside_zeros_is_no_error() -> None:
+    reference = {"y": np.zeros((2, 3), np.float32)}
+    assert sample_errors(reference, {"y": np.full((2, 3), 1e-9, np.float32)}).max() < 0.01
+
+
+@given(max_loss=st.floats(0.005, 1), share=st.floats(-1, 0.9), changed=st.floats(0, 0.5))
+def test_samples_needed_are_enough_and_one_less_is_not(max_loss: float, share: float, changed: float) -> None:
+    loss = share * max_loss
+    count = samples_needed(max_loss, loss, changed)
+    assert count is not None
+    moved = max(changed, abs(loss))
+
+    def bound(samples: int) -> float:
+        """The interval's upper end, written out for expected counts that need not be whole."""
+        n, b, c = samples + 2, samples * (moved + loss) / 2 + 0.5, samples * (moved - loss) / 2 + 0.5
+        return float((b - c) / n + 1.959964 * np.sqrt(b + c - (b - c) ** 2 / n) / n)
+
+    assert bound(count) <= max_loss
+    assert count == 1 or bound(count - 1) > max_loss
+
+
+def test_samples_needed_in_plain_figures() -> None:
+    # Nothing changes: (1 + 1 pseudo pair) with a spread of 1.96 / (n + 2) below one point takes 194 samples.
+    assert samples_needed(0.01, changed=0.0) == 194
+    assert samples_needed(0.01) == 812
+    assert samples_needed(0.01, loss=0.01) is None
+    with pytest.raises(InvalidArgument, match="not possible"):
+        samples_needed(0.0)
+
+
+def test_samples_needed_agree_with_the_interval() -> None:
+    # 1,000 samples of which 10 are lost and 10 won prove less than one point; 500 of which 5 and 5 do not.
+    for count, proves in ((1000, True), (500, False)):
+        before, after = np.ones(count, bool), np.ones(count, bool)
+        before[: count // 100] = False
+        after[-(count // 100) :] = False
+        assert (paired_interval(before, after).high <= 0.01) == proves
+        needed = samples_needed(0.01, 0.0, 0.02)
+        assert needed is not None
+        assert (count >= needed) == proves
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=30))
+def test_the_mean_lies_in_its_interval(values: list[float]) -> None:
+    found = mean_interval(np.float32(values))
+    assert found.low <= found.value <= found.high
+    assert np.isfinite([found.low, found.high]).all()
