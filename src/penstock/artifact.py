@@ -125,6 +125,12 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def sha256_of_file(path: Path) -> tuple[str, int]:
+    """The hexadecimal SHA-256 of a file, read in pieces, and its size in bytes. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
+
+
 def _main_file(path: Path) -> tuple[Path, Format]:
     """The file to begin with, and what it is."""
     if (path / "saved_model.pb").is_file():
@@ -171,9 +177,8 @@ def _files_beside(main: Path, format: Format, path: Path) -> list[Path]:
 
 
 def _digest_of(file: Path) -> tuple[Path, int, str]:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return file, stream.tell(), digest
+    digest, size = sha256_of_file(file)
+    return file, size, digest
 
 
 def _digest_of_all(folder: Path, files: Sequence[tuple[Path, int, str]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -13,9 +12,10 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.errors import InvalidArgument
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.runtime import open as open_model
+from penstock.storage.atomic import whole_file
 from penstock.tensor import Array, DataType
 
 
@@ -82,17 +82,9 @@ def infer(
 
 def write_npz(path: Path, arrays: dict[str, Array]) -> None:
     """Write ``arrays`` to ``path``, whole or not at all. Raises ResourceExhausted."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            # Text is written as fixed-width bytes: as objects it would be pickles, which no reader should open.
-            np.savez(file, **{name: a.astype("S") if a.dtype.hasobject else a for name, a in arrays.items()})  # type: ignore[arg-type]
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
+    with whole_file(path) as file:
+        # Text is written as fixed-width bytes: as objects it would be pickles, which no reader should open.
+        np.savez(file, **{name: a.astype("S") if a.dtype.hasobject else a for name, a in arrays.items()})  # type: ignore[arg-type]
 
 
 def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:

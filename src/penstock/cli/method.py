@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from penstock.errors import (
     InvalidData,
     InvalidModel,
     PenstockError,
-    ResourceExhausted,
     Unsupported,
 )
 from penstock.offline.dataset import Dataset, load_dataset
@@ -43,6 +41,7 @@ from penstock.offline.judge.comparison import compare
 from penstock.offline.optimize.model import read_proto, self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.resources import machine_facts
+from penstock.storage.atomic import write_whole
 from penstock.tensor import Signature
 
 Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
@@ -318,20 +317,6 @@ def check_folder(path: Path | None) -> Path | None:
     if path is not None and path.exists() and not path.is_dir():
         raise InvalidArgument(f"'{path}' is not a folder", "name a folder for --resume, or one to be made")
     return path
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole or not at all. Raises ResourceExhausted."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def fit_with(defaults: Any, epochs: float | None, seed: int, threads: int) -> Any:
