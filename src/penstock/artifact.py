@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ SUFFIXES = {
     ".py": Format.PYTHON,
 }
 """The formats of model files."""
+_ADDRESS = re.compile(r"(s3|gs|as|az|abfss?|wasbs?|hdfs|https?|hf):/+", re.IGNORECASE)
+"""``Path`` leaves one slash of two."""
 _MAX_FILES = 10_000
 _LFS = b"version https://git-lfs"
 
@@ -82,7 +85,7 @@ class Artifact(msgspec.Struct, frozen=True):
         A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files in which that keeps its weights.
         Raises NotFound, Unsupported, InvalidModel.
         """
-        path = Path(path)
+        path = local_path(path)
         main, format = _main_file(path)
         try:
             data = _read(main)
@@ -118,6 +121,18 @@ class Artifact(msgspec.Struct, frozen=True):
     def size_bytes(self) -> int:
         """Of all files."""
         return len(self.data) + self.beside_bytes
+
+
+def local_path(given: str | Path) -> Path:
+    """``given`` as a path on this machine. Raises Unsupported for the address of an object store or of a web server."""
+    if address := _ADDRESS.match(str(given)):
+        url = f"{address[1]}://{str(given)[address.end() :]}"
+        kind = "a URL" if address[1].startswith("http") else "in an object store"
+        raise Unsupported(
+            f"'{url}' is {kind}: object stores and URLs are not supported yet",
+            "sync it to a folder of this machine, e.g. with 'aws s3 sync', 'gcloud storage rsync' or 'curl', and give that path",
+        )
+    return Path(given)
 
 
 def sha256(data: bytes) -> str:

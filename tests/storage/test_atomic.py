@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import AlreadyExists, ResourceExhausted
-from penstock.storage.atomic import replacing, whole_file, write_durable_folder, write_whole
+from penstock.errors import AlreadyExists, InvalidArgument, ResourceExhausted
+from penstock.storage.atomic import check_writable, replacing, whole_file, write_durable_folder, write_whole
 
 
 def names(folder: Path) -> list[str]:
@@ -53,9 +53,13 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
-    for path, reason in (("folder", "Is a directory"), ("pipe", "Not a regular file"), ("file/x", "Not a directory")):
+    for path, reason in (
+        ("folder", "it is a folder"),
+        ("pipe", "it is not a regular file"),
+        ("file/x", "Not a directory"),
+    ):
         with pytest.raises(
-            ResourceExhausted, match=rf"cannot write a chart '.*{path}': {reason} \(choose another place\)"
+            ResourceExhausted, match=rf"cannot write a chart '.*{path}': {reason} \(choose another place or name\)"
         ):
             write_whole(tmp_path / path, b"", what="a chart")
     assert names(tmp_path) == ["file", "folder", "pipe"]
@@ -117,3 +121,15 @@ def test_nothing_is_replaced_unless_it_may_be(tmp_path: Path) -> None:
             write_durable_folder(new, {"in": b"new"})
     assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "in").read_bytes() == b"old"
     assert names(tmp_path) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("place", ["folder", "pipe", "file/x", "a" * 256, "/proc/x"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidArgument, match="cannot be written: "):
+        check_writable(tmp_path / place)
+    check_writable(tmp_path / "new" / "folder" / "file")
+    check_writable(tmp_path / "folder", or_folder=True)
+    assert names(tmp_path) == ["file", "folder", "pipe"]

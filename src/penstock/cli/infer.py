@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from rich.console import Console
 from penstock.errors import InvalidArgument
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.runtime import open as open_model
-from penstock.storage.atomic import whole_file
+from penstock.storage.atomic import check_writable, whole_file
 from penstock.tensor import Array, DataType
 
 
@@ -93,9 +92,7 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     for what, source in (("bundle or model", bundle), ("inputs", inputs)):
         if target.is_relative_to(source.resolve()):
             raise InvalidArgument(f"'{outputs}' would overwrite the {what}", "choose another name for the outputs")
-    folder = next(parent for parent in target.parents if parent.exists())
-    if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidArgument(f"'{outputs}' cannot be written", "choose another place")
+    check_writable(outputs)
 
 
 def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, str]:

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +40,7 @@ from penstock.offline.judge.comparison import compare
 from penstock.offline.optimize.model import read_proto, self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.resources import machine_facts
-from penstock.storage.atomic import write_whole
+from penstock.storage.atomic import check_writable, write_whole
 from penstock.tensor import Signature
 
 Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
@@ -267,18 +266,7 @@ def check_place(path: Path, others: Sequence[Path]) -> None:
     for other in others:
         if other.resolve() == target:
             raise InvalidArgument(f"'{path}' would overwrite what this command reads or writes", "choose another name")
-    folder = next(parent for parent in target.parents if parent.exists())
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
-        if target.exists() and not target.is_file():
-            raise OSError(0, "it is not a regular file")
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InvalidArgument(
-            f"'{path}' cannot be written: {error.strerror or error}", "choose another place"
-        ) from error
+    check_writable(path)
 
 
 def read_model(path: Path, role: str = "model") -> Artifact:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, local_path
 from penstock.bundle import coded
 from penstock.cli import method as shared
 from penstock.cli import outcome
@@ -141,7 +141,7 @@ def _sizes(models: dict[str, Artifact]) -> dict[str, dict[str, int | None]]:
 
 def _decode(source: Path, output: Path, force: bool, json: bool) -> None:
     shared.check_target(output, [source], force)
-    if not source.exists():
+    if not local_path(source).exists():
         raise NotFound(f"no coded file '{source}'", "check the path")
     if not source.is_file():
         raise InvalidArgument(f"'{source}' is not a regular file", "name the coded file")

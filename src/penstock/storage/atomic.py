@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import AlreadyExists, ResourceExhausted
+from penstock.artifact import local_path
+from penstock.errors import AlreadyExists, InvalidArgument, ResourceExhausted
 
 PARTIAL = ".partial"
 """Suffix of whatever is still being written."""
@@ -43,6 +44,23 @@ def write_whole(path: Path, *parts: bytes, what: str = "", durable: bool = False
             file.write(part)
 
 
+def check_writable(path: Path, *, or_folder: bool = False) -> None:
+    """Raise InvalidArgument if ``path`` cannot be written now, so that long work does not end in vain.
+
+    A folder at ``path`` itself is accepted only with ``or_folder``.
+    """
+    try:
+        target = local_path(path).resolve()
+        if not or_folder:
+            _mode_of(target)
+        target.exists()  # raises if the name is too long
+        with tempfile.TemporaryFile(dir=next(parent for parent in target.parents if parent.exists())):
+            pass
+    except OSError as error:
+        reason, hint = _explained(error)
+        raise InvalidArgument(f"'{path}' cannot be written: {reason}", hint) from None
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write; it becomes ``path`` when the block ends, and vanishes if the block raises.
@@ -53,7 +71,7 @@ def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bo
     """
     partial = path.with_name(f"{path.name[:_NAME_LENGTH]}.{secrets.token_hex(8)}{PARTIAL}")
     try:
-        mode = _mode_of(path)
+        mode = _mode_of(local_path(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         default = 0o600 if private else 0o666
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode or default)
@@ -81,7 +99,7 @@ def replacing(target: Path, *, overwrite: bool = True) -> Iterator[Path]:
     writer was faster. The caller makes the content durable. Raises ResourceExhausted as ``whole_file`` does.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        local_path(target).parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f"{target.name[:_NAME_LENGTH]}.", suffix=PARTIAL, dir=target.parent, ignore_cleanup_errors=True
         ) as partial:
@@ -119,9 +137,9 @@ def _mode_of(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
     if not stat.S_ISREG(mode):  # a device would be replaced by a file
-        raise OSError(errno.EINVAL, "Not a regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return stat.S_IMODE(mode)
 
 
@@ -171,5 +189,10 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _cannot_write(path: Path, what: str, error: OSError) -> ResourceExhausted:
-    hint = _HINTS.get(error.errno or 0, "choose another place")
-    return ResourceExhausted(f"cannot write {what}{' ' * bool(what)}'{path}': {error.strerror or error}", hint)
+    reason, hint = _explained(error)
+    return ResourceExhausted(f"cannot write {what}{' ' * bool(what)}'{path}': {reason}", hint)
+
+
+def _explained(error: OSError) -> tuple[str, str]:
+    """Why a path cannot be written, and what to do about it."""
+    return error.strerror or str(error), _HINTS.get(error.errno or 0, "choose another place or name")
