@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from penstock import artifact as artifact_module
-from penstock.artifact import Artifact, Format, sha256
+from penstock.artifact import Artifact, Format, local_path, sha256
 from penstock.errors import InvalidModel, NotFound, Unsupported
 
 
@@ -143,3 +144,25 @@ def test_derive_keeps_the_way_it_came() -> None:
 def test_immutable() -> None:
     with pytest.raises(AttributeError):
         Artifact.from_bytes(b"1", Format.ONNX).data = b"2"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://bucket/m.onnx", "gs://bucket/m.onnx", "as://account/m", "az://a/m", "S3://b/m.onnx"]
+)
+def test_an_object_store_is_called_what_it_is(address: str) -> None:
+    for given in (address, Path(address)):
+        message = (
+            f"'{address}' is in an object store: object stores and URLs are not supported yet (sync it to a folder"
+        )
+        with pytest.raises(Unsupported, match=re.escape(message)):
+            Artifact.from_file(given)
+
+
+def test_a_url_is_called_what_it_is() -> None:
+    with pytest.raises(Unsupported, match="'https://host/m.onnx' is a URL"):
+        local_path("https://host/m.onnx")
+
+
+def test_paths_that_only_look_like_addresses_are_paths() -> None:
+    for given in ("s3", "s3/x.onnx", "a/s3:/b", "c:/m.onnx", "/s3:/x"):
+        assert local_path(given) == Path(given)

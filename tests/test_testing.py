@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from conformance.storage import StorageConformance
 from penstock.artifact import Artifact, Format
 from penstock.engines.base import Engine, LoadedModel, RequestModel
-from penstock.errors import Unavailable
+from penstock.errors import Unavailable, Unsupported
 from penstock.request import InferRequest
 from penstock.tensor import DataType
-from penstock.testing import FakeEngine, FakeStreamingModel, assert_tensors_close
+from penstock.testing import FakeEngine, FakeStreamingModel, MemoryStorage, assert_tensors_close
 
 _ARTIFACT = Artifact.from_bytes(b"any", Format.ONNX)
 
@@ -78,3 +80,16 @@ def test_the_fake_decoupled_model_answers_row_by_row_and_counts_what_ended() -> 
     model.unload()
     with pytest.raises(Unavailable):
         model.execute([request], answer)
+
+
+class TestConformance(StorageConformance):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> MemoryStorage:
+        return MemoryStorage(tmp_path)
+
+
+def test_memory_storage_without_a_folder_makes_no_local_copies() -> None:
+    storage = MemoryStorage()
+    storage.write("a", b"")
+    with pytest.raises(Unsupported, match="construct it with 'scratch'"):
+        storage.localize("a")

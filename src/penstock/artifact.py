@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ SUFFIXES = {
     ".py": Format.PYTHON,
 }
 """The formats of model files."""
+_ADDRESS = re.compile(r"(s3|gs|as|az|abfss?|wasbs?|hdfs|https?|hf):/+", re.IGNORECASE)
+"""``Path`` leaves one slash of two."""
 _MAX_FILES = 10_000
 _LFS = b"version https://git-lfs"
 
@@ -82,7 +85,7 @@ class Artifact(msgspec.Struct, frozen=True):
         A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files in which that keeps its weights.
         Raises NotFound, Unsupported, InvalidModel.
         """
-        path = Path(path)
+        path = local_path(path)
         main, format = _main_file(path)
         try:
             data = _read(main)
@@ -120,9 +123,27 @@ class Artifact(msgspec.Struct, frozen=True):
         return len(self.data) + self.beside_bytes
 
 
+def local_path(given: str | Path) -> Path:
+    """``given`` as a path on this machine. Raises Unsupported for the address of an object store or of a web server."""
+    if address := _ADDRESS.match(str(given)):
+        url = f"{address[1]}://{str(given)[address.end() :]}"
+        kind = "a URL" if address[1].startswith("http") else "in an object store"
+        raise Unsupported(
+            f"'{url}' is {kind}: object stores and URLs are not supported yet",
+            "sync it to a folder of this machine, e.g. with 'aws s3 sync', 'gcloud storage rsync' or 'curl', and give that path",
+        )
+    return Path(given)
+
+
 def sha256(data: bytes) -> str:
     """Hexadecimal SHA-256: the digest used for every file, artifact and data set."""
     return hashlib.sha256(data).hexdigest()
+
+
+def sha256_of_file(path: Path) -> tuple[str, int]:
+    """The hexadecimal SHA-256 of a file, read in pieces, and its size in bytes. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
 
 
 def _main_file(path: Path) -> tuple[Path, Format]:
@@ -171,9 +192,8 @@ def _files_beside(main: Path, format: Format, path: Path) -> list[Path]:
 
 
 def _digest_of(file: Path) -> tuple[Path, int, str]:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return file, stream.tell(), digest
+    digest, size = sha256_of_file(file)
+    return file, size, digest
 
 
 def _digest_of_all(folder: Path, files: Sequence[tuple[Path, int, str]]) -> str:

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, local_path
 from penstock.bundle.manifest import Manifest, Variant
 from penstock.bundle.open import is_bundle, open_bundle
 from penstock.engines.base import LoadedModel
@@ -79,7 +79,7 @@ def open(path: str | Path) -> Model:
 
     Raises NotFound, IntegrityError if the bundle was changed, Unavailable if nothing in it runs here, InvalidModel.
     """
-    path = Path(path)
+    path = local_path(path)
     if not path.exists():
         raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
     if not is_bundle(path) and path.suffix.lower() == ".onnx" and path.is_file():

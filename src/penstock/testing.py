@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.artifact import Artifact, Format
-from penstock.errors import Unavailable
+from penstock.artifact import Artifact, Format, sha256
+from penstock.errors import AlreadyExists, Unavailable, Unsupported
 from penstock.request import InferRequest
 from penstock.resources import Resources
+from penstock.storage.base import Entry, check_contained, missing, too_large
+from penstock.storage.local import LocalStorage
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -110,6 +113,65 @@ class FakeEngine:
     def load(self, artifact: Artifact, options: Mapping[str, Any]) -> FakeModel:
         self.models.append(FakeModel(self._signature, self._forward))
         return self.models[-1]
+
+
+class MemoryStorage:
+    """A ``Storage`` in memory. ``localize`` copies into the folder ``scratch``."""
+
+    def __init__(self, scratch: Path | None = None) -> None:
+        self._files: dict[str, tuple[bytes, int]] = {}
+        """By path the content, and how many writes there had been before it."""
+        self._writes = 0
+        self._scratch = scratch
+
+    def list(self, folder: str = "") -> Sequence[Entry]:
+        prefix = f"{check_contained(folder)}/" if folder else ""
+        entries: dict[str, Entry] = {}
+        for path, (data, number) in self._files.items():
+            if path.startswith(prefix):
+                name, slash, _ = path.removeprefix(prefix).partition("/")
+                entries[name] = Entry(name, is_folder=True) if slash else Entry(name, False, len(data), str(number))
+        if folder and not entries:
+            raise missing(folder)
+        return [entries[name] for name in sorted(entries)]
+
+    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+        if check_contained(path) not in self._files:
+            raise missing(path)
+        data = self._files[path][0]
+        if most_bytes is not None and len(data) > most_bytes:
+            raise too_large(path, most_bytes)
+        return data
+
+    def digest(self, path: str) -> str:
+        return sha256(self.read(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        self._files[check_contained(path)] = (bytes(data), self._writes)
+        self._writes += 1
+
+    def publish(self, folder: str, files: Mapping[str, bytes]) -> None:
+        if self._below(check_contained(folder)):
+            raise AlreadyExists(f"'{folder}' is already published", "publish under another name")
+        for path in files:
+            check_contained(path)
+        for path, data in files.items():
+            self.write(f"{folder}/{path}", data)
+
+    def remove(self, path: str) -> None:
+        for found in self._below(check_contained(path)):
+            del self._files[found]
+
+    def localize(self, path: str) -> Path:
+        if self._scratch is None:
+            raise Unsupported("this storage has no folder for local copies", "construct it with 'scratch'")
+        copies = LocalStorage(self._scratch)
+        for found in self._below(check_contained(path)):
+            copies.write(found, self._files[found][0])
+        return copies.localize(path)
+
+    def _below(self, path: str) -> Sequence[str]:
+        return [found for found in self._files if found == path or found.startswith(f"{path}/")]
 
 
 def assert_tensors_close(

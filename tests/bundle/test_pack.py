@@ -164,6 +164,7 @@ from pathlib import Path
 sys.path.insert(0, {_TESTS!r})
 from bundles import FILES, manifest_for
 from penstock.bundle import pack
+from penstock.storage import atomic
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 {where}
@@ -191,9 +192,9 @@ def test_a_kill_around_the_renaming_leaves_the_old_bundle_or_the_new_one(folder:
         packed(tmp_path / name, files, folder=folder) for name, files in (("o", {"model.onnx": b"old"}), ("n", FILES))
     )
     before, after = open_bundle(old).digest, open_bundle(new).digest
-    _killed("pack._replace = die", old, folder)
+    _killed("atomic._replace = die", old, folder)
     assert open_bundle(old).digest == before
-    _killed("replace = pack._replace; pack._replace = lambda *names: (replace(*names), die())", old, folder)
+    _killed("replace = atomic._replace; atomic._replace = lambda *names: (replace(*names), die())", old, folder)
     assert open_bundle(old).digest == after
 
 
@@ -201,14 +202,14 @@ def test_without_an_atomic_swap_a_kill_between_the_renamings_loses_nothing(tmp_p
     target = packed(tmp_path / "a.bundle", {"model.onnx": b"old"}, folder=True)
     before = open_bundle(target).digest
     rename = "rename = Path.rename; Path.rename = lambda *names: (rename(*names), die())"
-    _killed(f"pack._exchange = lambda *_: False; {rename}", target, folder=True)
+    _killed(f"atomic._exchange = lambda *_: False; {rename}", target, folder=True)
     (left,) = tmp_path.iterdir()
     assert open_bundle(left / "old").digest == before
     assert open_bundle(left / "new").read("model.onnx") == FILES["model.onnx"]
 
 
 def test_folders_are_replaced_where_no_atomic_swap_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.bundle.pack._RENAME_EXCHANGE", 1 << 30)  # the kernel knows no such flag
+    monkeypatch.setattr("penstock.storage.atomic._RENAME_EXCHANGE", 1 << 30)  # the kernel knows no such flag
     target = packed(tmp_path / "a.bundle", {"model.onnx": b"old"}, folder=True)
     pack(manifest_for(FILES), FILES, target, overwrite=True, folder=True)
     assert open_bundle(target).read("model.onnx") == FILES["model.onnx"]

@@ -17,9 +17,9 @@ from penstock import open as open_model
 from penstock.artifact import Artifact
 from penstock.bundle import coded
 from penstock.bundle.evidence import Accuracy, Interval
-from penstock.cli.method import check_place, write_whole
+from penstock.cli.method import check_place
 from penstock.cli.outcome import Outcome
-from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.errors import InvalidArgument
 from penstock.offline.judge.judge import Comparison
 from penstock.testing import assert_tensors_close
 
@@ -211,13 +211,7 @@ def test_what_does_not_pay_is_told() -> None:
     assert (found["pays"], found["short_of"], found["size_ratio"]) == (False, ["speed"], 2.0)
 
 
-def test_writing_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a" / "b.onnx", b"data")
-    assert (tmp_path / "a" / "b.onnx").read_bytes() == b"data"
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ResourceExhausted, match="cannot write"):
-        write_whole(tmp_path / "folder", b"data")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "folder"]
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot be written"):
         check_place(Path("/proc/penstock.onnx"), [])
     with pytest.raises(InvalidArgument, match="would overwrite"):

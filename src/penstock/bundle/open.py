@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.artifact import Artifact, Format, sha256
+from penstock.artifact import Artifact, Format, local_path, sha256
 from penstock.bundle import coded
 from penstock.bundle.manifest import Manifest, Variant, decode
 from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, check_path
@@ -89,7 +89,7 @@ def open_bundle(path: str | Path) -> Bundle:
     Raises NotFound, and IntegrityError for anything that is not exactly what was packed: a changed byte, a file too
     many or too few, a path that leaves the bundle.
     """
-    path = Path(path)
+    path = local_path(path)
     if not path.exists():
         raise NotFound(f"no bundle '{path}'", "check the path, or make one with `penstock build`")
     try:

@@ -1,20 +1,15 @@
 """Write a bundle: one file (an uncompressed zip that any zip tool lists) or a folder of the same files.
 
-The same manifest and files give the same bytes. A bundle appears whole or not at all: it is written into a folder of its
-own beside the target, ``<target>.<random>.partial``, and renamed when it is complete. What a killed build leaves there is
-never taken for a bundle, and may be removed.
+The same manifest and files give the same bytes. A bundle appears whole or not at all: it is written into a folder
+``<target>.<random>.partial`` beside the target, and renamed when it is complete. What a killed build leaves there is never taken for
+a bundle, and may be removed.
 
 The zip's comment is the SHA-256 of all bytes before it, which covers what per-file digests do not: the container itself.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import errno
 import io
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -25,15 +20,15 @@ from penstock.artifact import sha256
 from penstock.bundle.coded import CodingOptions
 from penstock.bundle.coded import encode as encode_model
 from penstock.bundle.manifest import FileEntry, Manifest, Variant, decode, encode
-from penstock.errors import AlreadyExists, IntegrityError, PenstockError, ResourceExhausted
+from penstock.errors import AlreadyExists, IntegrityError, PenstockError
+from penstock.storage.atomic import replacing, write_durable, write_durable_folder
+from penstock.storage.base import is_contained
 
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 SEAL_SIZE = 64
 """Length of the zip comment: a SHA-256 in hexadecimal."""
 
-# From linux/fcntl.h and linux/fs.h.
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -89,20 +84,11 @@ def pack(
     check_folder(target)
     data = encode(manifest)
     entries = {MANIFEST: data, MANIFEST_DIGEST: sha256(data).encode(), **files}
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f"{target.name}.", suffix=".partial", dir=target.parent, ignore_cleanup_errors=True
-        ) as partial:
-            new = Path(partial) / "new"
-            if folder:
-                _write_folder(new, entries)
-            else:
-                _write_file(new, zip_bytes(entries))
-            _replace(new, target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise ResourceExhausted(f"cannot write '{target}': {error.strerror or error}", _remedy(error)) from error
+    with replacing(target) as new:
+        if folder:
+            write_durable_folder(new, entries)
+        else:
+            write_durable(new, zip_bytes(entries))
 
 
 def check_folder(target: Path) -> None:
@@ -138,59 +124,5 @@ def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
 
 def check_path(path: str) -> None:
     """Raise IntegrityError unless ``path`` is relative and stays below the bundle's folder."""
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in path or pure.as_posix() != path or path == ".":
+    if not is_contained(path):
         raise IntegrityError(f"path '{path}' leaves the bundle")
-
-
-def _write_folder(folder: Path, entries: Mapping[str, bytes]) -> None:
-    for path, data in entries.items():
-        _write_file(folder / path, data)
-    for written in {(folder / path).parent for path in entries} | {folder}:
-        _sync_folder(written)
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` last through a power cut, where the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _replace(new: Path, target: Path) -> None:
-    """Rename ``new`` to ``target``; what was there, if a folder is involved, stays beside ``new``."""
-    if not (target.exists() and (target.is_dir() or new.is_dir())):
-        new.replace(target)
-    elif not _exchange(new, target):
-        # A folder cannot be renamed over anything with content. A kill between these two leaves no target, but both
-        # bundles whole in the ``.partial`` folder, as "old" and "new".
-        target.rename(new.with_name("old"))
-        new.rename(target)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names at once; False where the system or the file system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):  # not Linux
-        return False
-    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
-
-
-def _remedy(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return "free some space or choose another place"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "choose a place that you may write to"
-    return "choose another place"

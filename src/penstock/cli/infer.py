@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +11,10 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.errors import InvalidArgument
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.runtime import open as open_model
+from penstock.storage.atomic import check_writable, whole_file
 from penstock.tensor import Array, DataType
 
 
@@ -82,17 +81,9 @@ def infer(
 
 def write_npz(path: Path, arrays: dict[str, Array]) -> None:
     """Write ``arrays`` to ``path``, whole or not at all. Raises ResourceExhausted."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            # Text is written as fixed-width bytes: as objects it would be pickles, which no reader should open.
-            np.savez(file, **{name: a.astype("S") if a.dtype.hasobject else a for name, a in arrays.items()})  # type: ignore[arg-type]
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
+    with whole_file(path) as file:
+        # Text is written as fixed-width bytes: as objects it would be pickles, which no reader should open.
+        np.savez(file, **{name: a.astype("S") if a.dtype.hasobject else a for name, a in arrays.items()})  # type: ignore[arg-type]
 
 
 def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
@@ -101,9 +92,7 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     for what, source in (("bundle or model", bundle), ("inputs", inputs)):
         if target.is_relative_to(source.resolve()):
             raise InvalidArgument(f"'{outputs}' would overwrite the {what}", "choose another name for the outputs")
-    folder = next(parent for parent in target.parents if parent.exists())
-    if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidArgument(f"'{outputs}' cannot be written", "choose another place")
+    check_writable(outputs)
 
 
 def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, str]:

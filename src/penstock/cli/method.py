@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +32,6 @@ from penstock.errors import (
     InvalidData,
     InvalidModel,
     PenstockError,
-    ResourceExhausted,
     Unsupported,
 )
 from penstock.offline.dataset import Dataset, load_dataset
@@ -43,6 +40,7 @@ from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import read_proto, self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.resources import machine_facts
+from penstock.storage.atomic import check_writable, write_whole
 from penstock.tensor import Signature
 
 Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
@@ -269,18 +267,7 @@ def check_place(path: Path, others: Sequence[Path]) -> None:
     for other in others:
         if other.resolve() == target:
             raise InvalidArgument(f"'{path}' would overwrite what this command reads or writes", "choose another name")
-    folder = next(parent for parent in target.parents if parent.exists())
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
-        if target.exists() and not target.is_file():
-            raise OSError(0, "it is not a regular file")
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InvalidArgument(
-            f"'{path}' cannot be written: {error.strerror or error}", "choose another place"
-        ) from error
+    check_writable(path)
 
 
 def read_model(path: Path, role: str = "model") -> Artifact:
@@ -319,20 +306,6 @@ def check_folder(path: Path | None) -> Path | None:
     if path is not None and path.exists() and not path.is_dir():
         raise InvalidArgument(f"'{path}' is not a folder", "name a folder for --resume, or one to be made")
     return path
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole or not at all. Raises ResourceExhausted."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        raise ResourceExhausted(f"cannot write '{path}': {error.strerror or error}", "choose another place") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def fit_with(defaults: Any, epochs: float | None, seed: int, threads: int) -> Any:

@@ -18,6 +18,7 @@ from penstock.offline.compress.pruning.magnitude import prune as prune_at_once
 from penstock.offline.compress.pruning.n_m import NMOptions, prune_n_m
 from penstock.offline.judge.contract import Contract
 from penstock.perf.chart import Scale, line_chart
+from penstock.storage.atomic import write_whole
 
 
 def prune(
@@ -97,7 +98,7 @@ def prune(
                     goal = PruneOptions(allocate(found.curves, share).rule, skip=skipped)
             made = prune_n_m(start, pattern) if pattern else prune_at_once(start, goal)
     if chart is not None:
-        shared.write_whole(chart, picture.encode())
+        write_whole(chart, picture.encode())
     facts = made.provenance[-1].facts
     job.notes.append(
         f"{facts['sparsity']:.2%} of {facts['weights']} weights are zero, {facts['fewer']:g}x fewer are left"

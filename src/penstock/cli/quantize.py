@@ -29,6 +29,7 @@ from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.resources import machine_facts
+from penstock.storage.atomic import write_whole
 
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
@@ -126,7 +127,7 @@ def quantize(
         else:
             made = _without_ranges(job, precision, 32 if block is None else block)
     if chart is not None:
-        shared.write_whole(chart, picture.encode())
+        write_whole(chart, picture.encode())
         facts["chart"] = str(chart)
     aims: list[outcome.Aim] = ["size"] if precision.endswith("weights") else ["size", "speed"]
     job.finish(made, aims, facts, json=json)

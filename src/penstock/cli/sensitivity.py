@@ -31,6 +31,7 @@ from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.judge.judge import Judge
 from penstock.perf.report import check_report_target, page
 from penstock.resources import machine_facts
+from penstock.storage.atomic import write_whole
 
 _TITLES = ("group", "operators", "part", "±", "alone", "won back", "divergence", "ms saved", "SQNR, dB")
 _NAME = 44
@@ -82,9 +83,9 @@ def sensitivity(
         trials = Trials(mixed, Judge(job.original, held, threads))
         found = measure_sensitivity(trials, options, job.stage("rank"))
     if chart is not None:
-        shared.write_whole(chart, sensitivity_chart(found).encode())
+        write_whole(chart, sensitivity_chart(found).encode())
     if report is not None:
-        shared.write_whole(report, _page(model.name, found, options).encode())
+        write_whole(report, _page(model.name, found, options).encode())
     if json:
         written = {"report": str(report) if report else None, "chart": str(chart) if chart else None}
         shared.print_json({"command": "sensitivity", **msgspec.to_builtins(found), **written})

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, local_path
 from penstock.bundle import coded
 from penstock.cli import method as shared
 from penstock.cli import outcome
@@ -18,6 +18,7 @@ from penstock.errors import AlreadyExists, IntegrityError, InvalidArgument, NotF
 from penstock.offline.compress.sharing.bits import choose_bits
 from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions
 from penstock.offline.compress.sharing.share import share as share_weights
+from penstock.storage.atomic import write_whole
 
 _LZMA_BYTES = 64 << 20
 """Larger files are not packed by lzma for comparison: it takes a second a MiB."""
@@ -109,7 +110,7 @@ def share(
             made = tuning.tune_centroids(made, start, data, tuning.CentroidOptions(fit), job.stage("tune"))
         sizes = _sizes({"original": job.plain(), "optimised": start, "shared": made})
     if coded_file is not None:
-        shared.write_whole(coded_file, coded.encode(made.data))
+        write_whole(coded_file, coded.encode(made.data))
         job.notes.append(f"coded model in {coded_file}")
     if not json:
         table = outcome.make_table("KiB", "file", "zlib", "lzma", "coded")
@@ -140,7 +141,7 @@ def _sizes(models: dict[str, Artifact]) -> dict[str, dict[str, int | None]]:
 
 def _decode(source: Path, output: Path, force: bool, json: bool) -> None:
     shared.check_target(output, [source], force)
-    if not source.exists():
+    if not local_path(source).exists():
         raise NotFound(f"no coded file '{source}'", "check the path")
     if not source.is_file():
         raise InvalidArgument(f"'{source}' is not a regular file", "name the coded file")
@@ -156,7 +157,7 @@ def _decode(source: Path, output: Path, force: bool, json: bool) -> None:
         raise IntegrityError(f"'{source}': {error.message}", fix) from error
     except PenstockError as error:
         raise type(error)(f"'{source}': {error.message}", error.hint) from error
-    shared.write_whole(output, made)
+    write_whole(output, made)
     sizes = {"coded_bytes": len(data), "size_bytes": len(made)}
     if json:
         shared.print_json({"command": "share", "output": str(output), **sizes})

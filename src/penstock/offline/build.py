@@ -12,7 +12,6 @@ Nothing appears at the target before the last step, which is atomic: a build tha
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -60,6 +59,7 @@ from penstock.offline.tune.space import (
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
 from penstock.offline.versions import OnProgress, integer_versions
 from penstock.resources import MachineFacts, machine_facts
+from penstock.storage.atomic import check_writable
 from penstock.tensor import Array, Signature
 
 Data = str | Path | Mapping[str, Array]
@@ -205,15 +205,7 @@ def _check_target(output: Path, recipe: Recipe) -> None:
     """Refuse a target now that ``pack`` would refuse when all the work is done."""
     if not output.stem or output.name == "..":
         raise InvalidArgument(f"'{output}' is no name for a bundle", "name a file, e.g. -o model.bundle")
-    try:
-        output.exists()
-        folder = next(parent for parent in output.absolute().parents if parent.exists())
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InvalidArgument(
-            f"'{output}' cannot be written: {error.strerror}", "choose another place or name"
-        ) from None
+    check_writable(output, or_folder=True)
     if not output.exists():
         return
     if is_bundle(output):

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from penstock.artifact import local_path
 from penstock.errors import InvalidData, NotFound
 from penstock.tensor import Array, DataType, Signature, TensorSpec, to_wire
 
@@ -84,7 +85,7 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
 
     Raises NotFound; InvalidData if the file is not an npz, lacks an input, or holds what the model cannot take.
     """
-    path = Path(path)
+    path = local_path(path)
     try:
         # numpy leaves a file that it opened itself open when the archive is damaged.
         with path.open("rb") as file:

@@ -11,8 +11,9 @@ import msgspec
 
 from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
-from penstock.errors import AlreadyExists, ResourceExhausted
+from penstock.errors import AlreadyExists
 from penstock.perf.chart import Scale, attempts_chart, bar_chart, pareto_chart, throughput_chart
+from penstock.storage.atomic import write_whole
 
 
 class ServedRow(msgspec.Struct, frozen=True):
@@ -30,17 +31,7 @@ def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = (
     Raises AlreadyExists as ``check_report_target`` does, and ResourceExhausted.
     """
     check_report_target(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(render(manifest, served), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise ResourceExhausted(
-            f"cannot write the report '{path}': {error.strerror or error}", "choose another place"
-        ) from error
+    write_whole(path, render(manifest, served).encode(), what="the report")
 
 
 def check_report_target(path: Path) -> None:

@@ -5,9 +5,7 @@ Checkpoints, rounds of a long run, a teacher's answers, calibration statistics. 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +13,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.storage.atomic import write_whole
 
 _DIGEST_BYTES = 32
 _LARGEST = (1 << 32) - 1
@@ -29,27 +28,12 @@ class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def write_sealed(path: Path, contents: object, what: str = "") -> None:
-    """Write ``contents`` (plain data, structs, arrays of numbers) to ``path``, whole or not at all; its folder is made if need be.
+    """Write ``contents`` (plain data, structs, arrays of numbers) to ``path``, whole or not at all. Missing folders are created.
 
-    Raises ResourceExhausted, which says ``what`` it was, if the disk does not take it.
+    Raises ResourceExhausted, with ``what`` the file was to hold in the message.
     """
     payload = msgspec.msgpack.encode(contents, enc_hook=_pack)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(hashlib.sha256(payload).digest())
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise ResourceExhausted(
-            f"cannot write {what}{' ' * bool(what)}'{path}': {error.strerror or error}", "choose another place"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_whole(path, hashlib.sha256(payload).digest(), payload, what=what, durable=True)
 
 
 def read_sealed(path: Path, kind: type[T]) -> T | None:

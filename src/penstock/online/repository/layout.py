@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.artifact import local_path
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.override import Override
@@ -198,7 +199,7 @@ def _is_version(name: str) -> bool:
 
 def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(local_path(folder)) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except FileNotFoundError:
         raise NotFound(f"no model repository '{folder}'", "check the path") from None

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from penstock.artifact import SUFFIXES, Artifact
+from penstock.artifact import SUFFIXES, Artifact, local_path
 from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
 from penstock.engines.registry import engines_for, get_engine, is_available
@@ -104,7 +104,7 @@ def define(
     """
     given = {name: parse(name, fields) for name, fields in settings.items()}
     found: dict[str, Definition] = {}
-    for target in map(Path, targets):
+    for target in map(local_path, targets):
         if not target.exists():
             raise NotFound(f"no model or bundle '{target}'", "check the path")
         if repository := _repository_of(target):

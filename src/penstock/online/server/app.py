@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.artifact import local_path
 from penstock.clock import SystemClock
 from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidModel, PenstockError, Unavailable
 from penstock.online.cache.response_cache import open_cache
@@ -94,7 +95,7 @@ def serve(
             "'warmup_folder' names a file, and no folder", "name the folder that the models' folders are in"
         )
     by_hand = {model.name: model for model in define(targets, settings, folder)}
-    roots = tuple(map(Path, config.model_repository))
+    roots = tuple(map(local_path, config.model_repository))
     layout = Layout(roots, config.model_config_name, config.model_namespacing, by_hand)
     clear_abandoned()
     if config.processes == 1:

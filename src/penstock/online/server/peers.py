@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.errors import PenstockError, Unavailable, revive
+from penstock.errors import PenstockError, ResourceExhausted, Unavailable, revive
+from penstock.storage.atomic import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -86,10 +87,8 @@ class Peers:
 
     def keep(self, what: Any) -> None:
         """Leave plain data, or structs, for whoever takes this process's place, and speaks for it until then."""
-        new = self._path.with_suffix(".new")
-        with suppress(OSError):  # no room: what was kept before is better than nothing
-            new.write_bytes(msgspec.msgpack.encode(what))
-            new.replace(_kept(self._path))
+        with suppress(ResourceExhausted):  # no room: what was kept before is better than nothing
+            write_whole(_kept(self._path), msgspec.msgpack.encode(what))
 
     def inherited(self) -> Any:
         """What this process's predecessor has kept; None if there was none."""

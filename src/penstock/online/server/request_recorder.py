@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Hashable, Sequence
-from hashlib import sha256
-from pathlib import Path
 
+from penstock.artifact import sha256
 from penstock.online.repository.loading.recorded_requests import MAX_BYTES, SUFFIX, encode, folder_of
 from penstock.request import Done, InferRequest, InferResponse, Outcome
+from penstock.storage.atomic import write_whole
 from penstock.telemetry.background_writer import BackgroundWriter
 from penstock.tensor import Array
 
@@ -65,22 +63,11 @@ class RequestFolder:
             folder = folder_of(self._root, request.model_name)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # One of the same shapes, of an earlier run of the server, is replaced.
-            _write(folder / (sha256(repr(_shapes(request)).encode()).hexdigest()[:16] + SUFFIX), encode(request))
+            name = sha256(repr(_shapes(request)).encode())[:16] + SUFFIX
+            write_whole(folder / name, encode(request), private=True)
             files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
             for path in files[: -self._most]:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Readable by nobody else, and there as a whole or not at all."""
-    number, beside = tempfile.mkstemp(dir=path.parent)
-    try:
-        with open(number, "wb") as file:
-            file.write(content)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

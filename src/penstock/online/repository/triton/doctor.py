@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import os
 import shutil
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
@@ -31,6 +30,7 @@ from penstock.online.repository.triton.sequences import sequencing
 from penstock.online.repository.triton.text import config_path, read_config, to_text
 from penstock.online.scheduler.layout import layout_of
 from penstock.protocol.messages import Message, ModelConfig, ModelInstanceGroup
+from penstock.storage.atomic import write_whole
 from penstock.tensor import Signature, TensorSpec
 
 
@@ -63,16 +63,13 @@ class Diagnosis(msgspec.Struct, frozen=True):
         Raises ResourceExhausted.
         """
         target = self.path.resolve()
-        partial = target.with_name(f".{target.name}.partial")
         try:
             if self.before:
                 copies = (target.with_name(f"{target.name}.bak{number or ''}") for number in itertools.count())
                 shutil.copy2(target, next(copy for copy in copies if not copy.exists()))
-            partial.write_text(self.mended or "", encoding="utf-8")
-            os.replace(partial, target)
         except OSError as wrong:
-            partial.unlink(missing_ok=True)
             raise ResourceExhausted(f"cannot write '{self.path}': {wrong.strerror}", "free space, or rights") from wrong
+        write_whole(target, (self.mended or "").encode())
 
 
 def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name: str = "") -> Diagnosis:
