@@ -30,8 +30,8 @@ from typing import Any
 import msgspec
 import typer
 
-from penstock import __version__
 from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, PenstockError
+from penstock.version import __version__
 
 _PANELS = {
     "Offline": {
