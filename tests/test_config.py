@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from penstock.config import did_you_mean, read_file, resolve
+from penstock.config import Flag, Secret, did_you_mean, read_file, resolve, settings, write_text
 from penstock.errors import InvalidConfig, NotFound
 
 
@@ -34,7 +34,7 @@ def test_each_source_beats_those_before_it_and_is_remembered() -> None:
     assert resolved.config == ServerConfig(port=3, host="environment", log="json")
     assert resolved.explain() == [
         ("port", 3, "flag"),
-        ("host", "environment", "environment"),
+        ("host", "environment", "environment PENSTOCK_SERVER_HOST"),
         ("drain", True, "default"),
         ("log", "json", "file"),
         ("limit_ms", None, "default"),
@@ -63,6 +63,37 @@ def test_the_environment_is_text_read_as_the_field(text: str, value: bool) -> No
 @pytest.mark.parametrize(("text", "value"), [("", ()), ("80", (80,)), ("80, 443,", (80, 443))])
 def test_a_list_in_the_environment_stands_between_commas(text: str, value: tuple[int, ...]) -> None:
     assert resolve(ServerConfig, "server", environment={"PENSTOCK_SERVER_PORTS": text}).config.ports == value
+
+
+def test_assignments_beat_flags_and_lists_grow() -> None:
+    resolved = resolve(ServerConfig, "server", flags={"port": 1}, assignments=["port=2", "ports=80", "ports=[443]"])
+    assert (resolved.config.port, resolved.config.ports) == (2, (80, 443))
+    assert resolved.origins["port"] == "--set"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, ""), (True, "true"), (("a", "b"), "a,b"), (2.0, "2"), (0.5, "0.5"), ("x", "x")]
+)
+def test_write_text(value: object, text: str) -> None:
+    assert write_text(value) == text
+
+
+class Explained(msgspec.Struct, frozen=True):
+    port: Flag[Annotated[int, msgspec.Meta(ge=0, le=65535)]] = 8000
+    """Port to
+    listen on."""
+    limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Limit."""
+    password: Secret[str] = ""
+    """Password."""
+
+
+def test_settings_describe_the_fields() -> None:
+    port, limit, password = settings(Explained)
+    assert (port.name, port.kind, port.bounds, port.default) == ("port", int, "0 to 65535", 8000)
+    assert (port.help, port.is_flag, port.is_secret) == ("Port to listen on.", True, False)
+    assert (limit.kind, limit.bounds, limit.is_flag) == (float, "more than 0", False)
+    assert password.is_secret
 
 
 def test_environment_of_other_sections_is_not_ours() -> None:

@@ -13,7 +13,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError

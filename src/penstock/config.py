@@ -1,27 +1,54 @@
 """How configuration is declared, merged and explained.
 
 A configuration is a frozen ``msgspec.Struct`` beside the code that it configures; each field has a type, a default and a
-docstring. Its value is put together from, weakest first: the defaults, a TOML file, the environment
-(``PENSTOCK_<SECTION>_<FIELD>``) and command-line flags. Every value remembers where it came from.
+docstring. Its sources are, weakest first: the defaults, a TOML file, the environment (``PENSTOCK_<SECTION>_<FIELD>``),
+command-line flags, and ``--set name=value``. Every value remembers its origin.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import textwrap
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from penstock.errors import InvalidConfig, NotFound
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
+_Value = TypeVar("_Value")
+
+Flag = Annotated[_Value, "flag"]
+"""Type of a field that has a command-line option of its own; every other field is given by ``--set``."""
+Secret = Annotated[_Value, "secret"]
+"""Type of a field whose value is never shown."""
+
+_TEXT_ORIGINS = ("environment", "--set")
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One field of a configuration, as command-line help and documents present it."""
+
+    name: str
+    kind: Any
+    """The type, without bounds and without None."""
+    bounds: str
+    """For example ``1 to 1024``; empty if there are none."""
+    default: Any
+    help: str
+    is_flag: bool
+    is_secret: bool
 
 
 class Resolved(msgspec.Struct, Generic[_Config], frozen=True):
-    """A configuration and, by field, what decided its value: ``default``, ``file``, ``environment`` or ``flag``."""
+    """A configuration with the origin of each field: ``default``, ``file``, ``environment NAME``, ``flag`` or ``--set``."""
 
     config: _Config
     origins: dict[str, str]
@@ -31,29 +58,56 @@ class Resolved(msgspec.Struct, Generic[_Config], frozen=True):
         return [(name, getattr(self.config, name), origin) for name, origin in self.origins.items()]
 
 
+def settings(of: type[msgspec.Struct]) -> list[Setting]:
+    """Describe every field of a configuration, in declared order."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(of))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    help_texts = {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+    return [
+        Setting(
+            field.name,
+            plain_type(field.type),
+            _bounds(field.type),
+            field.default,
+            " ".join(help_texts[field.name].split()),
+            is_flag="flag" in getattr(field.type, "__metadata__", ()),
+            is_secret="secret" in getattr(field.type, "__metadata__", ()),
+        )
+        for field in msgspec.structs.fields(of)
+    ]
+
+
 def resolve(
     into: type[_Config],
     section: str,
     file: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    assignments: Sequence[str] = (),
 ) -> Resolved[_Config]:
-    """Merge the sources of ``section`` into a configuration. A flag of None counts as not given. Raises InvalidConfig."""
-    names = [field.name for field in msgspec.structs.fields(into)]
+    """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
+
+    A flag of None counts as absent. ``assignments`` are the texts ``name=value`` of ``--set``; a list that is assigned twice
+    holds the items of both.
+    """
+    kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
     prefix = f"PENSTOCK_{section.upper()}_"
-    from_environment = {
-        key.removeprefix(prefix).lower(): value for key, value in (environment or {}).items() if key.startswith(prefix)
-    }
-    from_flags = {key: value for key, value in (flags or {}).items() if value is not None}
     values: dict[str, Any] = {}
-    origins = dict.fromkeys(names, "default")
-    for origin, source in (("file", file or {}), ("environment", from_environment), ("flag", from_flags)):
-        for key, value in source.items():
-            if key not in names:
-                shown = prefix + key.upper() if origin == "environment" else key
-                raise InvalidConfig(f"unknown setting '{shown}' in the {origin}", did_you_mean(key, names))
-            values[key] = _convert(into, key, value, origin)
-            origins[key] = origin
+    origins = dict.fromkeys(kinds, "default")
+    for origin, shown, key, given in _given(prefix, file or {}, environment or {}, flags or {}, assignments):
+        if key not in kinds:
+            place = origin if origin == "--set" else f"the {origin}"
+            raise InvalidConfig(f"unknown setting '{shown}' in {place}", did_you_mean(key, kinds))
+        value = _convert(kinds[key], key, given, origin)
+        if origin == origins[key] == "--set" and isinstance(value, tuple):
+            value = (*values[key], *value)
+        values[key] = value
+        origins[key] = f"environment {shown}" if origin == "environment" else origin
     try:
         return Resolved(into(**values), origins)
     except ValueError as error:
@@ -79,6 +133,32 @@ def read_file(path: Path, sections: Iterable[str]) -> dict[str, dict[str, Any]]:
     return tables
 
 
+def read_text(kind: Any, text: str) -> Any:
+    """``text`` as a value of the type ``kind``: ``8000``, ``true``; lists as ``a,b`` or as a JSON array. Raises MsgspecError."""
+    if get_origin(plain_type(kind)) is not tuple:
+        return msgspec.convert(text, kind, strict=False)
+    if text.lstrip().startswith("["):  # for items that contain commas
+        return msgspec.json.decode(text, type=kind)
+    return msgspec.convert([part.strip() for part in text.split(",") if part.strip()], kind, strict=False)
+
+
+def write_text(value: Any) -> str:
+    """``value`` as ``read_text`` reads it; empty for None."""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def plain_type(kind: Any) -> Any:
+    """``kind`` without its annotations and without None."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    return plain_type(parts[0]) if NoneType in get_args(kind) and len(parts) == 1 else kind
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint: the known word nearest to ``word``, or all of them."""
     names = list(known)
@@ -86,17 +166,46 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
 
 
-def _convert(into: type[msgspec.Struct], key: str, value: Any, origin: str) -> Any:
-    field = next(field for field in msgspec.structs.fields(into) if field.name == key)
-    if origin == "environment" and get_origin(field.type) is tuple:
-        value = [part.strip() for part in value.split(",") if part.strip()]
+def _given(
+    prefix: str,
+    file: Mapping[str, Any],
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any],
+    assignments: Sequence[str],
+) -> Iterator[tuple[str, str, str, Any]]:
+    """Origin, name as the user wrote it, field name, and value of everything given, weakest first."""
+    for key, value in file.items():
+        yield "file", key, key, value
+    for variable, text in environment.items():
+        if variable.startswith(prefix):
+            yield "environment", variable, variable.removeprefix(prefix).lower(), text
+    for key, value in flags.items():
+        if value is not None:
+            yield "flag", key, key, value
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--set '{assignment:.80}' has no value", "write --set name=value")
+        yield "--set", name, name, text
+
+
+def _convert(kind: Any, key: str, value: Any, origin: str) -> Any:
     try:
-        # The environment holds text only; "8000" and "true" are read as what the field is.
-        return msgspec.convert(value, field.type, strict=origin != "environment")
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(f"setting '{key}' from the {origin} is wrong: {error}", _choices(field.type)) from None
+        return read_text(kind, value) if origin in _TEXT_ORIGINS else msgspec.convert(value, kind)
+    except msgspec.MsgspecError as error:
+        plain = plain_type(kind)
+        hint = f"one of {', '.join(get_args(plain))}" if get_origin(plain) is Literal else ""
+        place = origin if origin == "--set" else f"the {origin}"
+        raise InvalidConfig(f"setting '{key}' from {place} is wrong: {error}", hint) from None
 
 
-def _choices(kind: Any) -> str:
-    """A hint: the values of a literal type; empty for others."""
-    return f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
+def _bounds(kind: Any) -> str:
+    """The numeric bounds in the annotations of ``kind``."""
+    metas = [note for note in getattr(kind, "__metadata__", ()) if isinstance(note, msgspec.Meta)]
+    inner = [part for part in get_args(kind) if part is not NoneType] if not isinstance(kind, type) else []
+    for meta in metas:
+        if meta.ge is not None:
+            return f"{meta.ge} to {meta.le}" if meta.le is not None else f"at least {meta.ge}" if meta.ge else ""
+        if meta.gt is not None:
+            return f"more than {meta.gt}"
+    return _bounds(inner[0]) if inner and get_origin(kind) is not Literal else ""

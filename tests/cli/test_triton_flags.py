@@ -118,8 +118,8 @@ def test_tls_is_for_grpc_alone(arguments: list[str], wanted: dict[str, str]) -> 
         ("--cache-config=local,size=-1", "--cache-config is wrong"),
         ("--trace-config=level", "write <name>,<setting>=<value>"),
         ("--reuse-grpc-port=true", "PENSTOCK_SERVER_PROCESSES"),
-        ("--allow-vertex-ai", "this front end is not spoken"),
-        ("--grpc-header-forward-pattern=x-.*", "headers are not handed to models"),
+        ("--allow-vertex-ai", "does not implement this front end"),
+        ("--grpc-header-forward-pattern=x-.*", "headers are not forwarded to models"),
         ("--grpc-use-ssl=1", "TLS lacks a file"),
         ("--grpc-use-ssl-mutual=1 --grpc-server-cert=c", "TLS lacks a file"),
     ],
@@ -148,7 +148,7 @@ def test_what_has_no_effect_is_told_once_with_the_reason() -> None:
 
 
 def test_models_to_load_need_control() -> None:
-    with pytest.raises(InvalidConfig, match="'load_models' is for 'model_control_mode' explicit"):
+    with pytest.raises(InvalidConfig, match="'load_models' requires 'model_control_mode' explicit"):
         resolve(ServerConfig, "server", DEFAULTS, {}, settings("--load-model=a"))
 
 

@@ -12,6 +12,7 @@ import typer.main
 import penstock
 from penstock import errors
 from penstock.cli.main import _EXIT_CODES, COMMANDS, make_app
+from penstock.config import write_text
 from penstock.engines.onnxruntime import OnnxRuntimeOptions
 from penstock.offline.build import Recipe
 from penstock.offline.judge.contract import Contract
@@ -37,10 +38,17 @@ def rows(page: str, heading: str = "") -> dict[str, list[str]]:
     return {re.sub(r"[`├└│ ]", "", cells[0]): [cell.strip("` ") for cell in cells[1:]] for cells in lines}
 
 
+def options_of(command: str) -> set[str]:
+    found = typer.main.get_command(make_app(command)).commands[command]
+    return {name for parameter in found.params for name in parameter.opts if name.startswith("--")} - {"--json"}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_every_command(command: str) -> None:
-    found = typer.main.get_command(make_app(command)).commands[command]
-    options = {name for parameter in found.params for name in parameter.opts if name.startswith("--")} - {"--json"}
+    options = options_of(command)
+    if command == "config":  # its section refers to that of serve
+        assert options == options_of("serve")
+        return
     shown = {
         option
         for cell in rows("reference/cli.md", f"penstock {command}")
@@ -70,8 +78,7 @@ def test_every_field_of_a_model_configuration() -> None:
 def test_defaults_of_the_server() -> None:
     shown = rows("reference/configuration.md")
     for field in msgspec.structs.fields(ServerConfig):
-        if field.default is not None:
-            assert shown[field.name][0] == (str(field.default).removesuffix(".0") or "none")
+        assert shown[field.name][0] == (write_text(field.default) or "none")
 
 
 def test_every_error_with_its_code_status_and_exit_code() -> None:

@@ -30,8 +30,8 @@ from typing import Any
 import msgspec
 import typer
 
-from penstock import __version__
 from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, PenstockError
+from penstock.version import __version__
 
 _PANELS = {
     "Offline": {
@@ -44,6 +44,7 @@ _PANELS = {
         "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
         "tritonserver": "Serve model repositories with the flags of Triton's tritonserver.",
         "infer": "Run a bundle or model over the rows of an npz file, in this process.",
+        "config": "Show the server's settings and where each value comes from.",
         "doctor": "Hold the configurations of a model repository against its models, and mend them.",
         "bench": "Load a server, closed loop or open loop, and report latencies.",
     },

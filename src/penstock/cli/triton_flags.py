@@ -1,4 +1,4 @@
-"""The flags of Triton's ``tritonserver``, as a table of what each does to the settings of this server. Pure."""
+"""The flags of Triton's ``tritonserver``: one table that maps each to settings of this server. Pure."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.config import did_you_mean
+from penstock.config import did_you_mean, plain_type
 from penstock.errors import InvalidArgument
 from penstock.online.server.config import ServerConfig
 
 Settings = dict[str, Any]
 
 DEFAULTS: Mapping[str, Any] = {
-    "host": "0.0.0.0",  # noqa: S104 - where Triton listens unless told otherwise
+    "host": "0.0.0.0",  # noqa: S104 - Triton's default
     "grpc_host": "0.0.0.0",  # noqa: S104
     "server_name": "triton",
     "allow_client_shm": "false",
     "dialects": [],
     "max_request_bytes": 1 << 30,
 }
-"""Settings whose defaults are others for those who come from Triton, which does not bound tensors."""
+"""Defaults that differ from ``ServerConfig``, as Triton's users expect them. Triton sets no limit on tensors."""
 
 _WORDS = {"true": "1", "on": "1", "false": "0", "off": "0"}
 _PARTS = re.compile(r"(?:([^,=]+),)?([^,=]+)=(.+)", re.DOTALL)
 _CACHE_BYTES = 64 << 20
 
 
-class Flag(NamedTuple):
-    """``apply`` takes the settings and the flag's text, and returns a note for the user, or nothing. Raises ValueError."""
+class TritonFlag(NamedTuple):
+    """One flag: how it changes the settings."""
 
     apply: Callable[[Settings, str], str | None]
+    """Changes the settings by the flag's text; returns a note for the user, or None. Raises ValueError."""
     may_stand_alone: bool = False
-    """Without a value, for true."""
+    """A flag without a value means true."""
 
 
 def translate(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Settings of ``ServerConfig`` by name, and notes on what has no effect. Raises InvalidArgument.
+    """Settings of ``ServerConfig`` by name, and notes on flags without effect. Raises InvalidArgument.
 
-    As with Triton, a value follows after ``=`` or as the next argument, and a name may be cut short where that leaves one.
+    As with Triton, a value follows after ``=`` or as the next argument, and a name may be abbreviated if it stays unambiguous.
     """
     settings: Settings = {}
     notes: list[str] = []
@@ -79,41 +80,41 @@ def _next(name: str, rest: deque[str]) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Name (may be empty), setting and value, which errors do not repeat, since it may be a password."""
+    """Name (may be empty), setting and value. Errors do not repeat the value, since it may be a password."""
     match = _PARTS.fullmatch(text)
     if match is None:
         raise ValueError("write <name>,<setting>=<value>")
     return match[1] or "", match[2], match[3]
 
 
-def _sets(setting: str) -> Flag:
-    """Sets what is read as its type; a list grows with every value."""
-    kind = _TYPES[setting]
+def _sets(setting: str) -> TritonFlag:
+    """Set ``setting`` to the text read as its type; every value is appended to a list."""
+    kind, plain = _TYPES[setting], plain_type(_TYPES[setting])
 
     def apply(settings: Settings, text: str) -> None:
         if not text:
             raise ValueError("it must not be empty")
-        if get_origin(kind) is tuple:
+        if get_origin(plain) is tuple:
             settings[setting] = (*settings.get(setting, ()), text)
-        elif get_origin(kind) is Literal:
-            settings[setting] = next((choice for choice in get_args(kind) if choice.lower() == text.lower()), text)
+        elif get_origin(plain) is Literal:
+            settings[setting] = next((choice for choice in get_args(plain) if choice.lower() == text.lower()), text)
         else:
-            word = text if kind is str else _WORDS.get(text.lower(), text)
+            word = text if plain is str else _WORDS.get(text.lower(), text)
             settings[setting] = msgspec.convert(word, kind, strict=False)
 
-    return Flag(apply, kind is bool)
+    return TritonFlag(apply, plain is bool)
 
 
-def _idle(reason: str) -> Flag:
-    return Flag(lambda settings, text: f"has no effect here: {reason}", may_stand_alone=True)
+def _idle(reason: str) -> TritonFlag:
+    return TritonFlag(lambda settings, text: f"has no effect here: {reason}", may_stand_alone=True)
 
 
-def _refused(reason: str) -> Flag:
+def _refused(reason: str) -> TritonFlag:
     def apply(settings: Settings, text: str) -> None:
         if _WORDS.get(text.lower(), text) not in ("0", ""):
-            raise ValueError(f"it cannot be used, since {reason}")
+            raise ValueError(f"it is not supported: {reason}")
 
-    return Flag(apply, may_stand_alone=True)
+    return TritonFlag(apply, may_stand_alone=True)
 
 
 def _cache(settings: Settings, text: str) -> None:
@@ -126,7 +127,7 @@ def _cache(settings: Settings, text: str) -> None:
         raise ValueError("write local,size=<bytes> or redis,<setting>=<value>")
 
 
-def _chooses(names: Mapping[str, str]) -> Flag:
+def _chooses(names: Mapping[str, str]) -> TritonFlag:
     def apply(settings: Settings, text: str) -> str | None:
         mode, setting, value = _parts(text)
         name = f"{mode.lower()},{setting}" if mode else setting
@@ -134,7 +135,7 @@ def _chooses(names: Mapping[str, str]) -> Flag:
             return _sets(names[name]).apply(settings, value)
         return f"has no effect here for '{name:.40}': the server chooses it"
 
-    return Flag(apply)
+    return TritonFlag(apply)
 
 
 _TYPES: dict[str, Any] = {
@@ -143,7 +144,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("allow-client-shm", "grpc-use-ssl", "grpc-use-ssl-mutual"), bool),
     **dict.fromkeys(("grpc-server-cert", "grpc-server-key", "grpc-root-cert"), str),
 }
-"""Of settings, and of flags that have to be seen together."""
+"""Types of the settings, and of flags that ``_settle`` combines."""
 
 _SAME_NAME = """
     log-info log-warning log-error log-format log-file exit-on-error strict-readiness
@@ -169,25 +170,25 @@ _TRACE = {
     "triton,log-frequency": "trace_log_frequency",
     "opentelemetry,url": "trace_endpoint",
 }
-_CLOUD = "this front end is not spoken"
+_CLOUD = "the server does not implement this front end"
 _REFUSED = {
-    "the processes of one server share its ports; see PENSTOCK_SERVER_PROCESSES": "reuse-http-port reuse-grpc-port",
-    "headers are not handed to models": "http-header-forward-pattern grpc-header-forward-pattern",
+    "processes share ports only within one server; set PENSTOCK_SERVER_PROCESSES": "reuse-http-port reuse-grpc-port",
+    "headers are not forwarded to models": "http-header-forward-pattern grpc-header-forward-pattern",
     _CLOUD: "allow-sagemaker allow-vertex-ai",
 }
 _IDLE = {
-    "a load that failed is not tried again by itself": "model-load-retry-count",
-    "what a configuration leaves out is always filled in": "disable-auto-complete-config strict-model-config",
-    "one loop serves all connections; see PENSTOCK_SERVER_PROCESSES": "http-thread-count grpc-infer-thread-count",
-    "tensors count too; see PENSTOCK_SERVER_MAX_REQUEST_BYTES": "http-max-input-size",
-    "the server has limits of its own": """
+    "a failed load is not retried automatically": "model-load-retry-count",
+    "configurations are always completed from the model": "disable-auto-complete-config strict-model-config",
+    "one event loop serves all connections; set PENSTOCK_SERVER_PROCESSES for more": "http-thread-count grpc-infer-thread-count",
+    "the limit here includes tensors; set PENSTOCK_SERVER_MAX_REQUEST_BYTES": "http-max-input-size",
+    "the server sets its own limits": """
         grpc-infer-allocation-pool-size grpc-max-response-pool-size grpc-infer-response-compression-level
         grpc-keepalive-time grpc-keepalive-timeout grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
         grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes
         grpc-max-connection-age grpc-max-connection-age-grace""",
-    "metrics are taken when they are asked for": "metrics-interval-ms allow-cpu-metrics",
+    "metrics are collected at each scrape": "metrics-interval-ms allow-cpu-metrics",
     "engines are Python packages": "backend-config backend-directory repoagent-directory cache-directory",
-    "models run on the CPU, in memory that the system manages": """
+    "models run on the CPU, in memory that the operating system manages": """
         allow-gpu-metrics enable-peer-access pinned-memory-pool-byte-size cuda-memory-pool-byte-size
         cuda-virtual-address-size min-supported-compute-capability model-load-gpu-limit
         host-policy buffer-manager-thread-count""",
@@ -196,20 +197,20 @@ _IDLE = {
         vertex-ai-port vertex-ai-thread-count vertex-ai-default-model""",
 }
 
-FLAGS: Mapping[str, Flag] = {
+FLAGS: Mapping[str, TritonFlag] = {
     **{name: _sets(name.replace("-", "_")) for name in _SAME_NAME.split()},
     **{name: _sets(setting) for name, setting in _OTHER_NAME.items()},
     **{name: _refused(reason) for reason, names in _REFUSED.items() for name in names.split()},
     **{name: _idle(reason) for reason, names in _IDLE.items() for name in names.split()},
     "metrics-config": _chooses({"summary_latencies": "metrics_summaries"}),
     "trace-config": _chooses(_TRACE),
-    "cache-config": Flag(_cache),
+    "cache-config": TritonFlag(_cache),
 }
-"""By name, without the dashes."""
+"""Every flag by name, without the dashes."""
 
 
 def _settle(settings: Settings) -> list[str]:
-    """Make settings of what several flags say together; the notes on it. Raises InvalidArgument."""
+    """Turn flags that only mean something together into settings; returns notes for the user. Raises InvalidArgument."""
     poll_secs = settings.pop("repository-poll-secs", None)
     if poll_secs is not None and settings.get("model_control_mode") == "poll":
         settings["repository_poll_secs"] = poll_secs
@@ -221,7 +222,7 @@ def _settle(settings: Settings) -> list[str]:
     is_used, is_mutual, certificate, key, root = (settings.pop(f"grpc-{flag}", "") for flag in flags)
     if is_used or is_mutual:
         if not certificate or (is_mutual and not root):
-            raise InvalidArgument("TLS lacks a file", "give --grpc-server-cert, and --grpc-root-cert if it is mutual")
+            raise InvalidArgument("TLS lacks a file", "add --grpc-server-cert, and --grpc-root-cert for mutual TLS")
         settings |= {"tls_certificate": certificate, "tls_key": key, "http_tls": False}
         settings["tls_client_ca"] = root if is_mutual else ""
     redis = settings.pop("redis", {})
@@ -231,7 +232,7 @@ def _settle(settings: Settings) -> list[str]:
 
 
 def _redis_url(given: dict[str, str]) -> str:
-    """Takes out of ``given`` what it makes use of."""
+    """Remove the entries of ``given`` that make up the URL, and return the URL."""
     user, password, tls = (given.pop(name, "") for name in ("user", "password", "tls_enabled"))
     host, port, db = given.pop("host", "localhost"), given.pop("port", "6379"), given.pop("db", "0")
     who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""

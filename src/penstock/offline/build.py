@@ -21,7 +21,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from penstock import __version__
 from penstock.artifact import Artifact, Format
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import CandidateRecord, Evidence
@@ -61,6 +60,7 @@ from penstock.offline.versions import OnProgress, integer_versions
 from penstock.resources import MachineFacts, machine_facts
 from penstock.storage.atomic import check_writable
 from penstock.tensor import Array, Signature
+from penstock.version import __version__
 
 Data = str | Path | Mapping[str, Array]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from penstock import __version__
 from penstock.clock import Clock
 from penstock.errors import Code, InvalidArgument, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.online.repository.handle import Handle
@@ -23,6 +22,7 @@ from penstock.request import Deadline, Done, InferRequest, InferResponse
 from penstock.telemetry.statistics import Failure
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import TensorSpec
+from penstock.version import __version__
 
 _log = logging.getLogger(__name__)
 

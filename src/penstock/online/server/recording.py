@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from penstock import __version__
 from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.request_recorder import RequestFolder, RequestRecorder
@@ -16,6 +15,7 @@ from penstock.telemetry.logging import LogSetting, LogSettings
 from penstock.telemetry.trace_file import TraceFile
 from penstock.telemetry.trace_settings import TraceSetting, TraceSettings
 from penstock.telemetry.tracing import Trace, Tracer
+from penstock.version import __version__
 
 _WRITABLE = "name a file in a folder that may be written to"
 

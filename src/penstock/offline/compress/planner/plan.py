@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock import __version__
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
 from penstock.clock import Clock, SystemClock
@@ -42,6 +41,7 @@ from penstock.offline.judge.judge import ORIGINAL, Judge
 from penstock.offline.sessions import signature_of
 from penstock.offline.tune.space import Version
 from penstock.resources import machine_facts
+from penstock.version import __version__
 
 OnProgress = Callable[[str, int, int], None]
 

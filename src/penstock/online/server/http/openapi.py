@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from penstock import __version__
 from penstock.online.server.config import Dialect
 from penstock.online.server.http.dialects.registry import dialect_resources
 from penstock.tensor import DataType
+from penstock.version import __version__
 
 _Schema = dict[str, Any]
 
