@@ -23,7 +23,7 @@ from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.h2 import connection as h2_connection
@@ -31,6 +31,7 @@ from penstock.online.server.http import connection as http_connection
 from penstock.online.server.http.shared import Shared
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.perf.grpc_client import INFER, GrpcConnection, Lane
 from penstock.perf.http_client import Address, Head
@@ -84,7 +85,7 @@ class InProcess:
         shared_memory = SharedMemory(enabled=False)
         self.dataplane = DataPlane(self._repository, clock, shared_memory, tracer)
         metrics = MetricsPage(self._repository.statistics)
-        control = ControlPlane(self._repository, shared_memory, tracer, LogSettings(), Alone(), metrics)
+        control = ControlPlane(self._repository, shared_memory, tracer, LogSettings(), ProcessGroup(), metrics)
         connections = Connections(config.max_connections)
         self._http = Shared(self.dataplane, control, config, connections)
         service = GrpcService(self.dataplane, control, Access(None, clock), config.max_pipelined)

@@ -23,10 +23,11 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
 from penstock.telemetry.logging import LogSettings
@@ -148,7 +149,12 @@ class GrpcServer:
         self.dataplane = DataPlane(self.repository, SystemClock(), self.shared_memory, tracer, admission)
         self.dataplane.ready = True
         control = ControlPlane(
-            self.repository, self.shared_memory, tracer, LogSettings(), Alone(), MetricsPage(self.repository.statistics)
+            self.repository,
+            self.shared_memory,
+            tracer,
+            LogSettings(),
+            ProcessGroup(),
+            MetricsPage(self.repository.statistics),
         )
         self.service = GrpcService(self.dataplane, control, access, self.config.max_pipelined, self.budget)
         self.transport = self._make(self.service, self.config)

@@ -21,13 +21,14 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.connection import Connection
 from penstock.online.server.http.shared import Shared
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings
@@ -131,7 +132,7 @@ class GatedServer:
         shared_memory, tracer = SharedMemory(enabled=True), Tracer(TraceSettings())
         self.dataplane = DataPlane(repository, SystemClock(), shared_memory, tracer)
         control = ControlPlane(
-            repository, shared_memory, tracer, LogSettings(), Alone(), MetricsPage(repository.statistics)
+            repository, shared_memory, tracer, LogSettings(), ProcessGroup(), MetricsPage(repository.statistics)
         )
         self.connections = Connections(self._config.max_connections)
         self.listener = Listener(self.connections, self._config, self.clock)

@@ -301,7 +301,7 @@ def test_a_repository_that_is_away_is_told_of_once(tmp_path: Path) -> None:
 
 
 def _told(log: Path) -> int:
-    return log.read_text().count("the repositories cannot be looked at")
+    return log.read_text().count("the repositories cannot be polled")
 
 
 def test_a_server_ends_if_a_model_cannot_be_loaded_unless_it_is_told_not_to(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.online.server import peers
+from penstock.online.server.processes import group
 from tests.fuzz.fast_loop import FastLoop
 from tests.fuzz.mutator import Seed
 from tests.fuzz.planes import Planes
@@ -70,7 +70,7 @@ class PeersTarget:
         self._planes: Planes = self._loop.run_until_complete(self._make())
         self._valid = b"".join(_seed(("state", [])))
         # A sibling that asks for what there is not is a bug of ours, and logged as one.
-        self._log = logging.getLogger(peers.__name__)
+        self._log = logging.getLogger(group.__name__)
         self._log.disabled = True
 
     def join(self, parts: Sequence[bytes], random: Random) -> bytes:
@@ -91,8 +91,8 @@ class PeersTarget:
     async def _run(self, data: bytes) -> None:
         await self._ask(data)
         try:
-            outcome = await peers._receive(_reader(data), peers._Outcome)
-        except peers._BROKEN:
+            outcome = await group._receive(_reader(data), group._Outcome)
+        except group._BROKEN:
             pass
         else:
             assert outcome.error is None or len(outcome.error) == 3
@@ -103,7 +103,7 @@ class PeersTarget:
 
     async def _ask(self, data: bytes) -> bytes:
         writer: Any = _Writer()
-        await peers._handle(self._planes.control.answer, _reader(data), writer)
+        await group._handle(self._planes.control.answer, _reader(data), writer)
         assert writer.is_closed
         if writer.written:
             assert len(msgspec.msgpack.decode(writer.written[_START:])) == 2

@@ -18,11 +18,12 @@ from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.logging import LogSettings
@@ -74,7 +75,7 @@ class Planes:
         self.dataplane = DataPlane(repository, loop, self.shared_memory, tracer)
         self.dataplane.ready = True
         metrics = MetricsPage(repository.statistics)
-        self.control = ControlPlane(repository, self.shared_memory, tracer, LogSettings(), Alone(), metrics)
+        self.control = ControlPlane(repository, self.shared_memory, tracer, LogSettings(), ProcessGroup(), metrics)
         self.access = Access(None, loop)
         self.budget = ByteBudget(self.config.max_inflight_bytes)
         self.connections = Connections(self.config.max_connections)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from multiprocessing.shared_memory import SharedMemory as Memory
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +16,9 @@ from handles import make_handle
 from penstock.errors import AlreadyExists, InvalidArgument, Unsupported
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
-from penstock.online.server.control_plane import Alone, ControlPlane, Siblings
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.metrics_page import MetricsPage
-from penstock.online.server.peers import Peers
+from penstock.online.server.processes.group import ProcessGroup, SocketGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.statistics import Failure
@@ -28,8 +28,8 @@ from penstock.tensor import DataType
 from penstock.testing import FakeModel
 
 
-class Others:
-    """Siblings in the same process, asked one after the other."""
+class Others(ProcessGroup):
+    """Control planes in the same process, asked one after the other."""
 
     def __init__(self, *planes: ControlPlane) -> None:
         self.planes = planes
@@ -37,21 +37,9 @@ class Others:
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
         return [await plane.answer(what, list(arguments)) for plane in self.planes]
 
-    def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    def keep(self, what: Any) -> None:
-        pass
-
-    def inherited(self) -> Any:
-        return None
-
-    def kept_by_absent(self) -> list[Any]:
-        return []
-
 
 def make_plane(
-    siblings: Siblings, *, shared_memory: bool | SharedMemory, repository: ServedModels | None = None
+    siblings: ProcessGroup, *, shared_memory: bool | SharedMemory, repository: ServedModels | None = None
 ) -> ControlPlane:
     repository = repository or ServedModels()
     return ControlPlane(
@@ -66,7 +54,7 @@ def make_plane(
 
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_a_process_that_starts_later_takes_over_the_settings(shared_memory: bool) -> None:
-    first = make_plane(Alone(), shared_memory=shared_memory)
+    first = make_plane(ProcessGroup(), shared_memory=shared_memory)
 
     async def run() -> None:
         await first.log_settings({"log_verbose_level": 2})
@@ -80,7 +68,7 @@ def test_a_process_that_starts_later_takes_over_the_settings(shared_memory: bool
 
 
 def test_what_one_is_told_all_do_and_nothing_else_can_be_asked_of_them() -> None:
-    other = make_plane(Alone(), shared_memory=True)
+    other = make_plane(ProcessGroup(), shared_memory=True)
     plane = make_plane(Others(other), shared_memory=True)
 
     async def run() -> None:
@@ -104,7 +92,7 @@ def memory() -> Iterator[Memory]:
 @asynccontextmanager
 async def processes(folder: Path, registries: list[SharedMemory]) -> AsyncIterator[list[ControlPlane]]:
     """The control planes of a server's processes that ask each other over real sockets."""
-    ends = [Peers(folder, index) for index in range(len(registries))]
+    ends = [SocketGroup(folder, index) for index in range(len(registries))]
     planes = [make_plane(end, shared_memory=registry) for end, registry in zip(ends, registries, strict=True)]
     for end, plane in zip(ends, planes, strict=True):
         await end.serve(plane.answer)
@@ -194,7 +182,7 @@ def test_the_index_tells_which_models_cannot_run() -> None:
             repository.add(make_handle(FakeModel(), name))
         sick: Any = repository.find("ill")
         sick._models = [SimpleNamespace(healthy=False)]
-        plane = make_plane(Alone(), shared_memory=False, repository=repository)
+        plane = make_plane(ProcessGroup(), shared_memory=False, repository=repository)
         well = {"name": "well", "version": "1", "state": "READY", "reason": ""}
         reason = "its instance is being started again"
         assert await plane.repository_index() == [
@@ -211,7 +199,7 @@ def test_what_a_dead_process_has_counted_is_never_lost_nor_counted_twice(tmp_pat
         planes, ends, handles = [], [], []
 
         async def start(index: int) -> None:
-            repository, end = ServedModels(), Peers(tmp_path, index)
+            repository, end = ServedModels(), SocketGroup(tmp_path, index)
             handle = make_handle(FakeModel())
             repository.add(handle)
             plane = make_plane(end, shared_memory=False, repository=repository)

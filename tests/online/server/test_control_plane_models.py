@@ -13,8 +13,9 @@ import pytest
 from fake_repository import Repository
 from penstock.errors import InvalidModel, PenstockError
 from penstock.online.repository.override import Override
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings
@@ -23,7 +24,7 @@ from penstock.telemetry.tracing import Tracer
 Story = Callable[[ControlPlane, Repository, Repository], Coroutine[Any, Any, None]]
 
 
-class Other(Alone):
+class Other(ProcessGroup):
     """One sibling, in the same process, which therefore has files of its own."""
 
     def __init__(self, plane: ControlPlane) -> None:
@@ -42,7 +43,7 @@ def _copied(argument: Any) -> Any:
     return Override(argument.config, str(copy))
 
 
-def make_plane(siblings: Alone, repository: Repository) -> ControlPlane:
+def make_plane(siblings: ProcessGroup, repository: Repository) -> ControlPlane:
     settings = SharedMemory(enabled=False), Tracer(TraceSettings()), LogSettings()
     repository.manager.is_explicit = True
     page = MetricsPage(repository.served.statistics)
@@ -54,7 +55,7 @@ def tell(tmp_path: Path) -> Callable[[Story], None]:
     def run(story: Story) -> None:
         async def main() -> None:
             async with Repository(tmp_path) as first, Repository(tmp_path) as second:
-                await story(make_plane(Other(make_plane(Alone(), second)), first), first, second)
+                await story(make_plane(Other(make_plane(ProcessGroup(), second)), first), first, second)
 
         asyncio.run(main())
 

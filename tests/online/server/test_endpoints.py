@@ -23,11 +23,12 @@ from penstock.online.server import endpoints as module
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.endpoints import Addresses, Endpoints
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.trace_settings import TraceSettings
@@ -46,7 +47,7 @@ async def made(**settings: Any) -> AsyncIterator[Endpoints]:
     handle.start()
     repository.add(handle)
     page = MetricsPage(repository.statistics)
-    control = ControlPlane(repository, shared_memory, tracer, LogSettings(), Alone(), page)
+    control = ControlPlane(repository, shared_memory, tracer, LogSettings(), ProcessGroup(), page)
     dataplane = DataPlane(repository, clock, shared_memory, tracer)
     dataplane.ready = True
     endpoints = Endpoints(

@@ -88,8 +88,9 @@ class ManualLoop(asyncio.SelectorEventLoop):
 
 def test_the_worst_lag_since_it_was_last_asked() -> None:
     with closing(ManualLoop()) as loop:
-        lag = LoopLag(loop)
-        lag.start()
+        lag = LoopLag()
+        assert lag.take() is None
+        lag.start(loop)
         for late in (0.125, 0.75, 0.0):
             loop.wake(late)
         assert lag.take() == 0.75
@@ -101,12 +102,10 @@ def test_the_worst_lag_since_it_was_last_asked() -> None:
 
 def test_a_real_loop_is_asked_without_end_until_it_is_stopped() -> None:
     async def main() -> int:
-        lag = LoopLag(asyncio.get_running_loop())
         page = MetricsPage(list)
-        page.lag = lag
-        lag.start()
+        page.lag.start(asyncio.get_running_loop())
         await asyncio.sleep(0)
-        lag.stop()
+        page.lag.stop()
         return (await page.render()).count(b"penstock_event_loop_lag_seconds 0")
 
     assert asyncio.run(main()) == 1

@@ -1,7 +1,7 @@
-"""The composition root of the server: builds everything, starts it, and takes it down in order.
+"""The composition root of the server: builds all parts, starts them, and stops them in order.
 
-Starting: listen (so that a port in use is known at once, and health can be asked) → load and warm up → ready.
-Stopping: readiness off → a short grace → no new connections → answer what is in flight → unload.
+Starting: listen (a port in use fails at once, and health can be asked) → load and warm up → ready.
+Stopping: readiness off → a short grace → no new connections → answer requests in flight → unload.
 With several processes a supervisor does this in each of them.
 """
 
@@ -42,15 +42,15 @@ from penstock.online.scheduler.rate_limiter import RateLimiter, read_resources
 from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.endpoints import Addresses, Endpoints
-from penstock.online.server.metrics_page import LoopLag, MetricsPage
+from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.loop_errors import LoopErrors
-from penstock.online.server.peers import Peers
-from penstock.online.server.processes import Place, Supervisor
-from penstock.online.server.recording import Recording
+from penstock.online.server.processes.group import ProcessGroup, SocketGroup
+from penstock.online.server.processes.supervisor import Place, Supervisor
+from penstock.online.server.recording.recording import Recording
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.resources import allow_open_files, core_ids
 
@@ -59,14 +59,14 @@ _log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005
 _UNLOAD_S = 1.0
 _OTHER_FILES = 256
-"""How many files and sockets are left for what is not a connection: models, logs, the cache, clients being refused."""
+"""Open files reserved for other purposes than connections: models, logs, the cache, clients being refused."""
 
 Settings = Mapping[str, Mapping[str, Any]]
-"""By model name the fields of its configuration that a user has set."""
+"""By model name: the fields of its configuration that the user has set."""
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Where the server listens, each as ``host:port`` or empty, and what it serves."""
+    """The addresses of the server, each ``host:port`` or empty, and the models that it serves."""
 
     http: str
     grpc: str
@@ -81,18 +81,18 @@ def serve(
     settings: Settings = MappingProxyType({}),
     folder: Path = Path(),
 ) -> None:
-    """Serve ``targets`` until SIGTERM or SIGINT; ``on_ready`` is called once all are loaded and warm.
+    """Serve ``targets`` until SIGTERM or SIGINT; calls ``on_ready`` once all models are loaded and warm.
 
-    ``settings`` may name files relative to ``folder``.
+    Files that ``settings`` names are relative to ``folder``.
 
     Raises NotFound, InvalidModel, InvalidConfig, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in
-    use, or a host that is not here), and DeadlineExceeded if a model was still at work when the time to drain was over.
+    use, or an address of another machine), and DeadlineExceeded if a model was still running after the drain timeout.
     """
     if not targets and not config.model_repository:
         raise InvalidArgument("nothing to serve", "name a bundle or a model file, or set 'model_repository'")
     if config.warmup_folder and Path(config.warmup_folder).exists() and not Path(config.warmup_folder).is_dir():
         raise InvalidArgument(
-            "'warmup_folder' names a file, and no folder", "name the folder that the models' folders are in"
+            f"'warmup_folder' is a file: '{config.warmup_folder}'", "name the folder that contains the models' folders"
         )
     by_hand = {model.name: model for model in define(targets, settings, folder)}
     roots = tuple(map(local_path, config.model_repository))
@@ -109,8 +109,8 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
     loop_factory = _loop_factory(application.config)
     before = sys.getswitchinterval()
     if loop_factory is asyncio.new_event_loop:
-        # The loop and the instances hand the interpreter lock to and fro. uvloop lets go of it between any two callbacks;
-        # asyncio keeps it for a whole turn, while an instance with answers to give waits up to this interval.
+        # The loop and the instances pass the interpreter lock to each other. uvloop releases it between any two callbacks;
+        # asyncio holds it for a whole iteration, and an instance with answers waits up to this interval.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -122,7 +122,7 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
 def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready], None]) -> None:
     with ExitStack() as held:
         config = Endpoints.reserve(config, held)
-        # Weights are in memory once for all processes where a model has no threads, which do not survive a fork.
+        # All processes share the weights of models without threads; threads do not survive a fork.
         preloaded = preload(layout, _at_start(config, layout), _wishes(config))
 
         def be(place: Place, ready: Callable[[dict[str, Any]], None]) -> None:
@@ -133,7 +133,7 @@ def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready]
 
 
 def _at_start(config: ServerConfig, layout: Layout) -> list[str]:
-    """The models to load without being asked. Raises NotFound if a repository is not there, or a model without which it ends."""
+    """The models to load at start-up. Raises NotFound if a repository is missing, or, with ``exit_on_error``, a model."""
     known = layout.models()
     if config.model_control_mode != "explicit" or "*" in config.load_models:
         return list(known)
@@ -144,7 +144,7 @@ def _at_start(config: ServerConfig, layout: Layout) -> list[str]:
 
 
 class Application:
-    """The server's parts, put together."""
+    """The parts of the server in one process."""
 
     def __init__(
         self,
@@ -153,13 +153,16 @@ class Application:
         place: Place | None = None,
         preloaded: Mapping[tuple[str, str], Preloaded] = MappingProxyType({}),
     ) -> None:
-        """``place``: None if this is the only process. ``preloaded``: as the manager's. Raises InvalidConfig, Unavailable."""
+        """``place`` is None if this is the only process. ``preloaded``: as for Manager. Raises InvalidConfig, Unavailable."""
         clock = SystemClock()
         self.config = config
         self._place = place
+        self._layout = layout
+        self._stopping = asyncio.Event()
+        self._is_orphan = False
         self._repository = ServedModels()
-        self._peers = Peers(place.folder, place.index) if place else None
-        self._recording = Recording(config, place.index if place else 0)
+        self._group = SocketGroup(place.folder, place.index) if place else ProcessGroup()
+        self._recording = Recording.open(config, place.index if place else 0)
         self._cache = open_cache(config, clock)
         access = Access(Path(config.keys_file) if config.keys_file else None, clock)
         admission = Admission(access, clock) if access.enabled else None
@@ -173,7 +176,6 @@ class Application:
         resources = read_resources(config.rate_limit_resource)
         limiter = RateLimiter(resources) if config.rate_limit != "off" else None
         assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
-        self._layout = layout
         self._manager = Manager(self._repository, assembler, layout, _wishes(config), preloaded)
         self._manager.is_explicit = config.model_control_mode == "explicit"
         self._dataplane.name = config.server_name
@@ -192,31 +194,28 @@ class Application:
             shared_memory,
             tracer,
             self._recording.log,
-            self._peers or Alone(),
+            self._group,
             self._metrics,
             self._manager,
         )
-        self._control.inherit()
         self._endpoints = Endpoints(config, clock, connections, self._dataplane, self._control, access, budget)
-        self._stopping = asyncio.Event()
-        self._is_orphan = False
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
-        """Serve until told to stop; see ``serve``."""
+        """Serve until a signal arrives; see ``serve``."""
         loop = asyncio.get_running_loop()
         self._watch(loop)
+        self._control.inherit()
         self._recording.start()
-        lag = self._metrics.lag = LoopLag(loop)
-        lag.start()
+        self._metrics.lag.start(loop)
         stop = asyncio.ensure_future(self._stopping.wait())
         poll = asyncio.ensure_future(self._poll())
         try:
-            # Clients of a process that replaces another have their answers from the others until it can give them.
+            # A replacement process listens late: until it can answer, the other processes answer its clients.
             is_late = self._place is not None and self._place.is_replacement
             addresses = Addresses() if is_late else await self._endpoints.listen()
-            if self._place is not None and self._peers is not None:
+            if self._place is not None:
                 loop.add_reader(self._place.lifeline, self._on_orphaned)
-                await self._peers.serve(self._control.answer)
+                await self._group.serve(self._control.answer)
                 await self._control.catch_up()
             work = asyncio.ensure_future(self._load())
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -231,34 +230,30 @@ class Application:
                     addresses = await self._endpoints.listen()
                 self._endpoints.announce_ready()
                 _calm_collector()
-                on_ready(self._ready(addresses))
+                on_ready(Ready(addresses.http, addresses.grpc, addresses.metrics, self._repository.names()))
                 await stop
             await self._drain()
         finally:
             stop.cancel()
             poll.cancel()
-            lag.stop()
+            self._metrics.lag.stop()
             await self._close()
 
     async def _close(self) -> None:
         await self._endpoints.stop()
         self._shared_memory.close()
-        if self._peers is not None:
-            await self._peers.close(is_orphan=self._is_orphan)
+        await self._group.close(is_orphan=self._is_orphan)
         if self._cache is not None:
             await self._cache.close()
         self._recording.stop()
 
-    def _ready(self, addresses: Addresses) -> Ready:
-        return Ready(addresses.http, addresses.grpc, addresses.metrics, self._repository.names())
-
     async def _load(self) -> None:
-        """Load what is to be served from the start. Raises what keeps a model from it, if that is to end the server."""
-        if self._place is not None and self._peers is not None and self._place.is_replacement:
-            async with self._peers.exclusive("models", patient=True):
+        """Load the models of start-up. With ``exit_on_error`` it raises the errors of those that fail."""
+        if self._place is not None and self._place.is_replacement:
+            async with self._group.exclusive("models", patient=True):
                 wanted = await self._control.wanted_models()
                 work = asyncio.ensure_future(self._start(wanted))
-                await asyncio.sleep(0)  # now it stands before all that this process is told from here on
+                await asyncio.sleep(0)  # queues the loads before any change that this process receives from here on
             await work
         elif (failures := await self._start(None)) and self.config.exit_on_error:
             raise _all_of(failures)
@@ -272,19 +267,19 @@ class Application:
         return await self._manager.start(wanted, config.model_load_threads, at_start)
 
     async def _poll(self) -> None:
-        """Look at the repositories again and again; one process does, and tells the others."""
-        told = ""
+        """Poll the repositories periodically; the first process does so for all."""
+        logged = ""
         while self.config.model_control_mode == "poll" and (self._place is None or self._place.index == 0):
             await asyncio.sleep(self.config.repository_poll_secs)
             try:
                 await self._control.poll()
-                told = ""
+                logged = ""
             except PenstockError as error:
-                if told != str(error):  # once, and not with every look
-                    _log.warning("the repositories cannot be looked at: %s", error)
-                told = str(error)
-            except Exception:  # noqa: BLE001 - a bug of ours must not end it
-                _log.exception("the repositories could not be looked at")
+                if logged != str(error):  # once, not with every poll
+                    _log.warning("the repositories cannot be polled: %s", error)
+                logged = str(error)
+            except Exception:  # noqa: BLE001 - a bug of ours must not end the polling
+                _log.exception("the repositories could not be polled")
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.set_exception_handler(LoopErrors())
@@ -293,13 +288,13 @@ class Application:
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
-            # Asked twice: whoever asks does not want to wait for requests in flight.
+            # A second signal: do not wait for requests in flight.
             self._endpoints.cut_off()
             _end_at_once()
         self._stop()
 
     def _on_orphaned(self) -> None:
-        """The supervisor is gone."""
+        """End this process, since the supervisor has died."""
         assert self._place is not None
         asyncio.get_running_loop().remove_reader(self._place.lifeline)
         self._is_orphan = True
@@ -314,18 +309,18 @@ class Application:
         grace_s, timeout_s = self.config.shutdown_grace_s, self.config.drain_timeout_s
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s + timeout_s
-        self._manager.end_loads()  # or clients that wait for one would keep the server
+        self._manager.end_loads()  # clients that wait for a load would delay the shutdown
         await self._endpoints.drain(grace_s, timeout_s)
         try:
-            # Clients that took all the time are no reason not to unload models that are free.
+            # Slow clients may use up the timeout; idle models are unloaded all the same.
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
                 await self._manager.close(timeout_s)
                 await self._manager.unload_all()
         except TimeoutError:
             atexit.register(_end_at_once)
             raise DeadlineExceeded(
-                f"a model was still at work after {timeout_s:g} s and was left behind",
-                "if it does not hang, give it longer with 'drain_timeout_s'",
+                f"a model was still running after the {timeout_s:g} s drain timeout; the server exited without waiting for it",
+                "increase 'drain_timeout_s' if the model needs longer",
             ) from None
 
 
@@ -341,27 +336,28 @@ def _wishes(config: ServerConfig) -> Wishes:
 
 
 def _all_of(failures: Mapping[str, PenstockError]) -> PenstockError:
-    """One error that names all models that cannot be served."""
+    """One error that names every model that failed to load."""
     first = next(iter(failures.values()))
     if len(failures) == 1:
         return next(iter(first.causes.values())) if isinstance(first, LoadFailed) and len(first.causes) == 1 else first
     reasons = "; ".join(f"'{name}': {error.message}" for name, error in failures.items())
     return InvalidModel(
-        f"{len(failures)} models cannot be served: {reasons}", "with 'exit_on_error' off, others still are"
+        f"{len(failures)} models cannot be served: {reasons}", "set 'exit_on_error' to false to serve the other models"
     )
 
 
 def _end_at_once() -> None:
-    """End the process with code 1, without taking the interpreter down: a model at work on another thread turns that into an abort."""
+    """Exit with code 1 at once. A regular exit would abort while a model still runs on another thread."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
 
 
 def _calm_collector() -> None:
-    """What start-up made lives as long as the process, and requests free themselves: only closed connections leave cycles.
+    """Make the garbage collector run rarely: only closed connections leave cycles behind.
 
-    With the default of 700 objects the collector would look at the requests in flight several times in every batch.
+    Objects made at start-up live as long as the process. With the default threshold of 700 objects the collector would scan the
+    requests in flight several times per batch.
     """
     gc.collect()
     gc.freeze()

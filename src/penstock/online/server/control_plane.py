@@ -1,7 +1,7 @@
-"""The control plane: what is asked of, and told to, the server itself, whatever transport it came by.
+"""The control plane: questions about the server itself, and changes to it, independent of the transport.
 
-All of it is asynchronous: with several server processes an answer takes in what the others know, and what one of them is
-told the others are told too.
+Everything is asynchronous. With several server processes an answer includes what the other processes know, and a change is
+forwarded to all of them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from penstock.online.repository.override import Override, read_parameters, store
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.state import Row, State, Version
 from penstock.online.server.metrics_page import MetricsPage, Report
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.statistics import ModelStatistics, merge
@@ -41,39 +42,7 @@ _TOLD = frozenset(
         "own_models",
     }
 )
-"""What each process does that one of them was told."""
-
-
-class Siblings(Protocol):
-    """The other processes of this server."""
-
-    async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        """What each of their control planes answers to ``what``. Raises what one of them raises.
-
-        Those that take too long are left out, unless ``patient``.
-        """
-        return []
-
-    def keep(self, what: Any) -> None:
-        """Leave something for whoever takes this process's place, and speaks for it until then."""
-        return
-
-    def inherited(self) -> Any:
-        """What this process's predecessor has kept; None if there was none."""
-        return None
-
-    def kept_by_absent(self) -> list[Any]:
-        """What those have kept that were left out when last something was asked."""
-        return []
-
-    def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
-        """Entered by one process at a time: for changes, which so reach all of them in one order. Raises Unavailable if that takes too
-        long, unless ``patient``."""
-        return nullcontext()
-
-
-class Alone(Siblings):
-    """No siblings."""
+"""Operations that are forwarded to every process of the server."""
 
 
 class ControlPlane:
@@ -85,23 +54,23 @@ class ControlPlane:
         shared_memory: SharedMemory,
         tracer: Tracer,
         log: LogSettings,
-        siblings: Siblings,
+        group: ProcessGroup,
         metrics: MetricsPage,
         manager: Manager | None = None,
     ) -> None:
-        """``manager`` is None if the models stay those that are served."""
+        """``manager`` is None if the served models never change."""
         self._repository = repository
         self._shared_memory = shared_memory
         self._tracer = tracer
         self._log = log
-        self._siblings = siblings
+        self._group = group
         self._metrics = metrics
         self._manager = manager
         self._uneven: set[str] = set()
-        """Models of which the siblings may serve something else, as they could not load what is served here."""
+        """Models of which other processes may serve another state, since they could not load the one served here."""
 
     async def answer(self, what: str, arguments: list[Any]) -> Any:
-        """Do what a sibling process asks for: one of the methods below, for this process alone. Raises PenstockError."""
+        """Answer another process: run one of the methods below for this process alone. Raises PenstockError."""
         if what == "statistics":
             return self._own_statistics()
         if what == "report":
@@ -115,15 +84,15 @@ class ControlPlane:
         if what == "regions_closed":
             return await self._shared_memory.closed(*arguments)
         if what not in _TOLD:
-            raise InvalidArgument(f"no process is asked for '{what[:40]}'")
+            raise InvalidArgument(f"unknown question '{what[:40]}' from another process")
         settings = (self._repository, self._shared_memory, self._tracer, self._log)
-        local = ControlPlane(*settings, Alone(), self._metrics, self._manager)
+        local = ControlPlane(*settings, ProcessGroup(), self._metrics, self._manager)
         return await getattr(local, what)(*arguments)
 
     async def catch_up(self) -> None:
-        """Take over what the siblings have been told before this process was there. Raises Unavailable."""
-        async with self._siblings.exclusive():
-            for state in await self._siblings.ask("state"):
+        """Take over the settings that the other processes received before this one started. Raises Unavailable."""
+        async with self._group.exclusive():
+            for state in await self._group.ask("state"):
                 for region in state["regions"]:
                     with suppress(PenstockError):  # its client has removed it since
                         self._shared_memory.register(**region)
@@ -135,24 +104,24 @@ class ControlPlane:
     # The repository
 
     async def wanted_models(self) -> dict[str, Override | None] | None:
-        """The models that the siblings serve because they were asked to; None if there are no siblings."""
-        for models in await self._siblings.ask("own_models"):
+        """The models that the other processes were asked to serve; None if there are no others."""
+        for models in await self._group.ask("own_models"):
             return msgspec.convert(models, dict[str, Override | None])
         return None
 
     async def own_models(self) -> dict[str, Override | None]:
-        """The models that this process serves because it was asked to, and what was put in their files' place."""
+        """The models that this process was asked to serve, each with the override of its files."""
         return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
 
     async def repository_index(self, ready: bool = False) -> list[Row]:
-        """A row for every model version, with what is wrong with it in whatever process; only the ready ones if ``ready``."""
-        others = await self._siblings.ask("own_index")
+        """A row for every model version, with its error in any process; only the ready versions if ``ready``."""
+        others = await self._group.ask("own_index")
         wrong = {_which(row): row for rows in others for row in rows if row.get("reason")}
         rows = [row if row.get("reason") else wrong.get(_which(row), row) for row in await self.own_index()]
         return [row for row in rows if not ready or row.get("state") == State.READY.value]
 
     async def own_index(self) -> list[Row]:
-        """As ``repository_index``, of this process."""
+        """The rows of ``repository_index`` for this process alone."""
         if self._manager is not None:
             return await self._manager.index()
         return [
@@ -162,9 +131,10 @@ class ControlPlane:
         ]
 
     async def load(self, name: str, parameters: Settings) -> None:
-        """Load a model in all processes, or have what is loaded reloaded if it has changed; returns when it is ready.
+        """Load a model in all processes, or reload it if it has changed; returns when it is ready.
 
-        Raises Unavailable unless clients may, InvalidArgument, and what the manager's ``load`` raises; then it is as before.
+        Raises Unavailable unless the server allows explicit control, InvalidArgument, and the errors of ``Manager.load``; after
+        an error the model is served as before.
         """
         self._refuse_control(name)
         config, files = read_parameters(name, parameters)
@@ -172,24 +142,26 @@ class ControlPlane:
         await self.change_model("load", name, None if config is None else Override(config, folder))
 
     async def unload(self, name: str, parameters: Settings) -> None:
-        """Unload a model in all processes; what it was asked is still answered.
+        """Unload a model in all processes; requests in flight are still answered.
 
-        Raises Unavailable unless clients may, and InvalidArgument.
+        Raises InvalidArgument, and Unavailable unless the server allows explicit control.
         """
         self._refuse_control(name)
         with_parts = parameters.get("unload_dependents", False)
         if parameters.keys() - {"unload_dependents"} or not isinstance(with_parts, bool):
-            raise InvalidArgument(f"bad parameters to unload model '{name}'", "'unload_dependents', true or false")
+            raise InvalidArgument(
+                f"bad parameters to unload model '{name}'", "the only one is 'unload_dependents', true or false"
+            )
         await self.change_model("unload", name, with_parts)
 
     async def poll(self) -> None:
-        """Have all processes serve what the repositories hold now. Raises NotFound if one is not there."""
+        """Apply the current content of the repositories in all processes. Raises NotFound if a repository is missing."""
         assert self._manager is not None
         changes = dict(await self._manager.changes())
         changes |= {name: True for name in self._uneven if changes.get(name, True)}
         work = (self.change_model("update" if is_there else "unload", name) for name, is_there in changes.items())
         for outcome in await asyncio.gather(*work, return_exceptions=True):
-            if outcome is not None and not isinstance(outcome, PenstockError):  # those are in the log and in the index
+            if outcome is not None and not isinstance(outcome, PenstockError):  # the log and the index report those
                 raise outcome
 
     def _refuse_control(self, name: str) -> None:
@@ -198,25 +170,25 @@ class ControlPlane:
         check_name(name)
 
     async def change_model(self, what: str, name: str, argument: Any = None) -> None:
-        """Change a model here and then in the siblings; if one of them cannot load it, nobody keeps it who had none.
+        """Change a model here, then in the other processes. If one of them cannot load a new model, all unload it again.
 
-        ``what`` is ``load``, with an override or None; ``update``, as its files have changed; or ``unload``, with whether its parts
-        go too. Raises as the manager's methods.
+        ``what`` is ``load``, with an override or None; ``update``, after a change of its files; or ``unload``, with True to unload
+        its parts too. Raises the errors of the manager's methods.
         """
-        async with self._siblings.exclusive("models", patient=True):
+        async with self._group.exclusive("models", patient=True):
             was_served = bool(self._repository.versions(name))
             await self._change_here(what, name, argument)
-            if what != "unload":  # also what they could not load when this process did
+            if what != "unload":  # includes versions that the others could not load when this process did
                 argument = (await self.own_models()).get(name)
             self._uneven.discard(name)
             try:
-                await self._siblings.ask("change_model", what, name, argument, patient=True)
+                await self._group.ask("change_model", what, name, argument, patient=True)
             except PenstockError:
                 if was_served:
                     self._uneven.add(name)
                 else:
                     await self._change_here("unload", name, None)
-                    await self._siblings.ask("change_model", "unload", name, patient=True)
+                    await self._group.ask("change_model", "unload", name, patient=True)
                 raise
 
     async def _change_here(self, what: str, name: str, argument: Any) -> None:
@@ -232,19 +204,19 @@ class ControlPlane:
     async def metrics_page(self) -> bytes:
         """For Prometheus, over all processes."""
         self._own_statistics()
-        others = await self._siblings.ask("report")
+        others = await self._group.ask("report")
         dead = self._statistics_of_absent()
         return await self._metrics.render([msgspec.convert(other, Report) for other in others], dead)
 
     async def all_statistics(self) -> list[ModelStatistics]:
         """Of every model version, over all processes."""
         mine = self._own_statistics()
-        others = await self._siblings.ask("statistics")
+        others = await self._group.ask("statistics")
         theirs = [msgspec.convert(other, list[ModelStatistics]) for other in others] + self._statistics_of_absent()
         return merge([mine, *theirs]) if theirs else mine
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Of all models, one, or one version, in the protocol's form. Raises InvalidArgument for a model that is not served."""
+        """Of all models, one, or one version, in the protocol's form. Raises InvalidArgument if the model is not served."""
         if name:
             try:
                 self._repository.find(name, version)
@@ -258,38 +230,37 @@ class ControlPlane:
         ]
 
     def inherit(self) -> None:
-        """Go on counting where a process whose place this one takes has ended; before siblings can ask."""
-        if (kept := self._siblings.inherited()) is not None:
-            self._metrics.inherited = msgspec.convert(kept, list[ModelStatistics])
+        """Continue the counters of the process that this one replaces. Call it before other processes can ask."""
+        if (kept := self._group.inherited()) is not None:
+            self._metrics.inherit(msgspec.convert(kept, list[ModelStatistics]))
 
     def _own_statistics(self) -> list[ModelStatistics]:
-        """Of this process. What anybody has seen of them stays known when it dies, so that no counter ever goes back."""
+        """Of this process. They are stored before anyone sees them, so that no counter goes back if the process dies."""
         own = self._metrics.models()
-        if not isinstance(self._siblings, Alone):
-            self._siblings.keep([_counters(one) for one in own])
+        self._group.keep([_counters(one) for one in own])
         return own
 
     def _statistics_of_absent(self) -> list[list[ModelStatistics]]:
-        return [msgspec.convert(kept, list[ModelStatistics]) for kept in self._siblings.kept_by_absent()]
+        return [msgspec.convert(kept, list[ModelStatistics]) for kept in self._group.kept_by_absent()]
 
     # Settings
 
     async def trace_settings(self, model: str = "", update: Settings | None = None) -> dict[str, Any]:
-        """The settings that hold for ``model``, empty for all, after ``update``. Raises NotFound, InvalidArgument."""
+        """The trace settings of ``model``, or the global ones if it is empty, after ``update``. Raises NotFound, InvalidArgument."""
         if model:
             self._repository.find(model)
         if update:
-            async with self._siblings.exclusive():
+            async with self._group.exclusive():
                 self._tracer.settings(model, update)
-                await self._siblings.ask("trace_settings", model, dict(update))
+                await self._group.ask("trace_settings", model, dict(update))
         return self._tracer.settings(model)
 
     async def log_settings(self, update: Settings | None = None) -> dict[str, Any]:
-        """The settings after ``update``. Raises InvalidArgument."""
+        """The log settings after ``update``. Raises InvalidArgument."""
         if update:
-            async with self._siblings.exclusive():
+            async with self._group.exclusive():
                 self._log.update(update)
-                await self._siblings.ask("log_settings", dict(update))
+                await self._group.ask("log_settings", dict(update))
         return self._log.get()
 
     # Shared memory
@@ -303,7 +274,7 @@ class ControlPlane:
 
         Raises AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported, and Unavailable if the others are busy.
         """
-        async with self._siblings.exclusive():
+        async with self._group.exclusive():
             self._shared_memory.register(name, key, offset, byte_size)
             await self._tell_of(name, "register_shared_memory", key, offset, byte_size, is_cuda=False)
 
@@ -317,7 +288,7 @@ class ControlPlane:
 
     async def register_cuda_shared_memory(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """As ``register_shared_memory``, for a region on a GPU."""
-        async with self._siblings.exclusive():
+        async with self._group.exclusive():
             self._shared_memory.register_cuda(name, raw_handle, device_id, byte_size)
             await self._tell_of(name, "register_cuda_shared_memory", raw_handle, device_id, byte_size, is_cuda=True)
 
@@ -326,22 +297,22 @@ class ControlPlane:
         await self._unregister(name, is_cuda=True)
 
     async def _tell_of(self, name: str, what: str, *arguments: Any, is_cuda: bool) -> None:
-        """Have the siblings register a region that is registered here; if one cannot, nobody has it."""
+        """Register a region of this process in the others; if one of them fails, it is removed everywhere."""
         try:
-            await self._siblings.ask(what, name, *arguments)
+            await self._group.ask(what, name, *arguments)
         except PenstockError:
             await self._forget(name, is_cuda)
             raise
 
     async def _forget(self, name: str, is_cuda: bool) -> None:
         self._shared_memory.forget(name, is_cuda)
-        await self._siblings.ask("forget_regions", name, is_cuda)
+        await self._group.ask("forget_regions", name, is_cuda)
 
     async def _unregister(self, name: str, is_cuda: bool) -> None:
-        async with self._siblings.exclusive():
+        async with self._group.exclusive():
             await self._forget(name, is_cuda)
         # However long that takes: until then the client must not use the memory for anything else.
-        await self._siblings.ask("regions_closed", name, is_cuda, patient=True)
+        await self._group.ask("regions_closed", name, is_cuda, patient=True)
         await self._shared_memory.closed(name, is_cuda)
 
 
@@ -350,5 +321,5 @@ def _which(row: Row) -> tuple[str, str]:
 
 
 def _counters(one: ModelStatistics) -> ModelStatistics:
-    """What of ``one`` outlives its process."""
+    """The part of ``one`` that outlives its process."""
     return dataclasses.replace(one, pending=0, recent=None)

@@ -15,7 +15,7 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import Admission
 from penstock.online.server.classification import Labels, classify_outputs
-from penstock.online.server.request_recorder import RequestRecorder
+from penstock.online.server.recording.request_recorder import RequestRecorder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
 from penstock.request import Deadline, Done, InferRequest, InferResponse

@@ -28,7 +28,7 @@ from penstock.online.server.network.connections import LAST_REQUEST_S, Connectio
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import Factory
 from penstock.online.server.network.tls import make_context
-from penstock.online.server.processes import reserve
+from penstock.online.server.processes.supervisor import reserve
 
 _Name = Literal["http", "grpc", "metrics"]
 

@@ -1,4 +1,4 @@
-"""The page of metrics: what one process has to report, and the reports of all processes as one page."""
+"""The metrics page: the report of one process, and the reports of all processes merged into one page."""
 
 from __future__ import annotations
 
@@ -20,38 +20,36 @@ _PERIOD_S = 0.5
 
 
 class Report(msgspec.Struct):
-    """What one process knows; msgspec carries it from process to process."""
+    """The statistics of one process; msgspec sends it to the other processes."""
 
     models: list[ModelStatistics]
     facts: ServerFacts
 
 
 class LoopLag:
-    """How late the event loop runs what is due; costs it one callback every half second."""
+    """How late the event loop runs its callbacks, measured by one callback every half second."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._worst = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        self._wait()
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Measure ``loop`` until ``stop``."""
+        self._timer = loop.call_later(_PERIOD_S, self._look, loop, loop.time() + _PERIOD_S)
 
     def stop(self) -> None:
+        """Measure no more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def take(self) -> float:
-        """The worst in seconds since it was last taken."""
+    def take(self) -> float | None:
+        """The greatest delay in seconds since the last call; None before ``start``."""
         worst, self._worst = self._worst, 0.0
-        return worst
+        return None if self._timer is None else worst
 
-    def _wait(self) -> None:
-        self._timer = self._loop.call_later(_PERIOD_S, self._look, self._loop.time() + _PERIOD_S)
-
-    def _look(self, due: float) -> None:
-        self._worst = max(self._worst, self._loop.time() - due)
-        self._wait()
+    def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self._worst = max(self._worst, loop.time() - due)
+        self.start(loop)
 
 
 class MetricsPage:
@@ -64,30 +62,33 @@ class MetricsPage:
         inflight_bytes: Callable[[], int] | None = None,
         dropped_records: Callable[[], int] = int,
     ) -> None:
-        """``statistics``: of the models that there are now; ``connections``: how many are open, by protocol."""
+        """``statistics`` returns those of the current models, ``connections`` the number of open ones by protocol."""
         self._statistics = statistics
         self._connections = connections
         self._inflight_bytes = inflight_bytes
         self._dropped_records = dropped_records
-        self.lag: LoopLag | None = None
-        """Set once there is a loop to measure."""
+        self.lag = LoopLag()
+        """The server starts it with its event loop."""
         self._machine = MachineMeter()
         self._started_s = time.time()
-        self.inherited: list[ModelStatistics] = []
-        """Of a process whose place this one has taken: counters go on from there."""
+        self._inherited: list[ModelStatistics] = []
+
+    def inherit(self, statistics: list[ModelStatistics]) -> None:
+        """Continue the counters of a process that this one replaces."""
+        self._inherited = statistics
 
     def models(self) -> list[ModelStatistics]:
-        """Statistics of every model version; those that go on counting, unless some were inherited."""
+        """Statistics of every model version, with the inherited ones merged in; live objects if none were inherited."""
         own = list(self._statistics())
-        return merge([own, self.inherited]) if self.inherited else own
+        return merge([own, self._inherited]) if self._inherited else own
 
     def report(self) -> Report:
-        """What this process has to tell."""
+        """The report of this process."""
         facts = ServerFacts(
             version=__version__,
             started_s=self._started_s,
             process=process_usage(),
-            loop_lag_s=self.lag.take() if self.lag else None,
+            loop_lag_s=self.lag.take(),
             connections=dict(self._connections()),
             inflight_bytes=self._inflight_bytes() if self._inflight_bytes else None,
             dropped_records=self._dropped_records(),
@@ -95,9 +96,9 @@ class MetricsPage:
         return Report(self.models(), facts)
 
     async def render(self, others: Sequence[Report] = (), dead: Sequence[Sequence[ModelStatistics]] = ()) -> bytes:
-        """The page, with the reports of the other processes added to ours, and what dead ones have counted.
+        """The page: our report, those of the other processes, and the counters of dead ones.
 
-        What else the event loop has to do comes in between.
+        It yields to the event loop between two families of metrics.
         """
         own = self.report()
         whole = merged([own, *others]) if others else own
@@ -110,7 +111,7 @@ class MetricsPage:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """All (>= 1) as one: sums, but of the lag the worst, of the start the first."""
+    """Merge one or more reports: the greatest lag, the earliest start, and the sum of everything else."""
     facts = [report.facts for report in reports]
     total = facts[0]
     for each in facts[1:]:

@@ -5,10 +5,11 @@ from penstock.clock import SystemClock
 from penstock.errors import Code
 from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.auth import Access
-from penstock.online.server.control_plane import Alone, ControlPlane
+from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
 from penstock.telemetry.logging import LogSettings
@@ -18,7 +19,9 @@ from penstock.telemetry.tracing import Tracer
 
 def service() -> GrpcService:
     repository, memory, tracer = ServedModels(), SharedMemory(enabled=False), Tracer(TraceSettings())
-    control = ControlPlane(repository, memory, tracer, LogSettings(), Alone(), MetricsPage(repository.statistics))
+    control = ControlPlane(
+        repository, memory, tracer, LogSettings(), ProcessGroup(), MetricsPage(repository.statistics)
+    )
     dataplane = DataPlane(repository, SystemClock(), memory, tracer)
     return GrpcService(dataplane, control, Access(None, SystemClock()), 8)
 

@@ -1,7 +1,7 @@
 """How the processes of one server talk to each other: each answers the others' control planes on a Unix socket.
 
-A message is its length in 4 bytes, little-endian, and that many bytes of MessagePack: ``[what, arguments]`` to ask,
-``[error, result]`` to answer. The sockets lie in a folder that only this user can enter.
+A message is its length in 4 bytes, little-endian, followed by that many bytes of MessagePack: ``[what, arguments]`` for a
+question, ``[error, result]`` for an answer. The sockets are in a folder that only the server's user can enter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -30,16 +30,16 @@ _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 << 20
 _PATIENCE_S = 5.0
 _LOCK_PATIENCE_S = 15.0
-"""Who holds it may wait for a sibling that hangs, and again to undo."""
+"""The holder of the lock may wait for a process that hangs, and again to undo its change."""
 _LOCK_PAUSE_S = 0.005
 
 _BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgspec.MsgspecError, RecursionError)
-"""What a sibling that dies, hangs or talks nonsense may raise."""
+"""Errors caused by a process that dies, hangs or sends an invalid message."""
 
 _Form = TypeVar("_Form")
 
 Answerer = Callable[[str, list[Any]], Awaitable[Any]]
-"""Does what a sibling asks for; the result must be plain data, or structs of msgspec."""
+"""Answers a question of another process, ``(what, arguments)``, with plain data or msgspec structs."""
 
 
 class _Question(NamedTuple):
@@ -53,28 +53,60 @@ class _Outcome(NamedTuple):
     result: Any
 
 
-class Peers:
-    """The process ``index`` of a server whose processes meet in ``folder``. Belongs to the event loop."""
+class ProcessGroup:
+    """The other processes of this server, as one of them sees them. This class is the group of a server with one process."""
+
+    async def serve(self, answer: Answerer) -> None:
+        """Answer the other processes from now on."""
+
+    async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
+        """Return the answer of every other process to ``what``. Raises the error that one of them raises.
+
+        Processes that are starting or ending are left out, and, unless ``patient``, those that do not answer in time.
+        """
+        return []
+
+    def keep(self, what: Any) -> None:
+        """Store plain data, or structs, for the process that replaces this one; it stands in for this process until then."""
+
+    def inherited(self) -> Any:
+        """Return the data that this process's predecessor has stored, or None."""
+        return None
+
+    def kept_by_absent(self) -> list[Any]:
+        """Return the data stored by those processes that did not answer the last question."""
+        return []
+
+    def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
+        """Hold the server-wide lock ``what``, so that changes reach all processes in one order. A dying process releases it.
+
+        Raises Unavailable if that takes too long, unless ``patient``.
+        """
+        return nullcontext()
+
+    async def close(self, is_orphan: bool = False) -> None:
+        """Answer no more. Orphans have no supervisor to clean up, so the last of them removes the group's folder."""
+
+
+class SocketGroup(ProcessGroup):
+    """The group as seen by process ``index``; all processes meet in ``folder``. Belongs to the event loop."""
 
     def __init__(self, folder: Path, index: int) -> None:
         self._folder = folder
         self._path = folder / f"{index}.sock"
         self._server: asyncio.Server | None = None
         self._answered: set[Path] = set()
-        """The siblings that have answered what was asked last."""
+        """Sockets of the processes that answered the last question."""
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Within this process."""
+        """Locks within this process, by name."""
 
     async def serve(self, answer: Answerer) -> None:
-        """Answer siblings from now on."""
+        """Answer the other processes from now on."""
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(partial(_handle, answer), self._path)
 
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        """What every sibling answers. Raises what one of them raises.
-
-        Left out are those that are just starting or ending, and, unless ``patient``, those that do not answer soon.
-        """
+        """Ask all other processes at once."""
         others = [path for path in self._folder.glob("*.sock") if path != self._path]
         patience_s = None if patient else _PATIENCE_S
         outcomes = await asyncio.gather(*(_ask(path, what, arguments, patience_s) for path in others))
@@ -86,26 +118,23 @@ class Peers:
         return [outcome.result for outcome in answered]
 
     def keep(self, what: Any) -> None:
-        """Leave plain data, or structs, for whoever takes this process's place, and speaks for it until then."""
-        with suppress(ResourceExhausted):  # no room: what was kept before is better than nothing
+        """Write the data to a file beside the socket."""
+        with suppress(ResourceExhausted):  # disk full: the earlier data is better than none
             write_whole(_kept(self._path), msgspec.msgpack.encode(what))
 
     def inherited(self) -> Any:
-        """What this process's predecessor has kept; None if there was none."""
+        """Read the predecessor's file, which has the same name."""
         return _read_kept(self._path)
 
     def kept_by_absent(self) -> list[Any]:
-        """What those siblings have kept that were left out when last something was asked."""
+        """Read the files of the processes that did not answer."""
         known = {kept.with_suffix(".sock") for kept in self._folder.glob("*.kept")}
         absent = known - self._answered - {self._path}
         return [kept for path in absent if (kept := _read_kept(path)) is not None]
 
     @asynccontextmanager
     async def exclusive(self, what: str = "", *, patient: bool = False) -> AsyncIterator[None]:
-        """Entered by one process of the server at a time, of those that say the same ``what``; one that dies leaves.
-
-        Raises Unavailable if that takes too long, unless ``patient``.
-        """
+        """Lock within this process first, then among the processes."""
         async with self._turns[what]:
             lock = await self._lock(self._folder / f"{what}.lock" if what else self._folder, patient)
             try:
@@ -114,7 +143,7 @@ class Peers:
                 os.close(lock)  # which unlocks it
 
     async def close(self, is_orphan: bool = False) -> None:
-        """Answer no more. Nobody else clears up behind orphans: the last of them removes the folder."""
+        """Close the socket and remove its file."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
@@ -122,11 +151,11 @@ class Peers:
             _kept(self._path).unlink(missing_ok=True)
             for lock in self._folder.glob("*.lock"):
                 lock.unlink(missing_ok=True)
-            with suppress(OSError):  # others are still there
+            with suppress(OSError):  # other orphans are still running
                 self._folder.rmdir()
 
     async def _lock(self, path: Path, patient: bool) -> int:
-        """Wait until no other process has ``path`` open by this; its descriptor, to be closed. Raises Unavailable."""
+        """Wait for the lock on ``path``; returns its descriptor, which the caller closes. Raises Unavailable."""
         flags = os.O_RDONLY | (os.O_DIRECTORY if path == self._folder else os.O_CREAT)
         lock = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
@@ -142,14 +171,14 @@ class Peers:
 
 
 async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer what a sibling asks on one connection."""
+    """Answer the question of another process on one connection."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             what, arguments = await _receive(reader, _Question)
         writer.write(_frame(await _outcome(answer, what, arguments)))
         await writer.drain()
     except _BROKEN as error:
-        _log.warning("a sibling process could not be answered: %s", error or type(error).__name__)
+        _log.warning("another process of the server could not be answered: %s", error or type(error).__name__)
     finally:
         writer.close()
 
@@ -165,7 +194,7 @@ async def _ask(path: Path, what: str, arguments: tuple[Any, ...], patience_s: fl
                 writer.close()
     except _BROKEN as error:
         if not isinstance(error, ConnectionRefusedError | FileNotFoundError):
-            _log.warning("a sibling process did not answer: %s", error or type(error).__name__)
+            _log.warning("another process of the server did not answer: %s", error or type(error).__name__)
         return None
 
 
@@ -174,13 +203,13 @@ async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcom
         return _Outcome(None, await answer(what, arguments))
     except PenstockError as error:
         return _Outcome((type(error).__name__, error.message, error.hint), None)
-    except Exception:  # noqa: BLE001 - a bug of ours must not leave the sibling waiting
-        _log.exception("a sibling's question failed")
+    except Exception:  # noqa: BLE001 - a bug of ours must not leave the other process waiting
+        _log.exception("a question of another process failed")
         return _Outcome(("PenstockError", "internal error", ""), None)
 
 
 def _kept(path: Path) -> Path:
-    """Where the process with the socket ``path`` keeps something."""
+    """The file of stored data that belongs to the socket ``path``."""
     return path.with_suffix(".kept")
 
 

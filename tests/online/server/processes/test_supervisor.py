@@ -16,14 +16,14 @@ from typing import Self
 
 import pytest
 
-from penstock.online.server.processes import reserve
+from penstock.online.server.processes.supervisor import reserve
 
 PATIENCE_S = 30
 
 SCRIPT = """
 import os, resource, select, signal, sys, threading
 from penstock.errors import EngineUnavailable, InvalidModel, PenstockError
-from penstock.online.server.processes import Supervisor
+from penstock.online.server.processes.supervisor import Supervisor
 
 mode, count = sys.argv[1], int(sys.argv[2])
 

@@ -1,4 +1,4 @@
-"""The first requests of different shapes that each model answers, kept in files to warm it up with when it is next loaded."""
+"""Records the first requests of different shapes that each model answers, to warm it up when it is next loaded."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penstock.tensor import Array
 
 
 class RequestRecorder:
-    """Belongs to the event loop. Keeps at most ``most`` requests, of ``MAX_BYTES`` in all, of each model version."""
+    """Records at most ``most`` requests, ``MAX_BYTES`` in total, per model version. Belongs to the event loop."""
 
     def __init__(self, writer: BackgroundWriter[InferRequest], most: int) -> None:
         self._writer = writer
         self._most = most
         self._kept: dict[tuple[str, str], dict[Hashable, int]] = {}
-        """By model and version, how many bytes the inputs of each shapes took."""
+        """By model and version: the bytes of the inputs, by their shapes."""
 
     def watch(self, request: InferRequest, done: Done) -> Done:
-        """What is to be called instead of ``done``, so that ``request`` is kept if it is answered and of new shapes."""
+        """Wrap ``done`` so that ``request`` is recorded if it is answered and its shapes are new."""
         kept = self._kept.setdefault((request.model_name, request.model_version), {})
         if len(kept) >= self._most:
             return done
@@ -31,7 +31,7 @@ class RequestRecorder:
             return done
 
         def answered(outcome: Outcome) -> None:
-            # Before the answer is passed on, for then the memory of the inputs is given back.
+            # The memory of the inputs is freed once the answer is passed on, so they are copied first.
             if isinstance(outcome, InferResponse) and shapes not in kept and len(kept) < self._most:
                 size = sum(map(_size, request.inputs.values()))
                 if sum(kept.values()) + size <= MAX_BYTES:
@@ -52,7 +52,7 @@ def _size(array: Array) -> int:
 
 
 class RequestFolder:
-    """A ``Sink``: writes requests below ``root``, and keeps the newest ``most`` of each model."""
+    """A ``Sink`` that writes requests below ``root`` and keeps the newest ``most`` of each model."""
 
     def __init__(self, root: str, most: int) -> None:
         self._root = root
@@ -62,7 +62,7 @@ class RequestFolder:
         for request in records:
             folder = folder_of(self._root, request.model_name)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # One of the same shapes, of an earlier run of the server, is replaced.
+            # A request of the same shapes from an earlier run of the server is replaced.
             name = sha256(repr(_shapes(request)).encode())[:16] + SUFFIX
             write_whole(folder / name, encode(request), private=True)
             files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import NotFound, PenstockError, Unavailable
-from penstock.online.server.peers import Peers
+from penstock.online.server.processes.group import SocketGroup
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -34,7 +34,7 @@ async def echo(what: str, arguments: list[Any]) -> Any:
 
 @in_loop
 async def test_each_sibling_answers_and_nobody_asks_itself(tmp_path: Path) -> None:
-    ends = [Peers(tmp_path, index) for index in range(3)]
+    ends = [SocketGroup(tmp_path, index) for index in range(3)]
     for end in ends:
         await end.serve(echo)
     assert await ends[0].ask("add", 1, {"a": b"\x00"}) == [["add", [1, {"a": b"\x00"}]]] * 2
@@ -46,7 +46,7 @@ async def test_each_sibling_answers_and_nobody_asks_itself(tmp_path: Path) -> No
 
 @in_loop
 async def test_errors_come_back_as_what_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one, other = Peers(tmp_path, 0), Peers(tmp_path, 1)
+    one, other = SocketGroup(tmp_path, 0), SocketGroup(tmp_path, 1)
     await other.serve(echo)
     with pytest.raises(NotFound, match=r"nothing there \(look elsewhere\)"):
         await one.ask("fail")
@@ -57,7 +57,7 @@ async def test_errors_come_back_as_what_they_are(tmp_path: Path, caplog: pytest.
 
 @in_loop
 async def test_a_sibling_that_died_is_left_out(tmp_path: Path) -> None:
-    one, other = Peers(tmp_path, 0), Peers(tmp_path, 1)
+    one, other = SocketGroup(tmp_path, 0), SocketGroup(tmp_path, 1)
     await other.serve(echo)
     other._server.close()  # type: ignore[union-attr] - as if killed: the socket's file stays
     await other._server.wait_closed()  # type: ignore[union-attr]
@@ -66,7 +66,7 @@ async def test_a_sibling_that_died_is_left_out(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_message_beyond_the_limit_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    end = Peers(tmp_path, 0)
+    end = SocketGroup(tmp_path, 0)
     await end.serve(echo)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "0.sock")
     writer.write(struct.pack("<I", 2**32 - 1))
@@ -79,7 +79,7 @@ async def test_a_message_beyond_the_limit_is_not_read(tmp_path: Path, caplog: py
 @pytest.mark.parametrize("said", [b"\xc1", b"\x01", b"\x91\xa1x", b"\x92\x01\x90", b"\x92\xa1x\x01", b"\x91" * 5000])
 @in_loop
 async def test_nonsense_is_not_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture, said: bytes) -> None:
-    end = Peers(tmp_path, 0)
+    end = SocketGroup(tmp_path, 0)
     await end.serve(echo)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "0.sock")
     writer.write(struct.pack("<I", len(said)) + said)
@@ -99,7 +99,7 @@ async def test_a_sibling_that_answers_nonsense_is_left_out(tmp_path: Path, said:
         writer.close()
 
     server = await asyncio.start_unix_server(handle, tmp_path / "1.sock")
-    assert await Peers(tmp_path, 0).ask("add") == []
+    assert await SocketGroup(tmp_path, 0).ask("add") == []
     server.close()
 
 
@@ -107,7 +107,7 @@ async def test_a_sibling_that_answers_nonsense_is_left_out(tmp_path: Path, said:
 async def test_one_process_at_a_time(tmp_path: Path) -> None:
     inside = 0
 
-    async def visit(end: Peers) -> None:
+    async def visit(end: SocketGroup) -> None:
         nonlocal inside
         async with end.exclusive():
             inside += 1
@@ -115,17 +115,17 @@ async def test_one_process_at_a_time(tmp_path: Path) -> None:
             assert inside == 1
             inside -= 1
 
-    await asyncio.gather(*(visit(Peers(tmp_path, index)) for index in range(3) for _ in range(3)))
+    await asyncio.gather(*(visit(SocketGroup(tmp_path, index)) for index in range(3) for _ in range(3)))
 
 
 @in_loop
 async def test_who_waits_too_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.online.server.peers._LOCK_PATIENCE_S", 0.0)
-    async with Peers(tmp_path, 0).exclusive():
+    monkeypatch.setattr("penstock.online.server.processes.group._LOCK_PATIENCE_S", 0.0)
+    async with SocketGroup(tmp_path, 0).exclusive():
         with pytest.raises(Unavailable, match="busy"):
-            async with Peers(tmp_path, 1).exclusive():
+            async with SocketGroup(tmp_path, 1).exclusive():
                 pass
-    async with Peers(tmp_path, 1).exclusive():
+    async with SocketGroup(tmp_path, 1).exclusive():
         pass
 
 
@@ -133,14 +133,14 @@ async def test_who_waits_too_long_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_a_sibling_that_is_slow_is_waited_for_only_by_the_patient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.online.server.peers._PATIENCE_S", 0.05)
+    monkeypatch.setattr("penstock.online.server.processes.group._PATIENCE_S", 0.05)
     go = asyncio.Event()
 
     async def answer(what: str, arguments: list[Any]) -> Any:
         await go.wait()
         return what
 
-    one, other = Peers(tmp_path, 0), Peers(tmp_path, 1)
+    one, other = SocketGroup(tmp_path, 0), SocketGroup(tmp_path, 1)
     await other.serve(answer)
     patient = asyncio.ensure_future(one.ask("patient", patient=True))
     assert await one.ask("impatient") == []

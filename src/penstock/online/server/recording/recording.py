@@ -1,14 +1,15 @@
-"""The records of single requests that a server's configuration asks for: traces, access log, its own messages."""
+"""The records of single requests that a configuration asks for: traces, access log, recorded requests, log messages."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.request_recorder import RequestFolder, RequestRecorder
+from penstock.online.server.recording.request_recorder import RequestFolder, RequestRecorder
 from penstock.telemetry.access_log import AccessLog
 from penstock.telemetry.background_writer import BackgroundWriter
 from penstock.telemetry.logging import LogSetting, LogSettings
@@ -17,19 +18,34 @@ from penstock.telemetry.trace_settings import TraceSetting, TraceSettings
 from penstock.telemetry.tracing import Trace, Tracer
 from penstock.version import __version__
 
-_WRITABLE = "name a file in a folder that may be written to"
+_WRITABLE = "name a file in a folder that the server may write to"
 
 
 class Recording:
-    """Everything that records requests one by one, of one process.
+    """Everything that records single requests of one process.
 
-    ``start`` before the first request, in the process that serves; ``stop`` after the last answer, to have all of it written.
+    ``start`` comes before the first request, in the process that serves; ``stop`` comes after the last answer and writes the rest.
     """
 
-    def __init__(self, config: ServerConfig, process: int = 0) -> None:
-        """``process`` numbers the server's processes from 0; each has a trace file of its own.
+    def __init__(
+        self,
+        tracer: Tracer,
+        log: LogSettings,
+        writers: Sequence[BackgroundWriter[Any]],
+        requests: RequestRecorder | None = None,
+    ) -> None:
+        """``writers`` are those that ``tracer`` and ``requests`` write to."""
+        self.tracer = tracer
+        self.log = log
+        self.requests = requests
+        """Records requests for warm-up. One process does so for all, since each of them serves the same models."""
+        self._writers = writers
 
-        Raises InvalidConfig if a file cannot be written, Unavailable where the package for OpenTelemetry is not installed.
+    @classmethod
+    def open(cls, config: ServerConfig, process: int = 0) -> Recording:
+        """The recording that ``config`` asks for. ``process`` counts from 0; each process writes its own trace file.
+
+        Raises InvalidConfig if a file cannot be written, Unavailable if the package for OpenTelemetry is not installed.
         """
         settings = TraceSettings(
             TraceSetting(
@@ -50,28 +66,18 @@ class Recording:
         if config.trace_endpoint:
             exporters["opentelemetry"] = BackgroundWriter("opentelemetry", _open_telemetry(config.trace_endpoint))
         access_log = BackgroundWriter("access log", _access_log(config.access_log)) if config.access_log else None
-        self.tracer = Tracer(settings, exporters, access_log)
-        self.log = LogSettings(
-            LogSetting(
-                log_file=config.log_file,
-                log_info=config.log_info,
-                log_warning=config.log_warning,
-                log_error=config.log_error,
-                log_verbose_level=config.log_verbose_level,
-                log_format=config.log_format,
-            )
-        )
-        self._writers: list[BackgroundWriter[Any]] = [*exporters.values(), *([access_log] if access_log else [])]
-        self.requests: RequestRecorder | None = None
-        """Keeps requests to warm models up with; one process does, as all of them get the same."""
+        writers: list[BackgroundWriter[Any]] = [*exporters.values(), *([access_log] if access_log else [])]
+        requests = None
         if config.warmup_record and process == 0:
             files = RequestFolder(config.warmup_folder, config.warmup_record)
-            self._writers.append(writer := BackgroundWriter("recorded requests", files, limit=100))
-            self.requests = RequestRecorder(writer, config.warmup_record)
+            writers.append(writer := BackgroundWriter("recorded requests", files, limit=100))
+            requests = RequestRecorder(writer, config.warmup_record)
+        log = LogSetting(**{name: getattr(config, name) for name in LogSetting.__struct_fields__})
+        return cls(Tracer(settings, exporters, access_log), LogSettings(log), writers, requests)
 
     @property
     def dropped(self) -> int:
-        """Records that could not be kept up with or not be written."""
+        """Number of records that were lost, because a writer was too slow or could not write."""
         return sum(writer.dropped for writer in self._writers)
 
     def start(self) -> None:
@@ -86,7 +92,7 @@ class Recording:
             writer.start()
 
     def stop(self) -> None:
-        """Write what is left; takes a few seconds at most."""
+        """Write the rest; takes a few seconds at most."""
         for writer in self._writers:
             writer.stop()
         self.log.stop()

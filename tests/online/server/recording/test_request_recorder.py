@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.online.repository.loading.recorded_requests import folder_of, read_recorded
-from penstock.online.server import request_recorder
-from penstock.online.server.request_recorder import RequestFolder, RequestRecorder
+from penstock.online.server.recording import request_recorder
+from penstock.online.server.recording.request_recorder import RequestFolder, RequestRecorder
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.telemetry.background_writer import BackgroundWriter
 

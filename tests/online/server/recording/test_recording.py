@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import InvalidConfig
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.recording import Recording
+from penstock.online.server.recording.recording import Recording
 from penstock.request import InferRequest, InferResponse
 
 
@@ -24,7 +24,7 @@ def record_one(recording: Recording) -> None:
 
 
 def test_by_default_nothing_is() -> None:
-    recording = Recording(ServerConfig())
+    recording = Recording.open(ServerConfig())
     assert not recording.tracer.enabled
     recording.start()
     recording.stop()
@@ -38,7 +38,7 @@ def test_access_log_and_trace_file(tmp_path: Path) -> None:
         trace_level="TIMESTAMPS",
         trace_rate=1,
     )
-    record_one(Recording(config))
+    record_one(Recording.open(config))
     assert json.loads((tmp_path / "access.log").read_text())["request_id"] == "a"
     assert json.loads((tmp_path / "trace.json").read_text())[0]["request_id"] == "a"
 
@@ -46,13 +46,13 @@ def test_access_log_and_trace_file(tmp_path: Path) -> None:
 def test_each_process_has_a_trace_file_of_its_own(tmp_path: Path) -> None:
     config = ServerConfig(trace_file=str(tmp_path / "t"), trace_level="TIMESTAMPS", trace_rate=1, trace_log_frequency=5)
     for process in range(2):
-        record_one(Recording(config, process))
+        record_one(Recording.open(config, process))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.0", "t.p1.0"]
 
 
 def test_the_trace_settings_are_the_configurations() -> None:
     config = ServerConfig(trace_rate=7, trace_count=8, trace_log_frequency=9, trace_mode="opentelemetry")
-    assert Recording(config).tracer.settings() == {
+    assert Recording.open(config).tracer.settings() == {
         "trace_level": ["OFF"],
         "trace_rate": "7",
         "trace_count": "8",
@@ -63,14 +63,14 @@ def test_the_trace_settings_are_the_configurations() -> None:
 
 
 def test_with_a_collector_traces_can_be_switched_on_later() -> None:
-    recording = Recording(ServerConfig(trace_endpoint="http://127.0.0.1:9/v1/traces", trace_mode="opentelemetry"))
+    recording = Recording.open(ServerConfig(trace_endpoint="http://127.0.0.1:9/v1/traces", trace_mode="opentelemetry"))
     assert not recording.tracer.enabled
     recording.tracer.settings("", {"trace_level": ["TIMESTAMPS"]})
     assert recording.tracer.enabled
 
 
 def test_the_servers_own_messages_go_where_they_shall(tmp_path: Path) -> None:
-    recording = Recording(ServerConfig(log_file=str(tmp_path / "log"), log_format="ISO8601", log_verbose_level=1))
+    recording = Recording.open(ServerConfig(log_file=str(tmp_path / "log"), log_format="ISO8601", log_verbose_level=1))
     recording.start()
     logging.getLogger("penstock.somewhere").debug("hello")
     recording.stop()
@@ -80,9 +80,9 @@ def test_the_servers_own_messages_go_where_they_shall(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", ["access_log", "trace_file", "log_file"])
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, setting: str) -> None:
     with pytest.raises(InvalidConfig, match=f"{setting}.*(No such file|no folder)"):
-        Recording(ServerConfig(**{setting: str(tmp_path / "missing" / "file")})).start()
+        Recording.open(ServerConfig(**{setting: str(tmp_path / "missing" / "file")})).start()
 
 
 def test_a_trace_endpoint_that_is_no_url() -> None:
     with pytest.raises(InvalidConfig, match="'trace_endpoint' is not a URL.*collector.*e.g. http://"):
-        Recording(ServerConfig(trace_endpoint="collector:4318"))
+        Recording.open(ServerConfig(trace_endpoint="collector:4318"))
