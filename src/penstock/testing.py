@@ -44,6 +44,7 @@ class FakeModel:
         self.reentrant = reentrant
         self.predictable = predictable
         self.calls: list[dict[str, Array]] = []
+        self.optional_inputs: tuple[TensorSpec, ...] = ()
         self.loaded = True
         self._forward = forward
 
@@ -103,6 +104,9 @@ class FakeEngine:
     def __init__(self, signature: Signature = DOUBLER, forward: Forward = double) -> None:
         self.models: list[FakeModel] = []
         self._signature, self._forward = signature, forward
+
+    def gpus(self) -> int:
+        return 0
 
     def validate(self, artifact: Artifact, options: Mapping[str, Any]) -> list[Any]:
         return []

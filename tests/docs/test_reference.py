@@ -13,7 +13,6 @@ import penstock
 from penstock import errors
 from penstock.cli.main import _EXIT_CODES, COMMANDS, make_app
 from penstock.config import write_text
-from penstock.engines.onnxruntime import OnnxRuntimeOptions
 from penstock.offline.build import Recipe
 from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.passes import default_passes
@@ -61,7 +60,6 @@ def test_every_option_of_every_command(command: str) -> None:
     ("page", "struct"),
     [
         ("reference/configuration.md", ServerConfig),
-        ("reference/configuration.md", OnnxRuntimeOptions),
         ("reference/python.md", Recipe),
         ("reference/python.md", Contract),
     ],

@@ -18,7 +18,7 @@ from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidConfig, InvalidModel, PenstockError
 from penstock.request import InferRequest
 from penstock.resources import Resources
-from penstock.tensor import Array, Signature
+from penstock.tensor import Array, Signature, TensorSpec
 
 Options = Mapping[str, Any]
 """Engine options by name: what a manifest stores and a user writes. Each engine turns them into its own typed struct."""
@@ -45,19 +45,16 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class LoadedModel(Protocol):
-    """A model in memory, ready to run.
+    """A model in memory, ready to run. Subclasses inherit the cautious defaults."""
 
-    It may have an attribute ``predictable``: true says that ``forward`` waits for nothing but the processor, that any thread may
-    call it, and that how long it takes depends on the inputs' shapes. The server may then run short batches on its event loop.
-    """
-
-    @property
-    def signature(self) -> Signature: ...
-
-    @property
-    def reentrant(self) -> bool:
-        """Whether several threads may be in ``forward`` at once."""
-        ...
+    signature: Signature
+    reentrant: bool = False
+    """Several threads may be in ``forward`` at once."""
+    predictable: bool = False
+    """``forward`` waits for nothing but the processor, any thread may call it, and its time depends only on the inputs' shapes. The
+    server may run short batches of such a model on its event loop."""
+    optional_inputs: tuple[TensorSpec, ...] = ()
+    """Inputs that have a default value in the model; not part of the signature."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. ``inputs`` are borrowed and not written to; the outputs are the caller's, in signature order.
@@ -117,8 +114,7 @@ class RequestModel(Protocol):
 class Engine(Protocol):
     """Runs artifacts of some formats. Stateless: all methods may be called from any thread.
 
-    It may have an attribute ``takes_signature``: true says that it has the options ``inputs`` and ``outputs`` (see
-    ``declared_signature``), because some of its models do not know theirs.
+    What is known of an engine before it is imported is in its ``EngineTraits``.
     """
 
     @property
@@ -130,8 +126,12 @@ class Engine(Protocol):
     @property
     def formats(self) -> frozenset[Format]: ...
 
+    def gpus(self) -> int:
+        """How many GPUs of this machine it can compute on as it is installed."""
+        ...
+
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
-        """What stands against loading ``artifact``, without loading it. Raises InvalidConfig on unknown options."""
+        """Reasons against loading ``artifact``, found without loading it. Raises InvalidConfig on unknown options."""
         ...
 
     def estimate(self, artifact: Artifact, options: Options) -> Resources:

@@ -89,7 +89,6 @@ class OnnxRuntimeEngine:
     formats = frozenset({Format.ONNX})
 
     def gpus(self) -> int:
-        """How many GPUs this build can compute on here."""
         return len(glob.glob("/dev/nvidia[0-9]*")) if _CUDA in ort.get_available_providers() else 0
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
@@ -126,7 +125,7 @@ class OnnxRuntimeEngine:
         return model
 
 
-class OnnxRuntimeModel:
+class OnnxRuntimeModel(LoadedModel):
     """One session. ONNX Runtime allows concurrent runs of it."""
 
     reentrant = True

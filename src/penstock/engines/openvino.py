@@ -71,6 +71,9 @@ class OpenVinoEngine:
     version: str = ov.__version__.partition("-")[0]
     formats = frozenset({Format.ONNX, Format.OPENVINO_IR})
 
+    def gpus(self) -> int:
+        return 0
+
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, OpenVinoOptions)
         findings = check_artifact(artifact, self.formats)
@@ -117,14 +120,12 @@ class OpenVinoEngine:
             ) from error
 
 
-class OpenVinoModel:
+class OpenVinoModel(LoadedModel):
     """One compiled model with one inference request: one thread at a time.
 
     The CPU plug-in computes 64-bit floats in 32 bits, and 64-bit and unsigned integers in signed 32 bits; inputs beyond
     that range are refused with InvalidArgument, since the answer would be silently wrong.
     """
-
-    reentrant = False
 
     def __init__(self, compiled: ov.CompiledModel, signature: Signature) -> None:
         self.signature = signature

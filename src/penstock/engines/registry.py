@@ -1,63 +1,144 @@
-"""Engines by name. An engine's file, and with it the package it wraps, is imported only when that engine is asked for."""
+"""Engines by name, and what is known of each beforehand. ``get_engine`` imports an engine's file, and with it the package it wraps."""
 
 from __future__ import annotations
 
 import importlib
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from penstock.artifact import Format
 from penstock.engines.base import Engine
 from penstock.errors import EngineUnavailable, InvalidArgument
 
 
-class _Entry(NamedTuple):
+class ServedAs(msgspec.Struct, frozen=True):
+    """How a model repository names an engine's models."""
+
+    backend: str
+    platform: str
+    filename: str
+    """The model's file or folder in its version's folder, unless the configuration names another."""
+
+
+class EngineTraits(msgspec.Struct, frozen=True):
+    """What Penstock knows of an engine without importing its package."""
+
     module: str
-    attribute: str
+    class_name: str
     install: str
     """What to give to pip."""
     formats: tuple[Format, ...]
+    served_as: tuple[ServedAs, ...]
+    platform: str = ""
+    """The protocol's name of what runs a model that has no configuration; empty: the engine's name."""
+    takes_signature: bool = False
+    """It has the options ``inputs`` and ``outputs`` of ``declared_signature``, since some of its models do not know theirs."""
+    keeps_threads: bool = True
+    """A loaded model has threads besides its caller's, even with the option ``threads`` at 1."""
+    shared_options: Mapping[str, Any] = {}
+    """Options for models with several threads that share their cores with a server."""
+    precisions: tuple[str, ...] = ()
+    """Values of the option ``precision``, the arithmetic of float operators; empty if it has no such option."""
+    thread_parameters: tuple[str, ...] = ()
+    """Parameters of a model's configuration that mean the option ``threads``."""
+    gpu_options: Callable[[int], Mapping[str, Any]] | None = None
+    """Options that make a model compute on a GPU, given its number; None for an engine of CPUs only."""
 
 
 _ENGINES = {
-    "onnxruntime": _Entry("penstock.engines.onnxruntime", "OnnxRuntimeEngine", "penstock", (Format.ONNX,)),
-    "openvino": _Entry(
-        "penstock.engines.openvino", "OpenVinoEngine", "penstock[openvino]", (Format.ONNX, Format.OPENVINO_IR)
+    "onnxruntime": EngineTraits(
+        "penstock.engines.onnxruntime",
+        "OnnxRuntimeEngine",
+        "penstock",
+        (Format.ONNX,),
+        (ServedAs("onnxruntime", "onnxruntime_onnx", "model.onnx"),),
+        platform="onnxruntime_onnx",
+        keeps_threads=False,
+        # Threads that spin after a call take the core that the server's event loop waits for.
+        shared_options={"spinning": False},
+        thread_parameters=("intra_op_thread_count",),
+        gpu_options=lambda gpu: {"providers": ("CUDAExecutionProvider", "CPUExecutionProvider"), "gpu": gpu},
     ),
-    "torch": _Entry(
-        "penstock.engines.torch", "TorchEngine", "penstock[torch]", (Format.TORCHSCRIPT, Format.EXPORTED_PROGRAM)
+    "torch": EngineTraits(
+        "penstock.engines.torch",
+        "TorchEngine",
+        "penstock[torch]",
+        (Format.TORCHSCRIPT, Format.EXPORTED_PROGRAM),
+        (ServedAs("pytorch", "pytorch_libtorch", "model.pt"), ServedAs("pytorch", "pytorch_export", "model.pt2")),
+        takes_signature=True,
+        thread_parameters=("INTRA_OP_THREAD_COUNT",),
+        gpu_options=lambda gpu: {"device": f"cuda:{gpu}"},
     ),
-    "tflite": _Entry("penstock.engines.tflite", "TfLiteEngine", "penstock[tflite]", (Format.TFLITE,)),
-    "tensorflow": _Entry(
-        "penstock.engines.tensorflow", "TensorFlowEngine", "penstock[tensorflow]", (Format.SAVED_MODEL,)
+    "openvino": EngineTraits(
+        "penstock.engines.openvino",
+        "OpenVinoEngine",
+        "penstock[openvino]",
+        (Format.ONNX, Format.OPENVINO_IR),
+        (ServedAs("openvino", "openvino", "model.xml"), ServedAs("openvino", "openvino", "model.onnx")),
+        precisions=("f32", "bf16", "f16"),
+        thread_parameters=("INFERENCE_NUM_THREADS", "CPU_THREADS_NUM"),
     ),
-    "python": _Entry("penstock.online.instances.python.engine", "PythonEngine", "penstock", (Format.PYTHON,)),
+    "tflite": EngineTraits(
+        "penstock.engines.tflite",
+        "TfLiteEngine",
+        "penstock[tflite]",
+        (Format.TFLITE,),
+        (ServedAs("tensorflowlite", "tensorflowlite", "model.tflite"),),
+    ),
+    "tensorflow": EngineTraits(
+        "penstock.engines.tensorflow",
+        "TensorFlowEngine",
+        "penstock[tensorflow]",
+        (Format.SAVED_MODEL,),
+        (ServedAs("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),),
+    ),
+    "python": EngineTraits(
+        "penstock.online.instances.python.engine",
+        "PythonEngine",
+        "penstock",
+        (Format.PYTHON,),
+        (ServedAs("python", "python", "model.py"),),
+        takes_signature=True,
+    ),
 }
+
+
+def traits(name: str) -> EngineTraits:
+    """What is known of the engine called ``name``, whether it is installed or not. Raises InvalidArgument if unknown."""
+    if name not in _ENGINES:
+        raise InvalidArgument(f"unknown engine '{name}'", f"known: {', '.join(_ENGINES)}")
+    return _ENGINES[name]
+
+
+def engine_names() -> Sequence[str]:
+    """All engines, installed or not; of several for a format the usual one comes first."""
+    return tuple(_ENGINES)
 
 
 def get_engine(name: str) -> Engine:
     """The engine called ``name``. Raises InvalidArgument if unknown, EngineUnavailable if its package is missing."""
-    if name not in _ENGINES:
-        raise InvalidArgument(f"unknown engine '{name}'", f"known: {', '.join(_ENGINES)}")
-    entry = _ENGINES[name]
+    known = traits(name)
     try:
-        engine: Engine = getattr(importlib.import_module(entry.module), entry.attribute)()
+        engine: Engine = getattr(importlib.import_module(known.module), known.class_name)()
     except ImportError as error:
-        raise EngineUnavailable(name, entry.install, reason=str(error)) from error
+        raise EngineUnavailable(name, known.install, reason=str(error)) from error
     return engine
 
 
 def engines_for(format: Format) -> list[str]:
-    """Names of the engines that run models of ``format``, the usual one first; imports none, so they may be missing here."""
-    return [name for name, entry in _ENGINES.items() if format in entry.formats]
+    """Names of the engines that run models of ``format``, the usual one first. Imports none, so they may not be installed."""
+    return [name for name, known in _ENGINES.items() if format in known.formats]
 
 
 def available_engines(format: Format = Format.ONNX) -> list[str]:
-    """Names of the engines for ``format`` that can be loaded here; imports them to find out."""
+    """Names of the engines for ``format`` that are installed. Imports them to find out."""
     return [name for name in engines_for(format) if is_available(name)]
 
 
 def is_available(name: str) -> bool:
-    """Whether engine ``name`` can be loaded here; imports it to find out. False for one that Penstock does not know."""
+    """Whether engine ``name`` is known and installed. Imports it to find out."""
     try:
         get_engine(name)
     except (EngineUnavailable, InvalidArgument):

@@ -35,6 +35,9 @@ class TensorFlowEngine:
     version: str = tf.__version__
     formats = frozenset({Format.SAVED_MODEL})
 
+    def gpus(self) -> int:
+        return 0
+
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed_options(self.name, options, TensorFlowOptions)
         return check_artifact(artifact, self.formats)
@@ -62,7 +65,7 @@ class TensorFlowEngine:
         return TensorFlowModel(model, model.signatures[typed.signature])
 
 
-class TensorFlowModel:
+class TensorFlowModel(LoadedModel):
     """One signature of a SavedModel. TensorFlow allows concurrent calls of it."""
 
     reentrant = True

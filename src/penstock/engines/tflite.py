@@ -37,6 +37,9 @@ class TfLiteEngine:
     version: str = ai_edge_litert.__version__
     formats = frozenset({Format.TFLITE})
 
+    def gpus(self) -> int:
+        return 0
+
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed_options(self.name, options, TfLiteOptions)
         return check_artifact(artifact, self.formats)
@@ -60,10 +63,8 @@ class TfLiteEngine:
         return TfLiteModel(interpreter, inputs, outputs, typed.free_batch)
 
 
-class TfLiteModel:
+class TfLiteModel(LoadedModel):
     """One interpreter: one thread at a time. Quantised tensors go in and out as they are stored."""
-
-    reentrant = False
 
     def __init__(
         self,

@@ -76,10 +76,8 @@ class TorchEngine:
     name = "torch"
     version: str = torch.__version__.partition("+")[0]
     formats = frozenset({Format.TORCHSCRIPT, Format.EXPORTED_PROGRAM})
-    takes_signature = True
 
     def gpus(self) -> int:
-        """How many GPUs PyTorch can compute on here."""
         return int(torch.cuda.device_count())
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
@@ -107,13 +105,11 @@ class TorchEngine:
         return TorchModel(program, signature, output_names, device, typed.threads or usable_cores())
 
 
-class TorchModel:
+class TorchModel(LoadedModel):
     """One program with its own weights: one thread at a time, since a program may write to its buffers.
 
     ``output_names`` are what the outputs of ``signature`` are called among the program's own (see ``_match``).
     """
-
-    reentrant = False
 
     def __init__(
         self, program: Program, signature: Signature, output_names: Sequence[str], device: torch.device, threads: int

@@ -235,7 +235,7 @@ def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> s
     fill = "none" if record.status in ("rejected", "failed") else color
     tip = f"{record.name}: {record.latency_ms:.4g} ms, {_value(record):.2%} — {record.status}: {record.reason}"
     mark = f'fill="{fill}" stroke="{color}" stroke-width="1.5"><title>{escape(tip)}</title>'
-    if record.engine == "openvino":
+    if record.engine != evidence.baseline.engine:
         shape = f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" {mark}</rect>'
     else:
         shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" {mark}</circle>'

@@ -211,7 +211,7 @@ def _machine(manifest: Manifest) -> str:
 
 _LEGEND = (
     '<p class="dim"><span style="color:#2563eb">■ fp32</span> <span style="color:#d97706">■ bf16</span> '
-    '<span style="color:#059669">■ int8</span> · circle: ONNX Runtime, square: OpenVINO · hollow: rejected · '
+    '<span style="color:#059669">■ int8</span> · circle: engine of the original, square: another engine · hollow: rejected · '
     "the line is the Pareto front · hover for the reason</p>"
 )
 

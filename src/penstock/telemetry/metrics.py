@@ -7,7 +7,7 @@ series of an unloaded model are gone with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -53,81 +53,57 @@ class Family(msgspec.Struct, frozen=True):
 Value = Number | Mapping[Any, Number] | None
 """A mapping has one series for each of its keys; what is None is left out."""
 
-MODEL_VALUES: tuple[tuple[Family, Callable[[ModelStatistics], Value]], ...] = (
-    (
-        Family("nv_inference_request_success", "counter", "Requests answered, from the cache too"),
-        lambda model: model.success.count,
+_Source = TypeVar("_Source")
+_Declared = tuple[Family, Callable[[_Source], Value]]
+_Values = tuple[_Declared[_Source], ...]
+
+
+def _counter(name: str, help: str, value: Callable[[_Source], Value], label: str = "") -> _Declared[_Source]:
+    return Family(name, "counter", help, label), value
+
+
+def _gauge(name: str, help: str, value: Callable[[_Source], Value], label: str = "") -> _Declared[_Source]:
+    return Family(name, "gauge", help, label), value
+
+
+def _total_us(name: str, help: str, total_ns: Callable[[ModelStatistics], int]) -> _Declared[ModelStatistics]:
+    return Family(name, "counter", f"{help}, in microseconds"), lambda model: total_ns(model) // 1000
+
+
+MODEL_VALUES: _Values[ModelStatistics] = (
+    _counter("nv_inference_request_success", "Requests answered, from the cache too", lambda it: it.success.count),
+    _counter("nv_inference_request_failure", "Requests that failed, by reason", lambda it: it.failures, "reason"),
+    _counter("nv_inference_count", "Inferences computed, that is rows of batches", lambda it: it.inference_count),
+    _counter("nv_inference_exec_count", "Executions of the model, that is batches", lambda it: it.execution_count),
+    _total_us("nv_inference_request_duration_us", "Total duration of the requests answered", lambda it: it.success_ns),
+    _total_us("nv_inference_queue_duration_us", "Total time that the requests answered waited", lambda it: it.queue_ns),
+    _total_us(
+        "nv_inference_compute_input_duration_us", "Total time of preparing inputs", lambda it: it.compute_input_ns
     ),
-    (
-        Family("nv_inference_request_failure", "counter", "Requests that failed, by reason", "reason"),
-        lambda model: model.failures,
+    _total_us(
+        "nv_inference_compute_infer_duration_us", "Total time of running the model", lambda it: it.compute_infer_ns
     ),
-    (
-        Family("nv_inference_count", "counter", "Inferences computed, that is rows of batches"),
-        lambda model: model.inference_count,
+    _total_us(
+        "nv_inference_compute_output_duration_us", "Total time of splitting outputs", lambda it: it.compute_output_ns
     ),
-    (
-        Family("nv_inference_exec_count", "counter", "Executions of the model, that is batches"),
-        lambda model: model.execution_count,
+    _gauge("nv_inference_pending_request_count", "Requests accepted and not yet answered", lambda it: it.pending),
+    _counter("nv_cache_num_hits_per_model", "Answers from the cache", lambda it: it.hits.count),
+    _counter("nv_cache_num_misses_per_model", "Requests that the cache could not answer", lambda it: it.misses.count),
+    _total_us("nv_cache_hit_duration_per_model", "Total time of cache hits", lambda it: it.hits.ns),
+    _total_us("nv_cache_miss_duration_per_model", "Total time of cache misses", lambda it: it.misses.ns),
+    _gauge("nv_model_load_duration_secs", "How long loading and warming up took, in seconds", lambda it: it.load_s),
+    _counter("penstock_batches_total", "Batches by why they left the queue", lambda it: it.reasons, "reason"),
+    _counter(
+        "penstock_stages_total",
+        "How often each stage of a Python model ran",
+        lambda it: {name: stage.count for name, stage in it.stages.items()},
+        "stage",
     ),
-    (
-        Family(
-            "nv_inference_request_duration_us", "counter", "Total duration of the requests answered, in microseconds"
-        ),
-        lambda model: model.success_ns // 1000,
-    ),
-    (
-        Family(
-            "nv_inference_queue_duration_us", "counter", "Total time that the requests answered waited, in microseconds"
-        ),
-        lambda model: model.queue_ns // 1000,
-    ),
-    (
-        Family("nv_inference_compute_input_duration_us", "counter", "Total time of preparing inputs, in microseconds"),
-        lambda model: model.compute_input_ns // 1000,
-    ),
-    (
-        Family("nv_inference_compute_infer_duration_us", "counter", "Total time of running the model, in microseconds"),
-        lambda model: model.compute_infer_ns // 1000,
-    ),
-    (
-        Family(
-            "nv_inference_compute_output_duration_us", "counter", "Total time of splitting outputs, in microseconds"
-        ),
-        lambda model: model.compute_output_ns // 1000,
-    ),
-    (
-        Family("nv_inference_pending_request_count", "gauge", "Requests accepted and not yet answered"),
-        lambda model: model.pending,
-    ),
-    (Family("nv_cache_num_hits_per_model", "counter", "Answers from the cache"), lambda model: model.hits.count),
-    (
-        Family("nv_cache_num_misses_per_model", "counter", "Requests that the cache could not answer"),
-        lambda model: model.misses.count,
-    ),
-    (
-        Family("nv_cache_hit_duration_per_model", "counter", "Total time of cache hits, in microseconds"),
-        lambda model: model.hits.ns // 1000,
-    ),
-    (
-        Family("nv_cache_miss_duration_per_model", "counter", "Total time of cache misses, in microseconds"),
-        lambda model: model.misses.ns // 1000,
-    ),
-    (
-        Family("nv_model_load_duration_secs", "gauge", "How long loading and warming up took, in seconds"),
-        lambda model: model.load_s,
-    ),
-    (
-        Family("penstock_batches_total", "counter", "Batches by why they left the queue", "reason"),
-        lambda model: model.reasons,
-    ),
-    (
-        Family("penstock_stages_total", "counter", "How often each stage of a Python model ran", "stage"),
-        lambda model: {name: stage.count for name, stage in model.stages.items()},
-    ),
-    (
-        Family("penstock_stage_seconds_total", "counter", "Time that each stage of a Python model took", "stage"),
-        lambda model: {name: stage.ns / 1e9 for name, stage in model.stages.items()},
+    _counter(
+        "penstock_stage_seconds_total",
+        "Time that each stage of a Python model took",
+        lambda it: {name: stage.ns / 1e9 for name, stage in it.stages.items()},
+        "stage",
     ),
 )
 
@@ -183,88 +159,78 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
 Summary = tuple[Window, int, int]
 """The durations of the last minute, and how many there ever were and their sum in nanoseconds."""
 
-MODEL_SUMMARIES: tuple[tuple[Family, Callable[[RecentDurations, ModelStatistics], Summary]], ...] = (
-    (
-        Family(
-            "nv_inference_request_summary_us", "summary", "Durations of requests in the last minute, in microseconds"
-        ),
-        lambda recent, model: (recent.request, model.success.count, model.success_ns),
+_SummaryOf = Callable[[RecentDurations, ModelStatistics], Summary]
+
+
+def _summary(name: str, help: str, summary: _SummaryOf) -> tuple[Family, _SummaryOf]:
+    return Family(name, "summary", f"{help} in the last minute, in microseconds"), summary
+
+
+MODEL_SUMMARIES: tuple[tuple[Family, _SummaryOf], ...] = (
+    _summary(
+        "nv_inference_request_summary_us",
+        "Durations of requests",
+        lambda recent, it: (recent.request, it.success.count, it.success_ns),
     ),
-    (
-        Family("nv_inference_queue_summary_us", "summary", "Waiting times in the last minute, in microseconds"),
-        lambda recent, model: (recent.queue, model.success.count, model.queue_ns),
+    _summary(
+        "nv_inference_queue_summary_us",
+        "Waiting times",
+        lambda recent, it: (recent.queue, it.success.count, it.queue_ns),
     ),
-    (
-        Family(
-            "nv_inference_compute_input_summary_us", "summary", "Preparing inputs in the last minute, in microseconds"
-        ),
-        lambda recent, model: (recent.compute_input, model.computed_count, model.compute_input_ns),
+    _summary(
+        "nv_inference_compute_input_summary_us",
+        "Preparing inputs",
+        lambda recent, it: (recent.compute_input, it.computed_count, it.compute_input_ns),
     ),
-    (
-        Family(
-            "nv_inference_compute_infer_summary_us", "summary", "Running the model in the last minute, in microseconds"
-        ),
-        lambda recent, model: (recent.compute_infer, model.computed_count, model.compute_infer_ns),
+    _summary(
+        "nv_inference_compute_infer_summary_us",
+        "Running the model",
+        lambda recent, it: (recent.compute_infer, it.computed_count, it.compute_infer_ns),
     ),
-    (
-        Family(
-            "nv_inference_compute_output_summary_us", "summary", "Splitting outputs in the last minute, in microseconds"
-        ),
-        lambda recent, model: (recent.compute_output, model.computed_count, model.compute_output_ns),
+    _summary(
+        "nv_inference_compute_output_summary_us",
+        "Splitting outputs",
+        lambda recent, it: (recent.compute_output, it.computed_count, it.compute_output_ns),
     ),
-    (
-        Family("nv_cache_hit_summary_us", "summary", "Cache hits in the last minute, in microseconds"),
-        lambda recent, model: (recent.cache_hit, model.hits.count, model.hits.ns),
-    ),
-    (
-        Family("nv_cache_miss_summary_us", "summary", "Cache misses in the last minute, in microseconds"),
-        lambda recent, model: (recent.cache_miss, model.misses.count, model.misses.ns),
+    _summary("nv_cache_hit_summary_us", "Cache hits", lambda recent, it: (recent.cache_hit, it.hits.count, it.hits.ns)),
+    _summary(
+        "nv_cache_miss_summary_us",
+        "Cache misses",
+        lambda recent, it: (recent.cache_miss, it.misses.count, it.misses.ns),
     ),
 )
 
-SERVER_VALUES: tuple[tuple[Family, Callable[[ServerFacts], Value]], ...] = (
-    (
-        Family("penstock_build_info", "gauge", "Always 1; the label tells the version", "version"),
-        lambda it: {it.version: 1},
+SERVER_VALUES: _Values[ServerFacts] = (
+    _gauge("penstock_build_info", "Always 1; the label tells the version", lambda it: {it.version: 1}, "version"),
+    _gauge(
+        "penstock_start_time_seconds", "When the server started, in seconds since the epoch", lambda it: it.started_s
     ),
-    (
-        Family("penstock_start_time_seconds", "gauge", "When the server started, in seconds since the epoch"),
-        lambda it: it.started_s,
+    _gauge("penstock_processes", "Processes of the server", lambda it: it.processes),
+    _gauge(
+        "penstock_process_resident_memory_bytes", "Memory that the processes hold", lambda it: it.process.resident_bytes
     ),
-    (Family("penstock_processes", "gauge", "Processes of the server"), lambda it: it.processes),
-    (
-        Family("penstock_process_resident_memory_bytes", "gauge", "Memory that the processes hold"),
-        lambda it: it.process.resident_bytes,
+    _counter(
+        "penstock_process_cpu_seconds_total", "Processor time that the processes have used", lambda it: it.process.cpu_s
     ),
-    (
-        Family("penstock_process_cpu_seconds_total", "counter", "Processor time that the processes have used"),
-        lambda it: it.process.cpu_s,
-    ),
-    (Family("penstock_process_open_fds", "gauge", "Open files and sockets"), lambda it: it.process.open_files),
-    (
-        Family(
-            "penstock_event_loop_lag_seconds", "gauge", "How late the event loop was at worst since the last scrape"
-        ),
+    _gauge("penstock_process_open_fds", "Open files and sockets", lambda it: it.process.open_files),
+    _gauge(
+        "penstock_event_loop_lag_seconds",
+        "How late the event loop was at worst since the last scrape",
         lambda it: it.loop_lag_s,
     ),
-    (Family("penstock_connections", "gauge", "Open connections by protocol", "protocol"), lambda it: it.connections),
-    (
-        Family("penstock_inflight_bytes", "gauge", "Bytes of the requests that are being worked on"),
-        lambda it: it.inflight_bytes,
-    ),
-    (
-        Family("penstock_records_dropped_total", "counter", "Traces and lines of the access log that were lost"),
+    _gauge("penstock_connections", "Open connections by protocol", lambda it: it.connections, "protocol"),
+    _gauge("penstock_inflight_bytes", "Bytes of the requests that are being worked on", lambda it: it.inflight_bytes),
+    _counter(
+        "penstock_records_dropped_total",
+        "Traces and lines of the access log that were lost",
         lambda it: it.dropped_records,
     ),
 )
 
-MACHINE_VALUES: tuple[tuple[Family, Callable[[MachineUsage], Value]], ...] = (
-    (Family("nv_cpu_utilization", "gauge", "Share of the machine's processor time in use, 0 to 1"), lambda it: it.cpu),
-    (Family("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine"), lambda it: it.memory_total_bytes),
-    (
-        Family("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use"),
-        lambda it: it.memory_used_bytes,
-    ),
+MACHINE_VALUES: _Values[MachineUsage] = (
+    _gauge("nv_cpu_utilization", "Share of the machine's processor time in use, 0 to 1", lambda it: it.cpu),
+    _gauge("nv_cpu_memory_total_bytes", "Memory of the machine", lambda it: it.memory_total_bytes),
+    _gauge("nv_cpu_memory_used_bytes", "Memory of the machine that is in use", lambda it: it.memory_used_bytes),
 )
 
 FAMILIES = (

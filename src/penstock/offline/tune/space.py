@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.engines.registry import traits
 from penstock.resources import MachineFacts
 
 BASELINE_ENGINE = "onnxruntime"
@@ -74,8 +75,8 @@ def candidates(
 ) -> list[Candidate]:
     """Every candidate worth measuring on ``machine``.
 
-    BF16 is made of FP32 versions by OpenVINO only, and only where the CPU computes in it: emulated BF16 is slower than
-    FP32 and less accurate.
+    FP32 versions are also tried in BF16 on engines with that precision, if the CPU computes in it: emulated BF16 is slower than FP32
+    and less accurate.
     """
     bf16 = next((isa for isa in _BF16_ISA if isa in machine.isa), None)
     found = []
@@ -83,7 +84,7 @@ def candidates(
         for count in threads:
             for version in versions:
                 found.append(_candidate(engine, count, version))
-                if engine == "openvino" and bf16 and version.precision == "fp32":
+                if "bf16" in traits(engine).precisions and bf16 and version.precision == "fp32":
                     requires = (*version.requires, bf16)
                     rounded = msgspec.structs.replace(version, precision="bf16", requires=requires)
                     found.append(_candidate(engine, count, rounded))
@@ -107,10 +108,9 @@ def thread_counts(cores: int) -> tuple[int, ...]:
 
 def _candidate(engine: str, threads: int, version: Version) -> Candidate:
     options: dict[str, Any] = {"threads": threads}
-    if engine == "onnxruntime" and threads > 1:
-        # Threads that spin after a call take the core that the server's event loop waits for.
-        options["spinning"] = False
-    if engine == "openvino":
+    if threads > 1:
+        options |= traits(engine).shared_options
+    if traits(engine).precisions:
         options["precision"] = "bf16" if version.precision == "bf16" else "f32"
     parts = (engine, version.compression, version.precision, version.calibration, f"t{threads}")
     return Candidate(

@@ -116,7 +116,7 @@ class Instance:
 
     def _is_predictable(self, model: LoadedModel) -> bool:
         """Whether requests that may be merged take equally long, row by row."""
-        if not getattr(model, "predictable", False) or self._layout.is_ragged:
+        if not model.predictable or self._layout.is_ragged:
             return False
         # Requests that are never merged are not told apart by their shapes.
         return self._source.config.batchable or all(

@@ -16,7 +16,7 @@ from typing import Self
 
 from penstock.artifact import Artifact
 from penstock.clock import Clock, SystemClock
-from penstock.engines.base import Options
+from penstock.engines.base import LoadedModel, Options
 from penstock.errors import Code, PenstockError, Unavailable
 from penstock.online.instances.instance import InstanceDied
 from penstock.online.instances.process_channel import Failed, Load, Loaded, Message, Ran, Run
@@ -285,8 +285,8 @@ class ModelProcess:
         os.close(self._model_file)
 
 
-class ProcessModel(ModelProcess):
-    """A ``LoadedModel`` of any engine."""
+class ProcessModel(ModelProcess, LoadedModel):
+    """A model of any engine in a child process."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
             channel.send(failure(error))
             return
         del message
-        channel.send(Loaded(model.signature, getattr(model, "optional_inputs", ())))
+        channel.send(Loaded(model.signature, model.optional_inputs))
         _answer(model, channel, TensorArena(inputs), TensorArena(outputs))
     except (EOFError, OSError):
         pass  # the parent needs it no more

@@ -16,7 +16,7 @@ import msgspec
 from penstock.artifact import SUFFIXES, Artifact, local_path
 from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
-from penstock.engines.registry import engines_for, get_engine, is_available
+from penstock.engines.registry import engines_for, is_available, traits
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.definition import BY_HAND, Definition
@@ -84,12 +84,12 @@ class Source(msgspec.Struct, frozen=True):
     @property
     def platform(self) -> str:
         """The protocol's name for what runs it."""
-        return self.backend.platform or (f"{self.engine}_onnx" if self.engine == "onnxruntime" else self.engine)
+        return self.backend.platform or traits(self.engine).platform or self.engine
 
     @property
     def has_own_threads(self) -> bool:
         """Whether the loaded model keeps threads of its own."""
-        is_apart = self.isolation == "process" or self.engine != "onnxruntime" or "gpu" in self.options
+        is_apart = self.isolation == "process" or traits(self.engine).keeps_threads or "gpu" in self.options
         return is_apart or self.options.get("threads") != 1
 
 
@@ -155,9 +155,8 @@ def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source
         return _of_bundle(definition, version, own, path)
     artifact = Artifact.from_file(path)
     engine = backend.engine or engines_for(artifact.format)[0]
-    # Threads that spin would keep the event loop from getting a core.
-    options: dict[str, Any] = {"threads": 0, "spinning": False} if engine == "onnxruntime" else {"threads": 0}
-    if getattr(get_engine(engine), "takes_signature", False):
+    options: dict[str, Any] = {"threads": 0, **traits(engine).shared_options}
+    if traits(engine).takes_signature:
         options["inputs"], options["outputs"] = declared_tensors(given)
     options |= engine_options(given, definition.name, engine, where)
     return _planned(definition, version, own, artifact, engine, options, DEFAULT_MAX_BATCH, 1, backend)

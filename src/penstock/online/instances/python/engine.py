@@ -46,13 +46,15 @@ class PythonEngine:
     name = "python"
     version = platform.python_version()
     formats = frozenset({Format.PYTHON})
-    takes_signature = True
 
     def __init__(self, host: Host | None = None) -> None:
         """``host`` is what the model may ask for; without, it is on its own."""
         self._host = host or Host()
         self.stages = Stages()
         """Of the model that is loaded."""
+
+    def gpus(self) -> int:
+        return 0
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, PythonOptions)

@@ -8,6 +8,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidModel, PenstockError, Unavailable
 from penstock.online.instances.python.host import Stages, here
 from penstock.online.instances.python.module import in_brief, log, reason
@@ -46,10 +47,8 @@ class Context:
         return reply.outputs
 
 
-class SimpleModel:
-    """The ``LoadedModel``."""
-
-    reentrant = False
+class SimpleModel(LoadedModel):
+    """A class of the simple form, as a model in memory."""
 
     def __init__(
         self, run: Callable[..., Any], signature: Signature, unload: Callable[[], object], batches: bool

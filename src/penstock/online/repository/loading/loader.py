@@ -158,11 +158,7 @@ def _is_apart(source: Source) -> bool:
 
 def _is_shared(model: _Model, source: Source) -> bool:
     # With threads of its own a shared model would have its users queue up for one pool.
-    return (
-        bool(getattr(model, "reentrant", False))
-        and source.isolation != "process"
-        and source.options.get("threads") == 1
-    )
+    return model.reentrant and source.isolation != "process" and source.options.get("threads") == 1
 
 
 def _in_threads(source: Source) -> Iterator[LoadedModel]:

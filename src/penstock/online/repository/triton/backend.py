@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import did_you_mean
-from penstock.engines.registry import get_engine
+from penstock.engines.registry import engine_names, get_engine, traits
 from penstock.errors import InvalidConfig, NotFound, Unsupported
 from penstock.online.repository.device import gpu_of
 from penstock.online.repository.triton.rules import prefix
@@ -28,14 +28,11 @@ class Backend(msgspec.Struct, frozen=True):
 
 
 _KNOWN = (
-    Backend("onnxruntime", "onnxruntime", "onnxruntime_onnx", "model.onnx"),
-    Backend("pytorch", "torch", "pytorch_libtorch", "model.pt"),
-    Backend("pytorch", "torch", "pytorch_export", "model.pt2"),
-    Backend("openvino", "openvino", "openvino", "model.xml"),
-    Backend("openvino", "openvino", "openvino", "model.onnx"),
-    Backend("tensorflowlite", "tflite", "tensorflowlite", "model.tflite"),
-    Backend("tensorflow", "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
-    Backend("python", "python", "python", "model.py"),
+    *(
+        Backend(served.backend, engine, served.platform, served.filename)
+        for engine in engine_names()
+        for served in traits(engine).served_as
+    ),
     Backend("penstock", "", "penstock_bundle", "model.bundle"),
 )
 _ALIASES = {"armnn_tflite": "tensorflowlite", "torch": "pytorch", "tflite": "tensorflowlite"}
@@ -46,14 +43,9 @@ _NOT_HERE = {
     "dali": "write the steps as a Python model",
     "fil": "export the trees to ONNX",
 }
-_ON_GPU = ("CUDAExecutionProvider", "CPUExecutionProvider")
+_ACCELERATED = {("onnxruntime", "openvino"): "openvino"}
+"""The engine that runs a model of another engine with an accelerator."""
 _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
-_NUMBERS = {
-    "onnxruntime": {"intra_op_thread_count": "threads"},
-    "openvino": {"INFERENCE_NUM_THREADS": "threads", "CPU_THREADS_NUM": "threads"},
-    "torch": {"INTRA_OP_THREAD_COUNT": "threads"},
-}
-"""By engine the parameters that are a number, and the engine's option."""
 
 
 def backend_of(given: Message, name: str, files: Collection[str], where: str = "") -> Backend:
@@ -84,9 +76,8 @@ def backend_of(given: Message, name: str, files: Collection[str], where: str = "
         )
     chosen = present[0]
     accelerators = given.optimization.execution_accelerators.cpu_execution_accelerator
-    if chosen.engine == "onnxruntime" and any(one.name == "openvino" for one in accelerators):
-        return msgspec.structs.replace(chosen, engine="openvino")
-    return chosen
+    engines = (_ACCELERATED.get((chosen.engine, one.name)) for one in accelerators)
+    return msgspec.structs.replace(chosen, engine=next(filter(None, engines), chosen.engine))
 
 
 def _matches(known: Backend, given: Message, begin: str) -> bool:
@@ -111,33 +102,46 @@ def engine_options(given: Message, name: str, engine: str, where: str = "") -> d
     Raises InvalidConfig for one that is no number, and for a device that is not here.
     """
     begin, values = prefix(name, where), {key: one.string_value for key, one in given.parameters.items()}
-    options: dict[str, Any] = {
-        option: _number(begin, key, values) for key, option in _NUMBERS.get(engine, {}).items() if key in values
-    }
-    if engine == "onnxruntime":
-        if values.get("execution_mode") == "1":
-            options["inter_op_threads"] = _number(begin, "inter_op_thread_count", values) or len(core_ids())
-        if (level := given.optimization.graph.level) in _GRAPH_LEVELS:
-            options["graph_level"] = _GRAPH_LEVELS[level]
-        if values.get("enable_mem_arena") == "0":
-            options["arena"] = False
-    elif engine == "openvino":
-        precision = values.get("INFERENCE_PRECISION_HINT") or ("bf16" if values.get("ENFORCE_BF16") == "YES" else "")
-        if precision:
-            options["precision"] = precision.lower()
+    options: dict[str, Any] = {}
+    for key in traits(engine).thread_parameters if engine else ():
+        if key in values:
+            options["threads"] = _number(begin, key, values)
+    if engine in _OWN_OPTIONS:
+        options |= _OWN_OPTIONS[engine](given, begin, values)
     try:
         gpu = gpu_of(given.instance_group, gpus_here(engine))
     except InvalidConfig as error:
         raise InvalidConfig(begin + error.message, error.hint) from None
     if gpu is not None:
-        options |= {"device": f"cuda:{gpu}"} if engine == "torch" else {"providers": _ON_GPU, "gpu": gpu}
+        on_gpu = traits(engine).gpu_options
+        assert on_gpu is not None
+        options |= on_gpu(gpu)
     return options
+
+
+def _onnxruntime_options(given: Message, begin: str, values: Mapping[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if values.get("execution_mode") == "1":
+        options["inter_op_threads"] = _number(begin, "inter_op_thread_count", values) or len(core_ids())
+    if (level := given.optimization.graph.level) in _GRAPH_LEVELS:
+        options["graph_level"] = _GRAPH_LEVELS[level]
+    if values.get("enable_mem_arena") == "0":
+        options["arena"] = False
+    return options
+
+
+def _openvino_options(_given: Message, _begin: str, values: Mapping[str, str]) -> dict[str, Any]:
+    precision = values.get("INFERENCE_PRECISION_HINT") or ("bf16" if values.get("ENFORCE_BF16") == "YES" else "")
+    return {"precision": precision.lower()} if precision else {}
+
+
+_OWN_OPTIONS = {"onnxruntime": _onnxruntime_options, "openvino": _openvino_options}
+"""By engine what its parameters mean in Triton, besides those of ``EngineTraits``."""
 
 
 def gpus_here(engine: str) -> int:
     """How many GPUs ``engine`` can compute on, as it is installed here; 0 for a bundle, which is tuned for the CPU."""
-    count: int = getattr(get_engine(engine), "gpus", int)() if engine else 0
-    return count
+    return get_engine(engine).gpus() if engine else 0
 
 
 def _number(begin: str, key: str, values: Mapping[str, str]) -> int:

@@ -10,7 +10,7 @@ from penstock.online.repository.source import Source
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.rules import prefix
 from penstock.protocol.messages import Message
-from penstock.tensor import Signature, TensorSpec
+from penstock.tensor import Signature
 
 Model = LoadedModel | RequestModel
 
@@ -41,6 +41,6 @@ def effective_config(source: Source, models: Sequence[Model], rows: int | None) 
 def signature_of(model: Model, given: Message) -> Signature:
     """The model's own, with those of its optional inputs that ``given`` names."""
     named = [tensor.name for tensor in given.input]
-    optional: Sequence[TensorSpec] = getattr(model, "optional_inputs", ())
+    optional = () if isinstance(model, RequestModel) else model.optional_inputs
     inputs = (*model.signature.inputs, *(spec for spec in optional if spec.name in named))
     return Signature(inputs, model.signature.outputs)

@@ -72,13 +72,11 @@ class Suffix:
         return Artifact.from_bytes(proto.SerializeToString())
 
 
-class RoundedModel:
+class RoundedModel(LoadedModel):
     """A model to those who know its own inputs only, in which one tensor is rounded; ``range`` says how.
 
     It answers for ``batches`` one after the other, again and again: what a suffix reads in each.
     """
-
-    reentrant = False
 
     def __init__(
         self,
