@@ -27,9 +27,9 @@ def profile(
     on_batch: Callable[[int], None] = lambda _: None,
     precision: float = 0.0,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
-    """Profile ``models`` against one another, interleaved, at each of ``batches``; ``budget_s`` is shared evenly. A batch ends early once
-    it is known to ``precision``, see ``interleave``.
+    """Profile ``models`` against one another, interleaved, at each of ``batches``; ``budget_s`` is shared evenly.
 
+    With ``precision`` a batch ends early, see ``interleave``.
     ``samples`` hold rows along their first axis. Models that are not all batchable are profiled at the rows that one call
     takes. A batch so slow that the fewest calls at it would take more than the whole budget is left out, and all beyond.
     """
