@@ -46,6 +46,39 @@ def test_a_budget_of_nothing_still_gives_the_fewest_calls() -> None:
     assert len(calls) == FEWEST_CALLS
 
 
+def noisy(clock: ManualClock, seconds: float, noise: float, seed: int) -> Callable[[], None]:
+    rng = np.random.default_rng(seed)
+    return lambda: clock.advance(seconds * rng.lognormal(0, noise))
+
+
+def test_timing_ends_once_the_ratios_are_known() -> None:
+    rounds, kept = [], []
+    for noise in (0.01, 0.1):
+        clock = ManualClock()
+        runs = {"a": noisy(clock, 0.0002, noise, 1), "b": noisy(clock, 0.0001, noise, 2)}
+        timings = interleave(runs, budget_s=1000.0, clock=clock, precision=0.01)
+        found = speedup(timings["a"], timings["b"])
+        assert found.low < 2 < found.high
+        assert (found.high - found.low) / 2 < 1.5 * 0.01 * found.value
+        rounds.append(len(timings["a"].seconds))
+        kept.append(timings["b"].seconds.size)
+    assert rounds[0] < rounds[1] < 400
+    assert min(kept) >= 300
+
+
+def test_a_p99_has_its_calls_even_where_the_ratio_is_known() -> None:
+    clock = ManualClock()
+    runs = {"a": taking(clock, 0.010), "b": taking(clock, 0.005)}
+    assert len(interleave(runs, budget_s=1000.0, clock=clock, precision=0.5)["a"].seconds) >= 300
+
+
+def test_what_is_not_precise_enough_takes_the_budget() -> None:
+    clock = ManualClock()
+    runs = {"a": noisy(clock, 0.002, 0.5, 1), "b": noisy(clock, 0.001, 0.5, 2)}
+    interleave(runs, budget_s=0.5, clock=clock, precision=0.001)
+    assert clock.now() == pytest.approx(0.5, abs=0.1)
+
+
 def test_ways_alternate_in_changing_order() -> None:
     clock, calls = ManualClock(), []
     runs = {name: taking(clock, 0.003, calls, name) for name in "abc"}

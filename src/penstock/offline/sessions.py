@@ -1,4 +1,4 @@
-"""Models loaded into an engine for as long as they are needed."""
+"""Models loaded into an engine for as long as they are needed; within a build they are kept and shared (``model_store.py``)."""
 
 from __future__ import annotations
 
@@ -6,33 +6,46 @@ import contextlib
 from collections.abc import Iterator
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
+from penstock.engines.base import LoadedModel, Options
 from penstock.engines.registry import get_engine
+from penstock.offline.model_store import borrowed, remembered
 from penstock.tensor import Signature
 
 _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
 
 
 @contextlib.contextmanager
+def session(artifact: Artifact, engine: str, options: Options) -> Iterator[LoadedModel]:
+    """``artifact`` in ``engine`` with exactly these options. Raises InvalidModel or EngineUnavailable if it does not load."""
+    runner = get_engine(engine)
+    key = artifact.digest, artifact.path, engine, tuple(sorted(options.items()))
+    size_bytes = runner.estimate(artifact, options).memory_bytes
+    with borrowed(key, lambda: runner.load(artifact, options), size_bytes) as model:
+        remembered("signature", artifact.digest, lambda: model.signature, 0)
+        yield model
+
+
+@contextlib.contextmanager
 def loaded(
     artifact: Artifact, threads: int = 1, *, as_written: bool = False, engine: str = "onnxruntime"
 ) -> Iterator[LoadedModel]:
-    """``artifact`` ready to run, unloaded at the end.
+    """``artifact`` ready to run. Raises as ``session``.
 
     With ``as_written`` ONNX Runtime rewrites nothing, so that every tensor is the graph's own, and keeps no memory that a large
-    batch took. Raises InvalidModel or EngineUnavailable if the model does not load.
+    batch took.
     """
-    model = get_engine(engine).load(artifact, {"threads": threads, **(_AS_WRITTEN if as_written else {})})
-    try:
+    with session(artifact, engine, {"threads": threads, **(_AS_WRITTEN if as_written else {})}) as model:
         yield model
-    finally:
-        model.unload()
 
 
 def signature_of(artifact: Artifact) -> Signature:
     """The inputs and outputs of ``artifact``. Raises InvalidModel if ONNX Runtime refuses it."""
-    with loaded(artifact, as_written=True) as model:
-        return model.signature
+
+    def read() -> Signature:
+        with loaded(artifact, as_written=True) as model:
+            return model.signature
+
+    return remembered("signature", artifact.digest, read, 0)
 
 
 def call_rows(signature: Signature, rows: int) -> int:

@@ -25,9 +25,11 @@ def profile(
     budget_s: float,
     batches: Sequence[int] = BATCHES,
     on_batch: Callable[[int], None] = lambda _: None,
+    precision: float = 0.0,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
     """Profile ``models`` against one another, interleaved, at each of ``batches``; ``budget_s`` is shared evenly.
 
+    With ``precision`` a batch ends early, see ``interleave``.
     ``samples`` hold rows along their first axis. Models that are not all batchable are profiled at the rows that one call
     takes. A batch so slow that the fewest calls at it would take more than the whole budget is left out, and all beyond.
     """
@@ -40,7 +42,7 @@ def profile(
             break
         inputs = repeat_rows(samples, batch)
         runs = {name: feed(model, inputs) for name, model in models.items()}
-        timed = interleave(runs, budget_s / len(batches))
+        timed = interleave(runs, budget_s / len(batches), precision=precision)
         for name, timings in timed.items():
             points[name].append(LatencyPoint(batch, timings.p50_ms, timings.p99_ms))
         row_s = sum(timings.p50_ms for timings in timed.values()) / 1e3 / batch

@@ -29,9 +29,12 @@ def race(
 
 
 def race_loaded(
-    models: Mapping[_Name, LoadedModel], inputs: Mapping[str, Array], budget_s: float
+    models: Mapping[_Name, LoadedModel], inputs: Mapping[str, Array], budget_s: float, precision: float = 0.0
 ) -> dict[_Name, Timings]:
-    """Time ``models`` on a call with ``inputs`` for about ``budget_s`` seconds; any two of the timings are paired by round."""
+    """Time ``models`` on a call with ``inputs`` for about ``budget_s`` seconds; any two of the timings are paired by round.
+
+    With ``precision`` the race ends once all speeds relative to the first model's are known to that share, see ``interleave``.
+    """
     runs = {str(number): feed(model, inputs) for number, model in enumerate(models.values())}
-    timings = interleave(runs, budget_s)
+    timings = interleave(runs, budget_s, precision=precision)
     return {name: timings[str(number)] for number, name in enumerate(models)}

@@ -16,7 +16,14 @@ import onnx
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.offline.optimize.model import count_by_op_type, infer_shapes, is_self_contained, read_proto, to_bytes
+from penstock.offline.optimize.model import (
+    count_by_op_type,
+    infer_shapes,
+    is_self_contained,
+    read_proto,
+    to_bytes,
+    to_proto,
+)
 from penstock.offline.optimize.verify import Verifier
 from penstock.tensor import Array
 
@@ -55,7 +62,8 @@ class PassRecord(msgspec.Struct, frozen=True):
     nodes_after: int
     """As kept: of a reverted pass, the same as before."""
     max_relative_error: float | None
-    """Against the original model, over all samples; None if nothing was run (JSON writes an infinite error as null too)."""
+    """Against the original model, over all samples, after all passes of the round if those are right; None if nothing was run
+    (JSON writes an infinite error as null too)."""
     seconds: float
     reason: str = ""
     """Of a reverted pass: output, error and first divergent tensor, or why it could not be verified."""
@@ -108,16 +116,14 @@ class PassManager:
         before = count_by_op_type(build.model)
         active = list(self.passes)
         for number in range(1, MAX_ROUNDS + 1):
-            records = []
-            for current in active:
-                records.append(build.apply(current, number))
-                if on_pass is not None:
-                    on_pass(records[-1])
+            records = build.round(active, number)
+            if on_pass is not None:
+                for record in records:
+                    on_pass(record)
             undone = {record.name for record in records if record.status == "reverted"}
             active = [current for current in active if current.name not in undone]
             if all(record.status != "applied" for record in records):
                 break
-            build.infer_again()
         after = count_by_op_type(build.model)
         report = OptimizeReport(tuple(build.records), sum(before.values()), sum(after.values()), before, after)
         unchanged = not report.applied and is_self_contained(artifact)
@@ -138,42 +144,64 @@ class PassManager:
 
 
 class _Build:
-    """The model while passes work on it, and the bytes to go back to."""
+    """The model while passes work on it, and the protobuf to go back to."""
 
     def __init__(self, model: ir.Model, verifier: Verifier) -> None:
         self.model = model
         self.records: list[PassRecord] = []
-        self._data = to_bytes(model)
+        self._proto = to_proto(model)
         self._verifier = verifier
 
-    def apply(self, current: Pass, number: int) -> PassRecord:
-        """Run one pass; keep its work only if it is verified."""
+    def round(self, passes: Sequence[Pass], number: int) -> list[PassRecord]:
+        """Run ``passes`` and verify the result; if it is wrong, go back and verify them one by one. Then infer shapes anew."""
+        start = self._proto
+        records = [self._run(current, number) for current in passes]
+        if any(record.status != "unchanged" for record in records):
+            # Constants that were folded make more shapes known.
+            self._go_back(self._proto, infer=True)
+            verdict = self._verifier.check(_bytes(self._proto))
+            if verdict.failure or any(record.status == "reverted" for record in records):
+                self._go_back(start)
+                records = [self._run(current, number, verify=True) for current in passes]
+                self._go_back(self._proto, infer=True)
+            else:
+                records = [_verified(record, verdict.max_relative_error) for record in records]
+        self.records += records
+        return records
+
+    def _run(self, current: Pass, number: int, verify: bool = False) -> PassRecord:
+        """Run one pass; with ``verify``, keep its work only if that is right. A pass that fails is undone in either case."""
         start, before = time.perf_counter(), self._node_count()
         status: Literal["applied", "unchanged", "reverted"] = "unchanged"
-        error, reason = None, ""
+        error, reason, proto = None, "", self._proto
         try:
             modified = current.call(self.model).modified
-            data = to_bytes(self.model) if modified else self._data
+            proto = to_proto(self.model) if modified else proto
         except Exception as failure:  # noqa: BLE001 - a pass that fails is undone like one that is wrong
-            modified, data, reason = True, self._data, f"the pass failed: {type(failure).__name__}: {failure}"
+            modified, reason = True, f"the pass failed: {type(failure).__name__}: {failure}"
         if modified:
-            if not reason:
-                verdict = self._verifier.check(data)
+            if verify and not reason:
+                verdict = self._verifier.check(_bytes(proto))
                 error, reason = verdict.max_relative_error, verdict.failure
             status = "reverted" if reason else "applied"
             if reason:
-                self.model = ir.from_proto(onnx.load_model_from_string(self._data))
+                self._go_back(self._proto)
             else:
-                self._data = data
+                self._proto = proto
         seconds = time.perf_counter() - start
-        record = PassRecord(current.name, number, status, before, self._node_count(), error, seconds, reason)
-        self.records.append(record)
-        return record
+        return PassRecord(current.name, number, status, before, self._node_count(), error, seconds, reason)
 
-    def infer_again(self) -> None:
-        """Infer shapes anew: folded constants make more of them known."""
-        self.model = infer_shapes(onnx.load_model_from_string(self._data))
-        self._data = to_bytes(self.model)
+    def _go_back(self, proto: onnx.ModelProto, infer: bool = False) -> None:
+        self.model = infer_shapes(proto) if infer else ir.from_proto(proto)
+        self._proto = to_proto(self.model) if infer else proto
 
     def _node_count(self) -> int:
         return sum(1 for _ in self.model.graph.all_nodes())
+
+
+def _verified(record: PassRecord, error: float | None) -> PassRecord:
+    return msgspec.structs.replace(record, max_relative_error=error) if record.status == "applied" else record
+
+
+def _bytes(proto: onnx.ModelProto) -> bytes:
+    return bytes(proto.SerializeToString(deterministic=True))

@@ -14,6 +14,7 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 from penstock.artifact import Artifact, Format
 from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidModel, Unsupported
+from penstock.offline.model_store import remembered
 
 _LIMIT_BYTES = 2 << 30
 _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
@@ -30,7 +31,13 @@ def load_model(artifact: Artifact) -> ir.Model:
 
 
 def read_proto(artifact: Artifact) -> onnx.ModelProto:
-    """The checked protobuf of ``artifact``, external data read in. Raises as ``load_model``."""
+    """The checked protobuf of ``artifact``, external data read in; the caller's to change. Raises as ``load_model``."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(remembered("parse", (artifact.digest, artifact.path), lambda: _parse(artifact), artifact.size_bytes))
+    return proto
+
+
+def _parse(artifact: Artifact) -> onnx.ModelProto:
     if artifact.format is not Format.ONNX:
         raise Unsupported(f"format '{artifact.format.value}' is not ONNX", "convert the model to ONNX first")
     if artifact.size_bytes >= _LIMIT_BYTES:
@@ -74,12 +81,17 @@ def self_contained(artifact: Artifact) -> Artifact:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """Serialise; the same model gives the same bytes. Types and shapes of initialisers, which say so themselves, are left out."""
-    proto = ir.to_proto(model)
+    """``model`` as ``to_proto`` writes it; the same model gives the same bytes."""
+    return bytes(to_proto(model).SerializeToString(deterministic=True))
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The protobuf of ``model``. Types and shapes of initialisers, which the tensors themselves hold, are left out."""
+    proto: onnx.ModelProto = ir.to_proto(model)
     infos = [value for value in proto.graph.value_info if value.name not in model.graph.initializers]
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(infos)
-    return bytes(proto.SerializeToString(deterministic=True))
+    return proto
 
 
 def count_by_op_type(model: ir.Model) -> dict[str, int]:

@@ -5,6 +5,7 @@ ONNX Runtime's own optimisations are off and it has one thread, so that a differ
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -14,13 +15,12 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.samples import Sample, free_sizes, generate
+from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
-_OPTIONS = {"graph_level": "disabled", "threads": 1}
 _MAX_GIVEN = 8
 
 # Rounding differs by a few units in the last place per layer; what a wrong rewrite does is larger by orders of magnitude.
@@ -58,14 +58,44 @@ class Verifier:
         self, original: Artifact, samples: Sequence[Mapping[str, Array]] = (), tolerance: float | None = None
     ) -> None:
         self.obstacle = ""
-        self.tolerance = _tolerance(ir.from_proto(read_proto(original))) if tolerance is None else tolerance
+        self.tolerance = _tolerance(read_proto(original)) if tolerance is None else tolerance
         self._original = original
         self._answers: list[tuple[Sample, dict[str, Array]]] = []
+        self._magnitudes: dict[str, float] = {}
+        with contextlib.ExitStack() as stack:
+            try:
+                model = stack.enter_context(loaded(original, as_written=True))
+            except PenstockError as error:
+                self.obstacle = error.message
+                return
+            self._answer_all(model, samples)
+        self.obstacle = (
+            f"the original model fails on every input that was tried: {self.obstacle}" if not self._answers else ""
+        )
+        self._magnitudes = _magnitudes([outputs for _, outputs in self._answers])
+
+    def check(self, data: bytes) -> Verdict:
+        """Compare the changed model ``data`` with the original on every sample; stops at the first that disagrees."""
+        if self.obstacle:
+            return Verdict(None, f"unverifiable: {self.obstacle}")
         try:
-            model = _load(original)
-        except PenstockError as error:
-            self.obstacle = error.message
-            return
+            with loaded(Artifact.from_bytes(data), as_written=True) as model:
+                return self._compare(model, data)
+        except PenstockError as failure:
+            return Verdict(None, f"the changed model does not run: {failure.message}")
+
+    def _compare(self, model: LoadedModel, data: bytes) -> Verdict:
+        largest = 0.0
+        for sample, expected in self._answers:
+            outputs = model.forward(sample)
+            for name, want in expected.items():
+                error, reason = compare(want, outputs.get(name), self._magnitudes.get(name, 0.0))
+                largest = max(largest, error)
+                if error > self.tolerance:
+                    return Verdict(largest, self._failure(name, reason, sample, data))
+        return Verdict(largest)
+
+    def _answer_all(self, model: LoadedModel, samples: Sequence[Mapping[str, Array]]) -> None:
         for index, inputs in enumerate(samples[:_MAX_GIVEN]):
             model.signature.check(inputs)
             self._answer(model, Sample(f"sample {index}", dict(inputs)))
@@ -73,29 +103,6 @@ class Verifier:
             generated = [self._answer(model, sample) for sample in generate(model.signature, size)]
             if any(generated):
                 break
-        if not self._answers:
-            self.obstacle = f"the original model fails on every input that was tried: {self.obstacle}"
-        else:
-            self.obstacle = ""
-        self._magnitudes = _magnitudes([outputs for _, outputs in self._answers])
-
-    def check(self, data: bytes) -> Verdict:
-        """Compare the changed model ``data`` with the original on every sample; stops at the first that disagrees."""
-        if self.obstacle:
-            return Verdict(None, f"unverifiable: {self.obstacle}")
-        largest = 0.0
-        try:
-            model = _load(Artifact.from_bytes(data))
-            for sample, expected in self._answers:
-                outputs = model.forward(sample)
-                for name, want in expected.items():
-                    error, reason = compare(want, outputs.get(name), self._magnitudes.get(name, 0.0))
-                    largest = max(largest, error)
-                    if error > self.tolerance:
-                        return Verdict(largest, self._failure(name, reason, sample, data))
-        except PenstockError as failure:
-            return Verdict(None, f"the changed model does not run: {failure.message}")
-        return Verdict(largest)
 
     def _answer(self, model: LoadedModel, sample: Sample) -> bool:
         try:
@@ -155,11 +162,8 @@ def first_divergence(original: Artifact, data: bytes, sample: Sample, tolerance:
 def _run_showing(proto: onnx.ModelProto, names: list[str], sample: Sample) -> dict[str, Array]:
     outputs = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-    return _load(Artifact.from_bytes(proto.SerializeToString())).forward(sample)
-
-
-def _load(artifact: Artifact) -> LoadedModel:
-    return get_engine("onnxruntime").load(artifact, _OPTIONS)
+    with loaded(Artifact.from_bytes(proto.SerializeToString()), as_written=True) as model:
+        return model.forward(sample)
 
 
 def _differs_in_kind(old: Array, new: Array | None) -> str:
@@ -190,6 +194,7 @@ def _magnitudes(answers: list[dict[str, Array]]) -> dict[str, float]:
     return largest
 
 
-def _tolerance(model: ir.Model) -> float:
-    values = [*model.graph.initializers.values(), *model.graph.inputs, *model.graph.outputs]
-    return max((_TOLERANCES[v.dtype] for v in values if v.dtype in _TOLERANCES), default=_TOLERANCES[ir.DataType.FLOAT])
+def _tolerance(model: onnx.ModelProto) -> float:
+    values = [*model.graph.input, *model.graph.output]
+    types = {tensor.data_type for tensor in model.graph.initializer} | {v.type.tensor_type.elem_type for v in values}
+    return max((_TOLERANCES[one] for one in types if one in _TOLERANCES), default=_TOLERANCES[ir.DataType.FLOAT])

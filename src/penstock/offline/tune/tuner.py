@@ -40,6 +40,8 @@ from penstock.perf.profile import knee, profile
 from penstock.tensor import Array
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
+_SCREEN_PRECISION, _PRECISION = 0.03, 0.01
+"""Share to which speeds are measured before a stage ends early: roughly to find the finalists, then to choose among them."""
 _MEMORY_SHARE = 0.5
 """Share of the machine's memory that candidates loaded side by side may take."""
 
@@ -160,7 +162,7 @@ class Tuner:
         """Time a group, the inaccurate too, since the report shows what they would have bought; then let go of it."""
         loaded = [trial for trial in group if trial.model is not None]
         self._on_progress("screen", self._trials.index(group[-1]), len(self._trials))
-        self._time(loaded, _SCREEN_SHARE * self._budget_s * len(group) / len(self._trials))
+        self._time(loaded, _SCREEN_SHARE * self._budget_s * len(group) / len(self._trials), _SCREEN_PRECISION)
         for trial in loaded:
             trial.model = None
 
@@ -168,7 +170,7 @@ class Tuner:
         self._on_progress("confirm", 0, 1)
         for trial in last:
             trial.model = _load(trial.candidate)
-        self._time(last, _CONFIRM_SHARE * self._budget_s)
+        self._time(last, _CONFIRM_SHARE * self._budget_s, _PRECISION)
         self._on_progress("confirm", 1, 1)
 
     def _profile(self, winner: Trial) -> None:
@@ -177,17 +179,21 @@ class Tuner:
         models = {name: _model(trial) for name, trial in pair.items()}
         budget = _PROFILE_SHARE * self._budget_s
         found = profile(
-            models, self._data.inputs, budget, on_batch=lambda batch: self._on_progress("profile", batch, 64)
+            models,
+            self._data.inputs,
+            budget,
+            on_batch=lambda batch: self._on_progress("profile", batch, 64),
+            precision=_SCREEN_PRECISION,
         )
         for name, trial in pair.items():
             trial.latency = found[name]
 
-    def _time(self, trials: Sequence[Trial], budget_s: float) -> None:
+    def _time(self, trials: Sequence[Trial], budget_s: float, precision: float) -> None:
         """Time ``trials`` and the originals against one another. All timings are replaced, so that pairs stay pairs."""
         bases = list(self._bases.values())
         timed = {trial.candidate.name: trial for trial in (*bases, *trials)}
         sample = self._sample()
-        for name, timings in race_loaded({n: _model(t) for n, t in timed.items()}, sample, budget_s).items():
+        for name, timings in race_loaded({n: _model(t) for n, t in timed.items()}, sample, budget_s, precision).items():
             timed[name].timings = timings
         for trial in timed.values():
             trial.pace = bases[0].p50_ms / trial.p50_ms

@@ -9,10 +9,10 @@ import onnx
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
 _GROWTH_LIMIT_BYTES = 1 << 20
@@ -122,8 +122,8 @@ def _run(node: ir.Node, inputs: list[ir.Value], model: ir.Model) -> Array | None
         return None  # Rule 6
     try:
         artifact = Artifact.from_bytes(proto.SerializeToString())
-        loaded = get_engine("onnxruntime").load(artifact, {"graph_level": "disabled", "threads": 1})
-        (result,) = loaded.forward({}).values()
+        with loaded(artifact, as_written=True) as folded:
+            (result,) = folded.forward({}).values()
     except PenstockError:
         return None  # Rule 5
     return None if result.dtype == DataType.BYTES.dtype else result
@@ -143,10 +143,11 @@ def _single_node_model(node: ir.Node, inputs: list[ir.Value], model: ir.Model) -
 def _expected_bytes(proto: onnx.ModelProto) -> int | None:
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-        output = ir.from_proto(inferred).graph.outputs[0]
+        output = inferred.graph.output[0].type.tensor_type
     except Exception:  # noqa: BLE001 - inference that fails tells no size
         return None
-    shape = graph.static_shape(output)
-    if shape is None or output.dtype is None or output.dtype == ir.DataType.STRING:
+    dtype = ir.DataType(output.elem_type)
+    is_known = output.HasField("shape") and all(dim.HasField("dim_value") for dim in output.shape.dim)
+    if not is_known or dtype in (ir.DataType.UNDEFINED, ir.DataType.STRING):
         return None
-    return int(np.prod([float(size) for size in shape]) * output.dtype.itemsize)
+    return int(np.prod([float(dim.dim_value) for dim in output.shape.dim]) * dtype.itemsize)

@@ -1,0 +1,115 @@
+"""Models kept while one piece of work lasts, so that each is parsed once and loaded once.
+
+A build runs within ``keep_models``. There, ``remembered`` returns what it made before under the same key, and ``borrowed`` the
+session that it loaded before. Elsewhere nothing is kept. Kept bytes are bounded: those least recently used go first, and all at
+the end. Other threads do not see the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from penstock.engines.base import LoadedModel
+
+T = TypeVar("T")
+
+
+class ModelStore:
+    """What was made so far, by kind and key; ``limit_bytes`` bounds it, except for what is in use."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.made: Counter[str] = Counter()
+        """How many things of each kind were made."""
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[tuple[str, Hashable], _Kept] = OrderedDict()
+        self._bytes = 0
+
+    def take(self, kind: str, key: Hashable, make: Callable[[], Any], size_bytes: int) -> _Kept:
+        """The thing of ``kind`` under ``key``, made now if it is not kept, in use until ``give_back``."""
+        kept = self._kept.get((kind, key))
+        if kept is None:
+            value = make()
+            self.made[kind] += 1
+            kept = self._kept[kind, key] = _Kept(value, size_bytes)
+            self._bytes += size_bytes
+        self._kept.move_to_end((kind, key))
+        kept.users += 1
+        return kept
+
+    def give_back(self, kept: _Kept) -> None:
+        """Say that a thing is no longer in use."""
+        kept.users -= 1
+        idle = [(key, one) for key, one in self._kept.items() if not one.users]
+        for key, one in idle:
+            if self._bytes <= self._limit_bytes:
+                break
+            self._drop(key, one)
+
+    def close(self) -> None:
+        """Drop everything and unload the sessions."""
+        for key, one in list(self._kept.items()):
+            self._drop(key, one)
+
+    def _drop(self, key: tuple[str, Hashable], kept: _Kept) -> None:
+        del self._kept[key]
+        self._bytes -= kept.size_bytes
+        if key[0] == SESSION:
+            kept.value.unload()
+
+
+class _Kept:
+    def __init__(self, value: Any, size_bytes: int) -> None:
+        self.value, self.size_bytes, self.users = value, size_bytes, 0
+
+
+SESSION = "session"
+_current: ContextVar[ModelStore | None] = ContextVar("penstock_model_store", default=None)
+
+
+@contextlib.contextmanager
+def keep_models(limit_bytes: int) -> Iterator[ModelStore]:
+    """Keep models within this block; an inner block joins the outer one."""
+    outer = _current.get()
+    if outer is not None:
+        yield outer
+        return
+    store = ModelStore(limit_bytes)
+    token = _current.set(store)
+    try:
+        yield store
+    finally:
+        _current.reset(token)
+        store.close()
+
+
+def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int) -> T:
+    """What ``make`` returns, or returned before under ``key``. It is shared, so nobody may change it."""
+    store = _current.get()
+    if store is None:
+        return make()
+    kept = store.take(kind, key, make, size_bytes)
+    store.give_back(kept)
+    value: T = kept.value
+    return value
+
+
+@contextlib.contextmanager
+def borrowed(key: Hashable, load: Callable[[], LoadedModel], size_bytes: int) -> Iterator[LoadedModel]:
+    """The session that ``load`` gives, or gave before under ``key``; unloaded at the end of the block unless it is kept."""
+    store = _current.get()
+    if store is None:
+        model = load()
+        try:
+            yield model
+        finally:
+            model.unload()
+        return
+    kept = store.take(SESSION, key, load, size_bytes)
+    try:
+        yield kept.value
+    finally:
+        store.give_back(kept)
