@@ -12,8 +12,8 @@ from penstock.artifact import Artifact
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.judge import Judge
@@ -50,8 +50,8 @@ def samples(count: int, seed: int) -> Dataset:
 
 
 @functools.cache
-def trials(blocks: tuple[int, ...] = (4,), layers: int = 5, placement: Placement = Placement.LINEAR) -> Trials:
+def trials(blocks: tuple[int, ...] = (4,), layers: int = 5, placement: QdqPlacement = QdqPlacement.LINEAR) -> Trials:
     """Shared among tests, so that each version is run once."""
     model = spoiled(blocks, layers)
     statistics = collect(model, samples(32, 1).inputs)
-    return Trials(MixedModel(model, statistics, SCHEME, placement, Method.MIN_MAX), Judge(model, samples(200, 2)))
+    return Trials(MixedModel(model, statistics, SCHEME, placement, RangeMethod.MIN_MAX), Judge(model, samples(200, 2)))

@@ -9,7 +9,7 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import Array, DataType
@@ -79,7 +79,7 @@ def run(artifact: Artifact, data: Dataset, level: str = "all") -> Array:
     return get_engine("onnxruntime").load(artifact, {"threads": 1, "graph_level": level}).forward(data.inputs)["y"]
 
 
-def int8(artifact: Artifact, data: Dataset, method: Method = Method.MIN_MAX) -> Artifact:
+def int8(artifact: Artifact, data: Dataset, method: RangeMethod = RangeMethod.MIN_MAX) -> Artifact:
     return quantize(artifact, ranges(collect(artifact, data.inputs), method, SCHEME), SCHEME)
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import make_dataset
@@ -89,7 +89,7 @@ def main() -> None:
     test = pictures[cut : cut + arguments.count]
     table = Table("network", "FP32 top-1", "INT8 top-1")
     before = top1(fp32, test, machine.cores)
-    for title, method in {"KL": Method.ENTROPY, "min-max": Method.MIN_MAX, "MSE": Method.MSE}.items():
+    for title, method in {"KL": RangeMethod.ENTROPY, "min-max": RangeMethod.MIN_MAX, "MSE": RangeMethod.MSE}.items():
         recipe = PtqRecipe(method=method, equalize=False, correct_biases=False)
         after = top1(quantize_with(recipe, fp32, samples, integer_scheme(machine)), test, machine.cores)
         table.add_row(f"{arguments.model.stem}, {title}, {len(test)} pictures", f"{before:.2%}", f"{after:.2%}")

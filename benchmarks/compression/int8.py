@@ -22,7 +22,7 @@ from penstock.offline.compress.precision.sensitivity import SensitivityOptions, 
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import Dataset, make_dataset
@@ -103,7 +103,7 @@ def six_nets(quick: bool) -> list[Row]:
 def contaminated(_quick: bool) -> list[Row]:
     """Calibration data of which a tenth is 40 times too large: the accuracy that each way to find ranges leaves."""
     scheme, rows, gains = integer_scheme(machine_facts()), [], []
-    ways = {"min-max": Method.MIN_MAX, "KL": Method.ENTROPY, "best per tensor": None}
+    ways = {"min-max": RangeMethod.MIN_MAX, "KL": RangeMethod.ENTROPY, "best per tensor": None}
     for name in ("plain", "residual", "deep"):
         model, split = trained(name), data.digits()
         dirty = _unlabelled(data.contaminated(split.calibrate))
@@ -124,7 +124,7 @@ def sensitivity(_quick: bool) -> list[Row]:
     split, scheme = data.digits(), integer_scheme(machine_facts())
     model = nets.with_outliers(trained("deep"), 100.0, 4, only=5)
     statistics = collect(model, split.calibrate.inputs)
-    trials = Trials(MixedModel(model, statistics, scheme, method=Method.MIN_MAX), Judge(model, split.test))
+    trials = Trials(MixedModel(model, statistics, scheme, method=RangeMethod.MIN_MAX), Judge(model, split.test))
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=0))
     back = recovery(trials, report)
     note = (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from benchmarks.compression import data
 from benchmarks.compression.int8 import score
+from benchmarks.compression.pruning_curves import pruning_curves
 from benchmarks.compression.train import trained
 from penstock.bundle.coded import encode
-from penstock.offline.compress.pruning.curves import pruning_curves
 from penstock.offline.compress.pruning.iterative import IterativeOptions
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
 from penstock.offline.compress.ptq.calibrate import collect

@@ -21,7 +21,7 @@ from penstock.artifact import Artifact
 from penstock.bundle.evidence import CandidateRecord, Interval
 from penstock.engines.registry import get_engine
 from penstock.offline.build import BuildResult, Recipe, build
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract
 from penstock.perf.measure import interleave, speedup
 from penstock.resources import machine_facts
@@ -118,5 +118,5 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
 def _recipe(quick: bool) -> Recipe:
     # How the ranges are found decides about accuracy, not about speed: one way is enough.
     return Recipe(
-        Contract(max_accuracy_loss=1.0), threads=(1,), methods=(Method.MIN_MAX,), budget_s=4.0 if quick else 60.0
+        Contract(max_accuracy_loss=1.0), threads=(1,), methods=(RangeMethod.MIN_MAX,), budget_s=4.0 if quick else 60.0
     )

@@ -20,7 +20,7 @@ from penstock.engines.registry import get_engine
 from penstock.offline.compress.planner import gain
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.resources import machine_facts
 from processes import ServerProcess
@@ -144,7 +144,7 @@ def test_a_quantised_model_is_built_and_the_plan_says_why_it_did_nothing(penstoc
     scheme, model = integer_scheme(machine_facts()), networks.mlp(48)
     with np.load("train.npz") as train:
         statistics = collect(model, {"x": train["x"]})
-    made = quantize(model, ranges(statistics, Method.MIN_MAX, scheme), scheme)
+    made = quantize(model, ranges(statistics, RangeMethod.MIN_MAX, scheme), scheme)
     (net / "int8.onnx").write_bytes(made.data)
     done = penstock("compress", "int8.onnx", *DATA, *QUICK, "-o", "out.bundle", "--json")
     assert done.code == 0, done.err
@@ -153,7 +153,7 @@ def test_a_quantised_model_is_built_and_the_plan_says_why_it_did_nothing(penstoc
 
 
 def test_an_interrupt_leaves_a_plan_to_go_on_from(net: Path) -> None:
-    """Ctrl-C once the ledger has its first attempt: exit 130, no bundle, and the same command goes on."""
+    """Ctrl-C once the store has its first attempt: exit 130, no bundle, and the same command goes on."""
     source = Path(models.__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     arguments = ["net.onnx", *DATA, "--budget", "60s", "--epochs", "60", "--threads", "1", "--target", "size"]
@@ -167,12 +167,12 @@ def test_an_interrupt_leaves_a_plan_to_go_on_from(net: Path) -> None:
         "o.bundle",
     ]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        ledger = net / "o.bundle.plan" / "plan.ledger"
-        while not ledger.exists() and running.poll() is None:
+        store = net / "o.bundle.plan" / "plan.ledger"
+        while not store.exists() and running.poll() is None:
             signal.sigtimedwait([], 0.02)
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=60)
     assert running.returncode == 130, err
     assert b"Traceback" not in err
-    assert ledger.exists()
+    assert store.exists()
     assert not (net / "o.bundle").exists()

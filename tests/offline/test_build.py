@@ -28,14 +28,14 @@ from penstock.errors import (
 )
 from penstock.offline.build import BuildResult, Compression, Recipe, build, instances
 from penstock.offline.compress.planner.plan import Plan
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract
 from penstock.offline.tune.space import Version
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close
 
 QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), careful=False, budget_s=0.2)
-INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MIN_MAX, Method.MSE), budget_s=0.3)
+INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MIN_MAX, RangeMethod.MSE), budget_s=0.3)
 RNG = np.random.default_rng
 
 
@@ -150,7 +150,7 @@ def test_the_same_samples_for_both_are_noted(model: Path, tmp_path: Path) -> Non
 
 def test_a_model_without_anything_to_quantise_is_built_in_fp32(tmp_path: Path) -> None:
     data = {"x": np.ones((4, 2), np.float32)}
-    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MSE,), budget_s=0.1)
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MSE,), budget_s=0.1)
     result = build(models.input_as_output(), tmp_path / "out.bundle", data, data, recipe)
     assert any(note.startswith("INT8 was not tried: ") for note in result.evidence.notes)
 
@@ -158,7 +158,9 @@ def test_a_model_without_anything_to_quantise_is_built_in_fp32(tmp_path: Path) -
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_model_of_fixed_batch(tmp_path: Path, batch: int) -> None:
     artifact = Artifact.from_bytes(network(batch))
-    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(Method.MSE,), objective="throughput", budget_s=0.1)
+    recipe = Recipe(
+        engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MSE,), objective="throughput", budget_s=0.1
+    )
     result = build(artifact, tmp_path / "out.bundle", calibrate=samples(20), recipe=recipe)
     assert result.manifest.serving.max_batch == 1
     assert result.evidence.rows_per_call == batch
@@ -445,7 +447,7 @@ def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monk
 
 def test_what_is_to_be_small_needs_no_second_model(model: Path, tmp_path: Path) -> None:
     """Engines and precisions that take a model to fall back to are not tried, whatever is installed."""
-    recipe = Recipe(threads=(1,), methods=(Method.MSE,), careful=False, budget_s=0.2, objective="size")
+    recipe = Recipe(threads=(1,), methods=(RangeMethod.MSE,), careful=False, budget_s=0.2, objective="size")
     result = build(model, tmp_path / "out.bundle", tmp_path / "data.npz", tmp_path / "data.npz", recipe)
     assert {(one.engine, one.precision) for one in result.evidence.candidates} == {
         ("onnxruntime", "fp32"),

@@ -7,7 +7,7 @@ import models
 import networks
 from penstock.artifact import Artifact
 from penstock.errors import InvalidData
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.versions import integer_versions
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
@@ -29,7 +29,7 @@ def data() -> Dataset:
 
 def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, data: Dataset) -> None:
     stages: list[str] = []
-    methods = (Method.MIN_MAX, Method.MSE)
+    methods = (RangeMethod.MIN_MAX, RangeMethod.MSE)
     found, notes = integer_versions(cnn, data, methods, True, VNNI, lambda stage, *_: stages.append(stage))
     names = [version.calibration for version in found]
     assert names == [f"{way}-{place}" for place in ("linear", "wide") for way in ("min-max", "mse", "best")]
@@ -41,13 +41,13 @@ def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, dat
 
 def test_a_plain_chain_has_one_placement() -> None:
     x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
-    found, _ = integer_versions(networks.mlp(), make_dataset({"x": x}, None), (Method.MIN_MAX,), True, VNNI)
+    found, _ = integer_versions(networks.mlp(), make_dataset({"x": x}, None), (RangeMethod.MIN_MAX,), True, VNNI)
     assert [version.calibration for version in found] == ["min-max-linear", "best-linear"]
 
 
 def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
     for machine in (VNNI, PLAIN):
-        found, _ = integer_versions(cnn, data, (Method.MIN_MAX,), False, machine, anywhere=True)
+        found, _ = integer_versions(cnn, data, (RangeMethod.MIN_MAX,), False, machine, anywhere=True)
         assert {version.requires for version in found} == {()}
 
 
@@ -57,10 +57,10 @@ def test_why_there_are_none(cnn: Artifact, data: Dataset) -> None:
         assert found == []
         return only
 
-    assert "no calibration data" in note(cnn, None, tuple(Method), True, VNNI)
+    assert "no calibration data" in note(cnn, None, tuple(RangeMethod), True, VNNI)
     assert "no calibration method" in note(cnn, data, (), False, VNNI)
     nothing = make_dataset({"x": np.zeros((4, 3), np.float32)}, None)
-    assert "INT8 was not tried: " in note(models.identity(DataType.FP32), nothing, tuple(Method), True, VNNI)
+    assert "INT8 was not tried: " in note(models.identity(DataType.FP32), nothing, tuple(RangeMethod), True, VNNI)
 
 
 def test_activations_that_are_constant_or_not_numbers() -> None:
@@ -69,10 +69,10 @@ def test_activations_that_are_constant_or_not_numbers() -> None:
     n.gemm(constant, 8, 4, name="y")
     model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
     x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
-    found, _ = integer_versions(model, make_dataset({"x": x}, None), (Method.MIN_MAX,), True, VNNI)
+    found, _ = integer_versions(model, make_dataset({"x": x}, None), (RangeMethod.MIN_MAX,), True, VNNI)
     assert found
     n = networks.Network()
     n.gemm(n.op("Log", n.gemm("x", 16, 8), name="logs"), 8, 4, name="y")
     model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
     with pytest.raises(InvalidData, match=r"'logs' becomes NaN or infinite in sample"):
-        integer_versions(model, make_dataset({"x": x}, None), (Method.MIN_MAX,), True, VNNI)
+        integer_versions(model, make_dataset({"x": x}, None), (RangeMethod.MIN_MAX,), True, VNNI)

@@ -15,7 +15,7 @@ from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seco
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract
 from penstock.perf.report import check_report_target, write_report
 
@@ -136,14 +136,14 @@ def _figures(record: CandidateRecord) -> dict[str, Any]:
     }
 
 
-def _methods(names: list[str] | None) -> tuple[Method, ...]:
+def _methods(names: list[str] | None) -> tuple[RangeMethod, ...]:
     if names is None:
-        return tuple(Method)
+        return tuple(RangeMethod)
     if names == ["none"]:
         return ()
     if "none" in names:
         raise InvalidArgument("--method none excludes the others", "leave it out, or the others")
-    known = {method.value: method for method in Method}
+    known = {method.value: method for method in RangeMethod}
     for name in names:
         if name not in known and name != _BEST:
             raise InvalidArgument(f"unknown calibration method '{name}'", f"known: {', '.join(known)}, {_BEST}, none")

@@ -13,7 +13,7 @@ from penstock.cli.inspect import make_console, show
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
 from penstock.offline.build import Compression, Recipe, build
-from penstock.offline.compress.planner.ledger import remove_plan
+from penstock.offline.compress.planner.plan_store import remove_plan
 from penstock.offline.judge.contract import Contract
 from penstock.perf.report import write_report
 

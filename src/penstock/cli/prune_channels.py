@@ -112,7 +112,7 @@ def _once(job: shared.Job, model: Artifact, options: NarrowOptions, importance: 
     data = job.data("--train", f"--importance {importance}") if importance in ("activation", "taylor") else job.fitted
     scores = None
     if importance == "taylor" and data is not None:
-        method = shared.trained("pruning.taylor")
+        method = shared.trained("pruning.structured.taylor")
         scores = method.by_taylor(Structure(model, exact=options.exact), data, on_progress=job.stage("scores"))
     return narrow(model, options, data, scores=scores, on_progress=job.stage("scores"))
 
@@ -126,7 +126,7 @@ def _in_turn(
     training: tuple[float | None, int],
     folder: Path | None,
 ) -> Artifact:
-    method = shared.trained("pruning.structured_recovery")
+    method = shared.trained("pruning.structured.recovery")
     options = method.ShrinkOptions(
         speedup=narrowing.speedup,
         contract=contract,

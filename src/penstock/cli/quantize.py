@@ -20,9 +20,9 @@ from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
-from penstock.offline.compress.ptq.placement import FloatModel, Placement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.chart import range_chart
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import Dataset
@@ -34,7 +34,7 @@ from penstock.storage.atomic import write_whole
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
 Precision = Literal["int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16-weights", "bf16-weights"]
-METHODS = {method.value: method for method in Method}
+METHODS = {method.value: method for method in RangeMethod}
 """By name; None stands for the best, tensor by tensor."""
 _ROWS = 32
 """Samples that give the ranges with which placements are timed."""
@@ -118,7 +118,7 @@ def quantize(
             placed = place(job, prepared, data, placement)
             if mixed:
                 made, facts["float_groups"] = _mixed(
-                    job, prepared, data, placed, METHODS.get(method, Method.MSE), contract
+                    job, prepared, data, placed, METHODS.get(method, RangeMethod.MSE), contract
                 )
             else:
                 recipe = PtqRecipe(METHODS.get(method), placed, equalize=False, correct_biases=not no_bias_correction)
@@ -152,10 +152,10 @@ def prepare(job: shared.Job, data: Dataset, equalize: bool) -> Artifact:
     return model
 
 
-def place(job: shared.Job, model: Artifact, data: Dataset, name: PlacementName) -> Placement:
+def place(job: shared.Job, model: Artifact, data: Dataset, name: PlacementName) -> QdqPlacement:
     """The placement of that name, or the one that this machine runs fastest."""
     if name != "fastest":
-        return Placement(name)
+        return QdqPlacement(name)
     progress = job.stage("place")
     progress(0, 1)
     rows = job.signature.smallest_batch
@@ -167,7 +167,7 @@ def place(job: shared.Job, model: Artifact, data: Dataset, name: PlacementName) 
 
 
 def _mixed(
-    job: shared.Job, model: Artifact, data: Dataset, placement: Placement, method: Method, contract: Contract
+    job: shared.Job, model: Artifact, data: Dataset, placement: QdqPlacement, method: RangeMethod, contract: Contract
 ) -> tuple[Artifact, list[str]]:
     """INT8 but for the groups that cost the most accuracy for the time they save, and these."""
     fitted, held = data.split(0.2, job.signature.smallest_batch)

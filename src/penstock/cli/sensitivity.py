@@ -25,8 +25,8 @@ from penstock.offline.compress.precision.sensitivity import (
 )
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.judge.judge import Judge
 from penstock.perf.report import check_report_target, page
@@ -79,7 +79,7 @@ def sensitivity(
         fitted, held = (data, job.evaluation) if job.evaluation else data.split(0.2, job.signature.smallest_batch)
         statistics = collect(prepared, fitted.inputs)
         scheme = integer_scheme(machine_facts())
-        mixed = MixedModel(prepared, statistics, scheme, Placement(placement), Method(method))
+        mixed = MixedModel(prepared, statistics, scheme, QdqPlacement(placement), RangeMethod(method))
         trials = Trials(mixed, Judge(job.original, held, threads))
         found = measure_sensitivity(trials, options, job.stage("rank"))
     if chart is not None:

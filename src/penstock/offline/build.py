@@ -36,9 +36,9 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
 )
-from penstock.offline.compress.planner.ledger import check_plan
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, known_key, plan
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.planner.plan_store import check_plan
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.data_notes import about, unproved
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.judge.contract import Contract
@@ -96,7 +96,7 @@ class Recipe(msgspec.Struct, frozen=True):
     """Engines to try; empty for all that are installed."""
     threads: tuple[int, ...] = ()
     """Thread counts to try; empty for one, all cores, and the powers of two between."""
-    methods: tuple[Method, ...] = tuple(Method)
+    methods: tuple[RangeMethod, ...] = tuple(RangeMethod)
     """INT8 calibration methods to try; empty for none of them."""
     careful: bool = True
     """Also try INT8 with channels of like ranges, ranges chosen tensor by tensor, and biases corrected."""

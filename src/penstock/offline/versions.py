@@ -9,10 +9,10 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.offline.dataset import Dataset
@@ -28,7 +28,7 @@ _CHOICE_S = 4.0
 def integer_versions(
     fp32: Artifact,
     calibration: Dataset | None,
-    methods: Sequence[Method],
+    methods: Sequence[RangeMethod],
     careful: bool,
     machine: MachineFacts,
     on_progress: OnProgress = lambda *_: None,
@@ -55,9 +55,9 @@ def integer_versions(
         return [], (f"INT8 was not tried: {error.message}",)
     found: dict[str, Artifact] = {}
     refusals: list[str] = []
-    plainest = ranges(statistics, Method.MIN_MAX, scheme)
-    placements: dict[str, Placement] = {}
-    for placement in Placement:
+    plainest = ranges(statistics, RangeMethod.MIN_MAX, scheme)
+    placements: dict[str, QdqPlacement] = {}
+    for placement in QdqPlacement:
         try:
             # On a plain chain of layers both placements write the same model; one candidate of it is enough.
             placements.setdefault(quantize(fp32, plainest, scheme, placement).digest, placement)

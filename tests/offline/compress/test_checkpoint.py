@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgument, ResourceExhausted
-from penstock.offline.compress import checkpoint as sealed
-from penstock.offline.compress.checkpoint import read_sealed, write_sealed
+from penstock.offline.compress import checkpoint as module
+from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 from penstock.tensor import Array
 
 ARRAYS = {
@@ -31,12 +31,12 @@ class Kept(msgspec.Struct):
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    write_sealed(tmp_path / "deep" / "file", Kept({"x": [1, 0.1], "y": {"z": None}}, ARRAYS))
+    write_checkpoint(tmp_path / "deep" / "file", Kept({"x": [1, 0.1], "y": {"z": None}}, ARRAYS))
     return tmp_path / "deep" / "file"
 
 
 def test_arrays_and_plain_data_come_back(path: Path) -> None:
-    found = read_sealed(path, Kept)
+    found = read_checkpoint(path, Kept)
     assert found is not None
     assert found.about == {"x": [1, 0.1], "y": {"z": None}}
     assert found.arrays.keys() == ARRAYS.keys()
@@ -47,7 +47,7 @@ def test_arrays_and_plain_data_come_back(path: Path) -> None:
 
 
 def test_no_file_is_nothing(tmp_path: Path) -> None:
-    assert read_sealed(tmp_path / "file", Kept) is None
+    assert read_checkpoint(tmp_path / "file", Kept) is None
 
 
 def test_any_changed_byte_or_cut_is_noticed(path: Path) -> None:
@@ -56,7 +56,7 @@ def test_any_changed_byte_or_cut_is_noticed(path: Path) -> None:
     for damaged in [*changed, *(whole[:length] for length in (0, 1, len(whole) // 2, len(whole) - 1))]:
         path.write_bytes(damaged)
         with pytest.raises(InvalidArgument, match="damaged"):
-            read_sealed(path, Kept)
+            read_checkpoint(path, Kept)
 
 
 @pytest.mark.parametrize(
@@ -76,22 +76,22 @@ def test_made_up_arrays_are_refused(tmp_path: Path, packed: object) -> None:
     payload = msgspec.msgpack.encode({"about": {}, "arrays": {"a": packed}})
     (tmp_path / "file").write_bytes(hashlib.sha256(payload).digest() + payload)
     with pytest.raises(InvalidArgument, match="damaged"):
-        read_sealed(tmp_path / "file", Kept)
+        read_checkpoint(tmp_path / "file", Kept)
 
 
 def test_a_file_of_another_kind_is_refused(path: Path) -> None:
     with pytest.raises(InvalidArgument, match="not a file of Penstock's"):
-        read_sealed(path, dict[str, int])
+        read_checkpoint(path, dict[str, int])
 
 
 def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "_LARGEST", 20)
+    monkeypatch.setattr(module, "_LARGEST", 20)
     with pytest.raises(ResourceExhausted, match="cannot be kept"):
-        write_sealed(tmp_path / "file", ARRAYS)
+        write_checkpoint(tmp_path / "file", ARRAYS)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ResourceExhausted, match="cannot write"):
-        write_sealed(tmp_path / "file" / "x", {})
+        write_checkpoint(tmp_path / "file" / "x", {})

@@ -8,7 +8,7 @@ import pytest
 from networks import mlp
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.judge import Judge
@@ -20,7 +20,7 @@ X = {"x": np.random.default_rng(0).normal(size=(40, 16)).astype(np.float32)}
 @pytest.mark.parametrize("rows", [1, 8])
 def test_int8_against_fp32(rows: int) -> None:
     original, scheme = mlp(), integer_scheme(machine_facts())
-    compressed = quantize(original, ranges(collect(original, X), Method.MIN_MAX, scheme), scheme)
+    compressed = quantize(original, ranges(collect(original, X), RangeMethod.MIN_MAX, scheme), scheme)
     found = Judge(original, make_dataset(X, None)).compare(compressed, rows=rows, budget_s=0.1)
     assert found.size_ratio == pytest.approx(original.size_bytes / compressed.size_bytes)
     assert found.size_ratio > 1

@@ -1,6 +1,6 @@
-"""Files that are taken back only if they are whole: the SHA-256 of what follows, then MessagePack, in which arrays may lie.
+"""Checkpoint files: the SHA-256 of what follows, then MessagePack, which may contain arrays.
 
-Checkpoints, rounds of a long run, a teacher's answers, calibration statistics. A file that was cut off or changed is none.
+Used for training checkpoints, rounds of a long run, a teacher's answers. A truncated or modified file is rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     data: bytes
 
 
-def write_sealed(path: Path, contents: object, what: str = "") -> None:
+def write_checkpoint(path: Path, contents: object, what: str = "") -> None:
     """Write ``contents`` (plain data, structs, arrays of numbers) to ``path``, whole or not at all. Missing folders are created.
 
     Raises ResourceExhausted, with ``what`` the file was to hold in the message.
@@ -36,8 +36,8 @@ def write_sealed(path: Path, contents: object, what: str = "") -> None:
     write_whole(path, hashlib.sha256(payload).digest(), payload, what=what, durable=True)
 
 
-def read_sealed(path: Path, kind: type[T]) -> T | None:
-    """What ``write_sealed`` wrote, as ``kind``; None if there is no such file. It takes no more memory than the file is long, twice.
+def read_checkpoint(path: Path, kind: type[T]) -> T | None:
+    """The contents of a checkpoint, decoded as ``kind``; None if there is no such file. Takes twice the file in memory.
 
     Raises InvalidArgument if the file is damaged, truncated, or of another kind.
     """

@@ -18,7 +18,7 @@ from penstock.offline.compress.precision.dynamic import (
 )
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import make_dataset
 from penstock.tensor import Array, DataType
@@ -84,7 +84,7 @@ def test_dependence_on_batch_mates_is_measured_and_told() -> None:
 
 def test_static_int8_does_not_depend_on_batch_mates() -> None:
     scheme = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")
-    static = quantize(networks.mlp(), ranges(collect(networks.mlp(), DATA.inputs), Method.MSE, scheme), scheme)
+    static = quantize(networks.mlp(), ranges(collect(networks.mlp(), DATA.inputs), RangeMethod.MSE, scheme), scheme)
     assert is_batch_invariant(static, DATA)
 
 

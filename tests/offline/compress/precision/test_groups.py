@@ -14,7 +14,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.precision.groups import Group, MixedModel, find_groups
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.optimize.optimizer import optimize
@@ -24,7 +24,7 @@ DIGITS = Path(__file__).parents[4] / "examples" / "digits" / "model.onnx"
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
 
 
-def groups(artifact: Artifact, placement: Placement) -> dict[str, str]:
+def groups(artifact: Artifact, placement: QdqPlacement) -> dict[str, str]:
     model = FloatModel(artifact)
     found = find_groups(model, model.integer_nodes(placement))
     return {group.name: "+".join(group.operators) for group in found}
@@ -49,13 +49,13 @@ def branches() -> Artifact:
 
 
 def test_activations_and_sums_go_with_the_convolution_before_them() -> None:
-    assert groups(networks.cnn(), Placement.LINEAR) == {
+    assert groups(networks.cnn(), QdqPlacement.LINEAR) == {
         "conv0": "Conv+Relu",
         "conv2": "Conv+Relu",
         "conv4": "Conv",
         "y": "Gemm",
     }
-    assert groups(networks.cnn(), Placement.WIDE) == {
+    assert groups(networks.cnn(), QdqPlacement.WIDE) == {
         "conv0": "Conv+Relu",
         "conv2": "Conv+Relu",
         "conv4": "Conv+Add+Relu+MaxPool+GlobalAveragePool+Flatten",
@@ -65,31 +65,31 @@ def test_activations_and_sums_go_with_the_convolution_before_them() -> None:
 
 def test_both_sides_of_a_sum_that_only_it_reads_are_one_group() -> None:
     folded, _ = optimize(Artifact.from_file(DIGITS))
-    found = list(groups(folded, Placement.WIDE).values())
+    found = list(groups(folded, QdqPlacement.WIDE).values())
     assert found[4] == "Conv+Conv+Add+Relu"
     assert found[2] == "Conv+Add+Relu"
 
 
 def test_query_key_and_value_are_one_group() -> None:
-    assert groups(networks.attention(), Placement.LINEAR) == {"q": "MatMul+MatMul+MatMul", "matmul9": "MatMul"}
-    wide = groups(networks.attention(), Placement.WIDE)
+    assert groups(networks.attention(), QdqPlacement.LINEAR) == {"q": "MatMul+MatMul+MatMul", "matmul9": "MatMul"}
+    wide = groups(networks.attention(), QdqPlacement.WIDE)
     assert list(wide) == ["q", "matmul9"]
     assert wide["matmul9"] == "MatMul+Add"
 
 
 def test_a_gate_goes_with_the_branch_that_made_it_and_a_concatenation_with_its_own_branches() -> None:
-    assert list(groups(squeeze_excite(), Placement.WIDE).values()) == [
+    assert list(groups(squeeze_excite(), QdqPlacement.WIDE).values()) == [
         "Conv+Relu+GlobalAveragePool",
         "Conv+Relu",
         "Conv+Sigmoid+Mul",
     ]
-    assert list(groups(branches(), Placement.WIDE).values()) == ["Conv+Relu", "Conv+Relu+Conv+Relu+Concat"]
+    assert list(groups(branches(), QdqPlacement.WIDE).values()) == ["Conv+Relu", "Conv+Relu+Conv+Relu+Concat"]
 
 
 def test_an_operator_without_a_producer_goes_with_its_reader() -> None:
     n = networks.Network()
     n.gemm(n.op("Flatten", "x", name="flat"), 8, 4, name="y")
-    assert groups(n.artifact({"x": ["N", 2, 4]}, {"y": ["N", 4]}), Placement.WIDE) == {"flat": "Flatten+Gemm"}
+    assert groups(n.artifact({"x": ["N", 2, 4]}, {"y": ["N", 4]}), QdqPlacement.WIDE) == {"flat": "Flatten+Gemm"}
 
 
 @st.composite
@@ -121,8 +121,8 @@ SLICE = ("start", "stop", "axis")
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(), st.sampled_from(Placement))
-def test_every_integer_node_is_in_exactly_one_group(artifact: Artifact, placement: Placement) -> None:
+@given(graphs(), st.sampled_from(QdqPlacement))
+def test_every_integer_node_is_in_exactly_one_group(artifact: Artifact, placement: QdqPlacement) -> None:
     model = FloatModel(artifact)
     nodes = model.integer_nodes(placement)
     found = find_groups(model, nodes)
@@ -138,23 +138,23 @@ def test_every_integer_node_is_in_exactly_one_group(artifact: Artifact, placemen
 @given(graphs(), st.data())
 def test_switching_groups_switches_exactly_their_nodes(artifact: Artifact, data: st.DataObject) -> None:
     model = FloatModel(artifact)
-    nodes = model.integer_nodes(Placement.WIDE)
+    nodes = model.integer_nodes(QdqPlacement.WIDE)
     found = find_groups(model, nodes)
     floats: set[Group] = data.draw(st.sets(st.sampled_from(found))) if found else set()
     keep = {name for group in floats for name in group.nodes}
-    left = {node.name for node in model.integer_nodes(Placement.WIDE, keep)}
+    left = {node.name for node in model.integer_nodes(QdqPlacement.WIDE, keep)}
     # Nothing is integer where no product is.
     assert left in ({node.name for node in nodes} - keep, set())
 
 
 @functools.cache
-def mixed(placement: Placement = Placement.WIDE) -> MixedModel:
+def mixed(placement: QdqPlacement = QdqPlacement.WIDE) -> MixedModel:
     artifact = networks.cnn(8)
     return MixedModel(artifact, collect(artifact, {"x": networks.images(8)}), SCHEME, placement)
 
 
-@pytest.mark.parametrize("placement", Placement)
-def test_with_no_group_float_it_is_the_int8_model_and_with_all_the_original(placement: Placement) -> None:
+@pytest.mark.parametrize("placement", QdqPlacement)
+def test_with_no_group_float_it_is_the_int8_model_and_with_all_the_original(placement: QdqPlacement) -> None:
     found = mixed(placement)
     whole = quantize(found.artifact, found.ranges, SCHEME, placement)
     assert found.with_float().data == whole.data

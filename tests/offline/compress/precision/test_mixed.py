@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import functools
-from xml.etree import ElementTree as ET
 
 import msgspec
 
 import culprits
 from penstock.bundle.evidence import Interval
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.precision.mixed import MixedOptions, choose, recovery, refloat, refloat_chart
+from penstock.offline.compress.precision.mixed import MixedOptions, choose, recovery
 from penstock.offline.compress.precision.sensitivity import SensitivityOptions, SensitivityReport, measure_sensitivity
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.quantize import quantize
@@ -116,14 +115,3 @@ def test_one_by_one_where_bisection_asks_for_many() -> None:
     assert STRICT.accuracy_objection(result.accuracy) == ""
     assert set(result.float_groups) == {"wide4", "narrow4"}
     assert "of those left" in result.trail[0].reason
-
-
-def test_the_curve_rises_to_the_original() -> None:
-    trials = culprits.trials()
-    curve = refloat(trials, report(), [0, 2, 12])
-    assert [count for count, _ in curve] == [0, 2, 12]
-    assert curve[0][1] == report().int8
-    assert curve[0][1].value < curve[1][1].value <= curve[2][1].value == 1
-    root = ET.fromstring(refloat_chart(curve, report().original, STRICT))
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 3
-    assert len([element for element in root.iter() if element.get("class") == "floor"]) == 2

@@ -19,10 +19,10 @@ from penstock.offline.compress.precision.sqnr import (
     weight_noise,
 )
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range
-from penstock.offline.compress.ptq.ranges.ranges import Method, min_max_range, mse_range, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, min_max_range, mse_range, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 
@@ -122,9 +122,9 @@ def test_a_full_range_gives_six_decibels_a_bit() -> None:
 def test_weights_have_the_noise_of_the_written_model(network: str, scheme: IntegerScheme) -> None:
     artifact = {"cnn": networks.cnn(8), "mlp": networks.mlp()}[network]
     x = networks.images(8) if network == "cnn" else np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
-    known = ranges(collect(artifact, {"x": x}), Method.MIN_MAX, scheme)
+    known = ranges(collect(artifact, {"x": x}), RangeMethod.MIN_MAX, scheme)
     model = FloatModel(artifact)
-    found = weight_noise(model, model.integer_nodes(Placement.LINEAR), scheme)
+    found = weight_noise(model, model.integer_nodes(QdqPlacement.LINEAR), scheme)
     assert len(found) == {"cnn": 4, "mlp": 3}[network]
     graph = onnx.load_model_from_string(quantize(artifact, known, scheme).data).graph
     written = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}

@@ -16,7 +16,6 @@ from onnx import numpy_helper
 from networks import Network, mlp
 from penstock.artifact import Artifact
 from penstock.errors import ContractUnmet, InvalidArgument, Unsupported
-from penstock.offline.compress.pruning.curves import pruning_curves
 from penstock.offline.compress.pruning.iterative import (
     IterativeOptions,
     Level,
@@ -163,17 +162,6 @@ def test_weights_in_half_precision_cannot_be_trained() -> None:
     n.op("Cast", n.op("MatMul", n.op("Cast", "x", to=10), half), to=1, name="y")
     with pytest.raises(Unsupported, match="FP32"):
         prune_iteratively(n.artifact({"x": ["N", 16]}, {"y": ["N", 4]}), _data())
-
-
-def test_three_ways_compared() -> None:
-    options = _options(0.85, levels=2, retrain=msgspec.structs.replace(EPOCHS, epochs=3))
-    curves = pruning_curves(_trained(), _data(1200, 1), options, held_out=_data())
-    assert list(curves.lines) == ["at once", "at once, retrained", "iterative"]
-    ends = {name: line[-1] for name, line in curves.lines.items()}
-    assert all(sparsity == pytest.approx(0.85, abs=1e-3) for sparsity, _ in ends.values())
-    assert ends["at once"][1] < ends["iterative"][1]
-    assert ends["at once"][1] < ends["at once, retrained"][1]
-    assert "iterative" in curves.chart()
 
 
 def _play(options: IterativeOptions, bearable: float) -> list[Level]:

@@ -10,7 +10,7 @@ from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, candidate_schemes, fastest_placement
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.dataset import make_dataset
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import DataType
@@ -25,7 +25,7 @@ def test_every_placement_and_scheme_is_ranked() -> None:
     assert len(timed) == 4
     assert [one.p50_ms for one in timed] == sorted(one.p50_ms for one in timed)
     assert {(one.placement, one.scheme.activation) for one in timed} == {
-        (placement, activation) for placement in Placement for activation in (DataType.UINT8, DataType.INT8)
+        (placement, activation) for placement in QdqPlacement for activation in (DataType.UINT8, DataType.INT8)
     }
     for one in timed:
         assert one.speedup.low <= one.speedup.value <= one.speedup.high

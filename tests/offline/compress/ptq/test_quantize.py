@@ -17,10 +17,10 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import available_engines, get_engine
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 
@@ -49,8 +49,8 @@ def statistics(network: str) -> dict[str, TensorStatistics]:
 def int8(
     network: str,
     scheme: IntegerScheme = SATURATING,
-    placement: Placement = Placement.LINEAR,
-    method: Method = Method.MSE,
+    placement: QdqPlacement = QdqPlacement.LINEAR,
+    method: RangeMethod = RangeMethod.MSE,
 ) -> Artifact:
     return quantize(NETWORKS[network][0], ranges(statistics(network), method, scheme), scheme, placement)
 
@@ -65,23 +65,23 @@ def initializers(artifact: Artifact) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("engine", available_engines())
-@pytest.mark.parametrize("placement", list(Placement))
+@pytest.mark.parametrize("placement", list(QdqPlacement))
 @pytest.mark.parametrize("scheme", [SATURATING, SIGNED, SYMMETRIC], ids=["u8", "s8", "symmetric"])
 @pytest.mark.parametrize("network", list(NETWORKS))
-def test_answers_stay_close(network: str, scheme: IntegerScheme, placement: Placement, engine: str) -> None:
+def test_answers_stay_close(network: str, scheme: IntegerScheme, placement: QdqPlacement, engine: str) -> None:
     artifact, x = NETWORKS[network]
     error = relative_error(run(int8(network, scheme, placement), x, engine), run(artifact, x))
     assert 0 < error < 0.06
 
 
-@pytest.mark.parametrize("method", list(Method))
-def test_every_method_serves(method: Method) -> None:
+@pytest.mark.parametrize("method", list(RangeMethod))
+def test_every_method_serves(method: RangeMethod) -> None:
     artifact, x = NETWORKS["cnn"]
     assert relative_error(run(int8("cnn", method=method), x), run(artifact, x)) < 0.06
 
 
-@pytest.mark.parametrize("placement", list(Placement))
-def test_signature_and_batch_stay_as_they_were(placement: Placement) -> None:
+@pytest.mark.parametrize("placement", list(QdqPlacement))
+def test_signature_and_batch_stay_as_they_were(placement: QdqPlacement) -> None:
     artifact, x = NETWORKS["cnn"]
     engine = get_engine("onnxruntime")
     original, quantised = engine.load(artifact, {}), engine.load(int8("cnn", placement=placement), {})
@@ -94,7 +94,7 @@ def test_signature_and_batch_stay_as_they_were(placement: Placement) -> None:
 def test_size_is_about_a_quarter() -> None:
     artifact = networks.cnn(channels=256)
     data = {"x": networks.images(2)}
-    quantised = quantize(artifact, ranges(collect(artifact, data), Method.MIN_MAX, UNSIGNED), UNSIGNED)
+    quantised = quantize(artifact, ranges(collect(artifact, data), RangeMethod.MIN_MAX, UNSIGNED), UNSIGNED)
     assert quantised.size_bytes < 0.27 * artifact.size_bytes
 
 
@@ -138,7 +138,7 @@ def test_range_after_relu_holds_before_it() -> None:
     # The convolution's own result reaches far below zero; quantised with its own range, half of the integers would be lost.
     artifact, known = NETWORKS["cnn"][0], statistics("cnn")
     graph = onnx.load_model_from_string(
-        quantize(artifact, ranges(known, Method.MIN_MAX, UNSIGNED), UNSIGNED).data
+        quantize(artifact, ranges(known, RangeMethod.MIN_MAX, UNSIGNED), UNSIGNED).data
     ).graph
     assert sum(node.op_type == "Relu" for node in graph.node) == 1  # the one after the addition, which stays float
     quantizers = {node.input[1] for node in graph.node if node.op_type == "QuantizeLinear"}
@@ -150,7 +150,7 @@ def test_range_after_relu_holds_before_it() -> None:
 
 def test_attention_scores_keep_their_order_under_a_mask() -> None:
     artifact, x = NETWORKS["attention"]
-    quantised = int8("attention", placement=Placement.WIDE, method=Method.ENTROPY)
+    quantised = int8("attention", placement=QdqPlacement.WIDE, method=RangeMethod.ENTROPY)
     changed = x.copy()
     changed[:, 1:] = 7  # must not be seen by the first position
     np.testing.assert_allclose(run(quantised, x)[:, 0], run(quantised, changed)[:, 0], atol=1e-5)
@@ -159,7 +159,7 @@ def test_attention_scores_keep_their_order_under_a_mask() -> None:
 
 def test_operators_without_ranges_stay_float() -> None:
     artifact, x = NETWORKS["mlp"]
-    found = ranges(collect(artifact, {"x": x}), Method.MIN_MAX, UNSIGNED)
+    found = ranges(collect(artifact, {"x": x}), RangeMethod.MIN_MAX, UNSIGNED)
     partly = quantize(artifact, {"x": found["x"]}, UNSIGNED)
     assert partly.provenance[-1].facts["linear_operators"] == 1
     assert relative_error(run(partly, x), run(artifact, x)) < 0.02
@@ -172,7 +172,7 @@ def test_nothing_to_quantise_is_unsupported() -> None:
 
 def test_old_opset_and_overridable_weights() -> None:
     artifact, (_, x) = networks.mlp(opset=11), NETWORKS["mlp"]
-    quantised = quantize(artifact, ranges(collect(artifact, {"x": x}), Method.MSE, UNSIGNED), UNSIGNED)
+    quantised = quantize(artifact, ranges(collect(artifact, {"x": x}), RangeMethod.MSE, UNSIGNED), UNSIGNED)
     assert relative_error(run(quantised, x), run(artifact, x)) < 0.06
 
 
@@ -182,7 +182,7 @@ def test_it_is_silent_and_leaves_no_files(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     handlers = list(logging.getLogger().handlers)
-    int8("attention", placement=Placement.WIDE)
+    int8("attention", placement=QdqPlacement.WIDE)
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
     assert logging.getLogger().handlers == handlers
@@ -190,7 +190,7 @@ def test_it_is_silent_and_leaves_no_files(
 
 def test_nodes_kept_float_read_and_write_what_the_float_model_does() -> None:
     artifact, x = NETWORKS["cnn"]
-    known = ranges(statistics("cnn"), Method.MSE, SATURATING)
+    known = ranges(statistics("cnn"), RangeMethod.MSE, SATURATING)
     some = quantize(artifact, known, SATURATING, keep_float=["Conv_0"])
     graph = onnx.load_model_from_string(some.data).graph
     producers = {name: node for node in graph.node for name in node.output}
@@ -206,7 +206,7 @@ def test_nodes_kept_float_read_and_write_what_the_float_model_does() -> None:
 
 def test_a_name_of_no_node_and_a_model_all_float_are_errors() -> None:
     artifact, _ = NETWORKS["mlp"]
-    known = ranges(statistics("mlp"), Method.MSE, SATURATING)
+    known = ranges(statistics("mlp"), RangeMethod.MSE, SATURATING)
     with pytest.raises(InvalidArgument, match="Gemm_7"):
         quantize(artifact, known, SATURATING, keep_float=["Gemm_7"])
     with pytest.raises(Unsupported, match="no operator to quantise"):

@@ -8,8 +8,8 @@ import networks
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import Unsupported
-from penstock.offline.compress.ptq.placement import Placement
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, make_dataset
@@ -42,20 +42,20 @@ def steps(model: Artifact) -> list[str]:
 def test_the_careful_way_is_closer_than_the_plain_one(cnn: Artifact, data: Dataset) -> None:
     stages: list[tuple[int, int]] = []
     careful = quantize_with(PtqRecipe(), cnn, data, SCHEME, lambda done, total: stages.append((done, total)))
-    plain = quantize_with(PtqRecipe(Method.MIN_MAX, equalize=False, correct_biases=False), cnn, data, SCHEME)
+    plain = quantize_with(PtqRecipe(RangeMethod.MIN_MAX, equalize=False, correct_biases=False), cnn, data, SCHEME)
     assert error(cnn, careful, data) < error(cnn, plain, data) < 0.2
     assert stages == [(done, 5) for done in range(6)]
     assert careful.size_bytes < cnn.size_bytes
 
 
 def test_it_is_deterministic(cnn: Artifact, data: Dataset) -> None:
-    recipe = PtqRecipe(placement=Placement.WIDE)
+    recipe = PtqRecipe(placement=QdqPlacement.WIDE)
     assert quantize_with(recipe, cnn, data, SCHEME).digest == quantize_with(recipe, cnn, data, SCHEME).digest
 
 
 def test_what_is_switched_off_is_not_done(cnn: Artifact, data: Dataset) -> None:
-    plain = quantize_with(PtqRecipe(Method.MSE, equalize=False, correct_biases=False), cnn, data, SCHEME)
-    corrected = quantize_with(PtqRecipe(Method.MSE, equalize=False), cnn, data, SCHEME)
+    plain = quantize_with(PtqRecipe(RangeMethod.MSE, equalize=False, correct_biases=False), cnn, data, SCHEME)
+    corrected = quantize_with(PtqRecipe(RangeMethod.MSE, equalize=False), cnn, data, SCHEME)
     assert len(steps(plain)) == 1
     assert steps(corrected)[: len(steps(plain))] == steps(plain)
     assert len(steps(corrected)) > len(steps(plain))
@@ -63,8 +63,8 @@ def test_what_is_switched_off_is_not_done(cnn: Artifact, data: Dataset) -> None:
 
 def test_one_sample_corrects_no_biases(cnn: Artifact) -> None:
     one = make_dataset({"x": networks.images(1)}, None)
-    recipe = PtqRecipe(Method.MIN_MAX, equalize=False)
-    without = PtqRecipe(Method.MIN_MAX, equalize=False, correct_biases=False)
+    recipe = PtqRecipe(RangeMethod.MIN_MAX, equalize=False)
+    without = PtqRecipe(RangeMethod.MIN_MAX, equalize=False, correct_biases=False)
     assert quantize_with(recipe, cnn, one, SCHEME).digest == quantize_with(without, cnn, one, SCHEME).digest
 
 

@@ -12,9 +12,9 @@ from networks import attention, cnn, mlp
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.training.fake_quantize import FakeQuantization
 from penstock.offline.compress.training.trainable import TrainableModel
@@ -34,12 +34,12 @@ NETS = {
 
 
 def quantised(
-    net: str, scheme: str = "u8s8", placement: Placement = Placement.LINEAR
+    net: str, scheme: str = "u8s8", placement: QdqPlacement = QdqPlacement.LINEAR
 ) -> tuple[Artifact, Artifact, Dataset]:
     build, shape = NETS[net]
     artifact = build()
     data = make_dataset({"x": np.random.default_rng(2).normal(size=shape).astype(np.float32)}, None)
-    found = ranges(collect(artifact, data.inputs), Method.MIN_MAX, SCHEMES[scheme])
+    found = ranges(collect(artifact, data.inputs), RangeMethod.MIN_MAX, SCHEMES[scheme])
     return artifact, quantize(artifact, found, SCHEMES[scheme], placement), data
 
 
@@ -59,8 +59,8 @@ def hooked(original: Artifact, quantized: Artifact, data: Dataset) -> tuple[Trai
 
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("placement", Placement)
-def test_it_starts_at_the_very_integers_and_scales(net: str, scheme: str, placement: Placement) -> None:
+@pytest.mark.parametrize("placement", QdqPlacement)
+def test_it_starts_at_the_very_integers_and_scales(net: str, scheme: str, placement: QdqPlacement) -> None:
     original, quantized, data = quantised(net, scheme, placement)
     model, fake = hooked(original, quantized, data)
     before, after = constants_of(quantized), constants_of(model.to_artifact("x", {}, {}))
@@ -129,7 +129,7 @@ def test_seven_bits_stay_seven_bits() -> None:
 
 def test_shared_scales_stay_shared() -> None:
     """A Transpose hands its scale on; both QuantizeLinear read the one constant."""
-    original, quantized, data = quantised("attention", placement=Placement.WIDE)
+    original, quantized, data = quantised("attention", placement=QdqPlacement.WIDE)
     model, fake = hooked(original, quantized, data)
     graph = onnx.load_model_from_string(quantized.data).graph
     readers = [node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[1] == "k_scale"]

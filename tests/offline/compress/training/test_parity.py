@@ -12,7 +12,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidModel
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.operators import OPERATORS
@@ -67,7 +67,7 @@ def test_attention_with_a_mask() -> None:
 def test_a_quantised_graph_agrees_but_for_ties() -> None:
     data = make_dataset({"x": images(32)}, None)
     scheme = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")
-    found = ranges(collect(networks.cnn(), data.inputs), Method.MIN_MAX, scheme)
+    found = ranges(collect(networks.cnn(), data.inputs), RangeMethod.MIN_MAX, scheme)
     # A sum that falls beside a tie of rounding moves one integer of 256.
     assert parity(TrainableModel(quantize(networks.cnn(), found, scheme)), data) < 0.02
 

@@ -12,10 +12,10 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import Range
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.qat import Agreement, QatOptions, agreement, train_quantized
@@ -30,9 +30,11 @@ DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "")
 
 
-def int8(artifact: Artifact, data: Dataset, shrink: float = 1.0, placement: Placement = Placement.LINEAR) -> Artifact:
+def int8(
+    artifact: Artifact, data: Dataset, shrink: float = 1.0, placement: QdqPlacement = QdqPlacement.LINEAR
+) -> Artifact:
     """By min-max; ``shrink`` cuts all ranges to that part of them, which clips the larger values."""
-    found = ranges(collect(artifact, data.inputs), Method.MIN_MAX, SCHEME)
+    found = ranges(collect(artifact, data.inputs), RangeMethod.MIN_MAX, SCHEME)
     cut = {name: Range(range.low * shrink, range.high * shrink) for name, range in found.items()}
     return quantize(artifact, cut, SCHEME, placement)
 
@@ -92,8 +94,8 @@ def encoder_data(count: int, seed: int) -> Dataset:
     return make_dataset({"x": np.random.default_rng(seed).normal(size=(count, 5, 32)).astype(np.float32)}, None)
 
 
-@pytest.mark.parametrize("placement", Placement)
-def test_an_encoder_with_outliers(placement: Placement) -> None:
+@pytest.mark.parametrize("placement", QdqPlacement)
+def test_an_encoder_with_outliers(placement: QdqPlacement) -> None:
     """One channel a hundred times as large as the others takes all integers of its tensor; ranges that cut it help the rest."""
     scale = np.ones(32, np.float32)
     scale[3] = 100.0
@@ -135,7 +137,7 @@ def test_never_worse_than_the_start(digits: tuple[Artifact, Dataset, Dataset]) -
 def test_agreement_counts_in_steps_of_the_output() -> None:
     """Against itself with one output bias moved by ten steps."""
     data = encoder_data(16, 1)
-    artifact = int8(attention(), data, placement=Placement.WIDE)
+    artifact = int8(attention(), data, placement=QdqPlacement.WIDE)
     model = TrainableModel(artifact)
     exact = agreement(model, artifact, data)
     assert exact.within_one_step >= 0.95

@@ -22,9 +22,9 @@ from penstock.offline.compress.precision.sensitivity import SensitivityOptions, 
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
-from penstock.offline.compress.ptq.ranges.ranges import Method
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
@@ -66,7 +66,7 @@ class Workshop(msgspec.Struct, frozen=True):
     """Raises DeadlineExceeded where a step is to be broken off."""
     is_over: Callable[[], bool] = lambda: False
     """Whether a step that can is to end with what it has."""
-    placements: dict[str, Placement] = {}
+    placements: dict[str, QdqPlacement] = {}
     """Known already, by the digest of the model."""
 
 
@@ -119,7 +119,7 @@ def mixed(workshop: Workshop, state: State) -> Artifact:
     """INT8 but for the groups that cost the most accuracy for the time they save."""
     prepared = equalized(state.model, workshop.fitted)
     statistics = collect(prepared, workshop.fitted.inputs)
-    model = MixedModel(prepared, statistics, int8_scheme(workshop), placement(workshop, state), Method.MSE)
+    model = MixedModel(prepared, statistics, int8_scheme(workshop), placement(workshop, state), RangeMethod.MSE)
     trials = Trials(model, workshop.judge)
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=_RANKING_S), workshop.on_progress)
     found = choose(trials, report, workshop.spending.allowance("precision"))
@@ -147,7 +147,7 @@ def share(error: float, loss: float) -> Callable[[Workshop, State], Artifact]:
     return make
 
 
-def placement(workshop: Workshop, state: State) -> Placement:
+def placement(workshop: Workshop, state: State) -> QdqPlacement:
     """Where integers are fastest on this machine."""
     known = workshop.placements
     if state.model.digest not in known:

@@ -29,8 +29,8 @@ from penstock.errors import (
 )
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.planner.gain import Measured, gain_objection, measure, stored_bytes
-from penstock.offline.compress.planner.ledger import Ledger
 from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
+from penstock.offline.compress.planner.plan_store import PlanStore
 from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
 from penstock.offline.compress.ptq.scheme import required_isa
 from penstock.offline.compress.taps import Progress
@@ -111,10 +111,10 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
     clock = clock or SystemClock()
     if folder is not None:
         key = {**known_key(model, data, options), "optimised model": model.digest}
-        return _Search(model, original or model, data, options, Ledger(folder, key), on_progress, clock).run(route)
+        return _Search(model, original or model, data, options, PlanStore(folder, key), on_progress, clock).run(route)
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as place:
-        ledger = Ledger(Path(place), {})
-        return _Search(model, original or model, data, options, ledger, on_progress, clock).run(route)
+        store = PlanStore(Path(place), {})
+        return _Search(model, original or model, data, options, store, on_progress, clock).run(route)
 
 
 class _Search:
@@ -124,11 +124,11 @@ class _Search:
         original: Artifact,
         data: Dataset,
         options: PlanOptions,
-        ledger: Ledger,
+        store: PlanStore,
         on_progress: OnProgress,
         clock: Clock,
     ) -> None:
-        self._options, self._ledger, self._on_progress, self._clock = options, ledger, on_progress, clock
+        self._options, self._store, self._on_progress, self._clock = options, store, on_progress, clock
         self._started = clock.now()
         multiple = signature_of(original).smallest_batch
         fitted, held = data.split_evenly(_HELD_OUT, multiple)
@@ -146,7 +146,7 @@ class _Search:
             seed=options.seed,
             spending=self._spending,
             target=options.target,
-            scratch=ledger.folder,
+            scratch=store.folder,
         )
         self._requires = required_isa(int8_scheme(self._workshop), self._workshop.machine)
         name = ORIGINAL if model.digest == original.digest else _OPTIMISED
@@ -167,7 +167,7 @@ class _Search:
     def _walk(self, stage: Stage, start: State) -> None:
         """Take the steps of ``stage`` from ``start``, and what is to come after each model kept."""
         done: list[tuple[str, Result]] = []
-        scratch = self._ledger.scratch(f"{start.model.digest} {stage.moves[0].name}")
+        scratch = self._store.scratch(f"{start.model.digest} {stage.moves[0].name}")
         is_whole = True
         while (move := next_move(stage, done)) is not None:
             if move.name in self._useless and start is not self._root:
@@ -190,11 +190,11 @@ class _Search:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _take(self, stage: Stage, move: Move, parent: State, scratch: Path) -> tuple[Result, State | None, bool] | None:
-        """One step: from the ledger if it was made before, else made, measured and judged now; and whether it ran its course.
+        """One step: from the store if it was made before, else made, measured and judged now; and whether it ran its course.
 
         None if there is no time to begin it.
         """
-        attempt, model, is_final = self._ledger.find(move.name, parent.model.digest), None, True
+        attempt, model, is_final = self._store.find(move.name, parent.model.digest), None, True
         if attempt is None:
             if self._is_over(stage.until):
                 share = f"{stage.until:.0%} of " if stage.until < 1 else ""
@@ -213,12 +213,12 @@ class _Search:
                 attempt = msgspec.structs.replace(attempt, outcome="skipped", reason=f"out of time: {attempt.reason}")
             is_final = attempt.outcome != "skipped" and not any(ends)
             if is_final:
-                self._ledger.add(attempt, parent.model.digest, model if attempt.outcome == "kept" else None)
+                self._store.add(attempt, parent.model.digest, model if attempt.outcome == "kept" else None)
         self._seen.append(msgspec.structs.replace(attempt, parent=parent.name))
         if attempt.outcome != "kept":
             return self._result(move, attempt), None, is_final
         steps = (*parent.steps, move.name)
-        model = model or self._ledger.model(attempt.digest)
+        model = model or self._store.model(attempt.digest)
         return "kept", State("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
 
     def _try(

@@ -12,8 +12,8 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
-from penstock.offline.compress.planner.ledger import read_model, write_model
 from penstock.offline.compress.planner.moves import State, Workshop, int8_scheme, placement
+from penstock.offline.compress.planner.plan_store import read_model, write_model
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions
 from penstock.offline.compress.pruning.structured.recovery import ShrinkOptions, shrink

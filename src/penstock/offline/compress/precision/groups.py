@@ -19,10 +19,10 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, QdqPlacement, nothing_to_quantise
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 
 _TRANSPARENT = frozenset(
@@ -58,8 +58,8 @@ class MixedModel:
         artifact: Artifact,
         statistics: Mapping[str, TensorStatistics],
         scheme: IntegerScheme,
-        placement: Placement = Placement.LINEAR,
-        method: Method = Method.MSE,
+        placement: QdqPlacement = QdqPlacement.LINEAR,
+        method: RangeMethod = RangeMethod.MSE,
     ) -> None:
         """``statistics`` come from ``collect`` on calibration data."""
         self.artifact, self.statistics, self.scheme, self.placement = artifact, statistics, scheme, placement

@@ -21,7 +21,6 @@ from penstock.offline.compress.precision.ranking import Rank, rank_again
 from penstock.offline.compress.precision.sensitivity import SensitivityReport, score
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.judge.contract import Contract
-from penstock.perf.chart import Scale, line_chart
 
 
 class MixedOptions(msgspec.Struct, frozen=True):
@@ -68,12 +67,6 @@ def choose(
     return _Search(trials, report, contract, options or MixedOptions()).run()
 
 
-def refloat(trials: Trials, report: SensitivityReport, counts: Sequence[int]) -> list[tuple[int, Accuracy]]:
-    """The accuracy with the first of ``report`` float, for each of ``counts``."""
-    names = [one.group.name for one in report.groups]
-    return [(count, trials.outcome(names[:count]).accuracy) for count in counts]
-
-
 class Recovery(msgspec.Struct, frozen=True):
     """What the first groups of a report win back when float, as shares of what INT8 loses."""
 
@@ -92,18 +85,6 @@ def recovery(trials: Trials, report: SensitivityReport, share: float = 0.1) -> R
         groups=count,
         accuracy=1 - found.accuracy.loss.value / lost if lost > 0 else None,
         divergence=1 - float(found.divergence.mean()) / report.divergence if report.divergence > 0 else None,
-    )
-
-
-def refloat_chart(curve: Sequence[tuple[int, Accuracy]], original: Accuracy, contract: Contract) -> str:
-    """SVG: accuracy against the number of groups left float, and the least that the contract allows."""
-    series = {"first by rank": [(float(count), accuracy.value) for count, accuracy in curve]}
-    return line_chart(
-        series,
-        "Accuracy by groups left float",
-        Scale("groups left float"),
-        Scale(original.metric, "{:.1%}"),
-        [("original", original.value), ("least allowed", original.value - contract.max_accuracy_loss)],
     )
 
 

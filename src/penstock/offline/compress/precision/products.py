@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
-from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import to_bytes
 from penstock.offline.optimize.passes.dead_code import DeadCode

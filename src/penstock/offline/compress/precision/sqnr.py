@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, output_axis
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, output_axis
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range, TensorStatistics
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array

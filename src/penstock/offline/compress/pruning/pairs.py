@@ -22,7 +22,7 @@ from penstock.offline.compress.pruning.magnitude import write_weights
 from penstock.offline.optimize import graph
 from penstock.tensor import Array
 
-POOLING = frozenset({"MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
+_POOLING = frozenset({"MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
 # fmt: off
 _ELEMENTWISE = frozenset({
     "Abs", "Add", "Celu", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
@@ -51,13 +51,6 @@ class Layer(NamedTuple):
         array = array_of(self.weight)
         ordered = np.moveaxis(array, (self.out_axis, self.in_axis), (0, 1))
         return ordered.reshape(*ordered.shape[:2], -1)
-
-    def biases(self) -> Array:
-        """One number per output channel; zeros where there is no bias."""
-        if self.bias is not None:
-            return array_of(self.bias).reshape(-1)
-        weights = self.weights()
-        return np.zeros(len(weights), weights.dtype)
 
 
 class Pair(NamedTuple):
@@ -182,7 +175,7 @@ def _reach(first: Layer, layers: dict[ir.Node, Layer]) -> tuple[set[ir.Node], li
 def _is_channelwise(node: ir.Node, first: Layer) -> bool:
     if node.domain != "" or sum(graph.is_used(output) for output in node.outputs) != 1 or len(node.outputs) != 1:
         return False
-    if node.op_type in POOLING:
+    if node.op_type in _POOLING:
         # An average that counts its padding differs at the border, where constants would not be constant.
         padded = graph.int_attribute(node, "count_include_pad", 0) or graph.int_attribute(node, "ceil_mode", 0)
         return first.is_convolution and not (node.op_type == "AveragePool" and padded)

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.artifact import Artifact, sha256
 from penstock.errors import ContractUnmet, InvalidArgument
-from penstock.offline.compress.checkpoint import read_sealed, write_sealed
+from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 
@@ -85,7 +85,7 @@ class Rounds(Generic[E]):
                 return False
             found = made[0], self._judged(*made)
             if path and checkpoint:
-                write_sealed(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
+                write_checkpoint(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
                 checkpoint.unlink(missing_ok=True)
                 # What is there of a later round went on from another one than this.
                 path.with_name(f"{self._name}-{number + 1:03}.kept").unlink(missing_ok=True)
@@ -119,7 +119,7 @@ class Rounds(Generic[E]):
         return msgspec.structs.replace(entry, accuracy=accuracy.value, loss=accuracy.loss.value, objection=objection)
 
     def _stored(self, path: Path) -> tuple[Artifact, E] | None:
-        kept = read_sealed(path, _Kept)
+        kept = read_checkpoint(path, _Kept)
         if kept is None:
             return None
         if kept.origin != self._origin:

@@ -1,9 +1,9 @@
 """Post-training quantisation to INT8, in the order in which it runs::
 
 scheme.py        which integers this machine multiplies fast and without saturation
-placement.py     which operators become integer, and which tensors therefore need a range
+qdq_placement.py which operators become integer, and which tensors therefore need a range
 fastest.py       both of them by the stopwatch
-calibrate.py     data through the float model; per tensor one histogram.py, of constant size (kept by calibration_cache.py)
+calibrate.py     data through the float model; per tensor one histogram.py, of constant size
 drift.py         whether they are the right data
 ranges.py        from histogram to range: min-max, percentile, MSE, KL-entropy (entropy.py)
 range_choice.py  the method of each tensor by the harm (harm.py) to the answers, tried on what follows it (suffix.py)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.accuracy import answers_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.batches import Data
-from penstock.offline.compress.ptq.placement import FloatModel, Placement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, TensorStatistics
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 
@@ -48,7 +48,7 @@ def collect(
 
 def _checked(model: FloatModel, tensors: Sequence[str] | None) -> list[str]:
     if tensors is None:
-        names = model.activations(model.integer_nodes(Placement.WIDE))
+        names = model.activations(model.integer_nodes(QdqPlacement.WIDE))
         if not names:
             raise nothing_to_quantise()
         return names

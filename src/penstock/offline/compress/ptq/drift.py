@@ -14,7 +14,7 @@ import numpy as np
 from penstock.artifact import Artifact
 from penstock.errors import InvalidData
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram
 from penstock.offline.dataset import Dataset
 from penstock.tensor import Array

@@ -9,10 +9,10 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Interval
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.race import race
@@ -38,7 +38,7 @@ class FastestOptions(msgspec.Struct, frozen=True):
 class TimedPlacement(msgspec.Struct, frozen=True):
     """One way to quantise, and how fast it came out."""
 
-    placement: Placement
+    placement: QdqPlacement
     scheme: IntegerScheme
     artifact: Artifact
     """The model quantised so, by min-max: what it computes is of the same speed with any ranges."""
@@ -75,10 +75,10 @@ def fastest_placement(
     options = options or FastestOptions()
     if not schemes:
         raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")
-    ways: dict[str, tuple[Placement, IntegerScheme, Artifact]] = {}
+    ways: dict[str, tuple[QdqPlacement, IntegerScheme, Artifact]] = {}
     for scheme in schemes:
-        chosen = ranges(statistics, Method.MIN_MAX, scheme)
-        for placement in Placement:
+        chosen = ranges(statistics, RangeMethod.MIN_MAX, scheme)
+        for placement in QdqPlacement:
             quantised = quantize(artifact, chosen, scheme, placement)
             ways.setdefault(quantised.digest, (placement, scheme, quantised))
     models = {"": artifact, **{name: way[2] for name, way in ways.items()}}

@@ -21,7 +21,7 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from penstock.artifact import Artifact, sha256
-from penstock.offline.compress.ptq.placement import LINEAR_OPS, FloatModel, Placement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, QdqPlacement, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import DataType
@@ -33,7 +33,7 @@ def quantize(
     artifact: Artifact,
     ranges: Mapping[str, Range],
     scheme: IntegerScheme,
-    placement: Placement = Placement.LINEAR,
+    placement: QdqPlacement = QdqPlacement.LINEAR,
     keep_float: Collection[str] = (),
 ) -> Artifact:
     """The INT8 version of ``artifact``: same inputs, outputs and dynamic axes, FP32 outside, about a quarter of the size.
@@ -68,7 +68,7 @@ def quantize(
     return artifact.derive(data, "quantize", options, facts)
 
 
-def _has_ranges(model: FloatModel, node: onnx.NodeProto, ranges: Mapping[str, Range], placement: Placement) -> bool:
+def _has_ranges(model: FloatModel, node: onnx.NodeProto, ranges: Mapping[str, Range], placement: QdqPlacement) -> bool:
     needed = model.activations([node])
     if node.op_type in placement.float_outputs:
         needed = [name for name in needed if name not in node.output]
@@ -80,7 +80,7 @@ def _write(
     nodes: list[onnx.NodeProto],
     ranges: Mapping[str, Range],
     scheme: IntegerScheme,
-    placement: Placement,
+    placement: QdqPlacement,
 ) -> bytes:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

@@ -11,10 +11,10 @@ from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress.ptq.bias_correction import correct_biases
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.equalize import equalize
-from penstock.offline.compress.ptq.placement import Placement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions, choose_ranges
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
 from penstock.offline.dataset import Dataset
@@ -25,9 +25,9 @@ Progress = Callable[[int, int], None]
 class PtqRecipe(msgspec.Struct, frozen=True):
     """What is done on the way to INT8; every default is the most careful way."""
 
-    method: Method | None = None
+    method: RangeMethod | None = None
     """How ranges are found; None for the method that harms the answers least, tensor by tensor."""
-    placement: Placement = Placement.LINEAR
+    placement: QdqPlacement = QdqPlacement.LINEAR
     equalize: bool = True
     """Give channels like ranges first: between layers, and where a normalisation feeds matrix products."""
     correct_biases: bool = True

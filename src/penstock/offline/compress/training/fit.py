@@ -17,7 +17,7 @@ import numpy as np
 from penstock.artifact import sha256
 from penstock.clock import SystemClock
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
-from penstock.offline.compress.checkpoint import read_sealed, write_sealed
+from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks, Loss, learning_rate
 from penstock.offline.compress.training.torch import Tensor, nn, torch
@@ -250,12 +250,12 @@ class _Run:
             for number, state in self.optimizer.state_dict()["state"].items()
         }
         now, kept = ([tensor.numpy() for tensor in tensors] for tensors in (self._snapshot(), self.kept))
-        write_sealed(path, _Checkpoint(self.origin, self.progress, now, kept, optimizer))
+        write_checkpoint(path, _Checkpoint(self.origin, self.progress, now, kept, optimizer))
         self.saved_at = self.clock.now()
 
     def _resume(self) -> None:
         path = self.hooks.get("checkpoint")
-        found = None if path is None else read_sealed(path, _Checkpoint)
+        found = None if path is None else read_checkpoint(path, _Checkpoint)
         if found is None:
             return
         if found.origin != msgspec.json.decode(msgspec.json.encode(self.origin)):

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.offline.compress.options import NotNegative, Options
-from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.taps import no_progress
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, recover

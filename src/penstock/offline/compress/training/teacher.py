@@ -15,7 +15,7 @@ from penstock.artifact import Artifact, sha256
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
-from penstock.offline.compress.checkpoint import read_sealed, write_sealed
+from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import answers
@@ -87,7 +87,7 @@ def _answers(artifact: Artifact, data: Dataset, cache: Path | None, threads: int
     file = None if cache is None else cache / f"teacher-{sha256(origin.encode())[:32]}.kept"
     if file is not None:
         with contextlib.suppress(InvalidArgument):  # one that is damaged is written anew
-            found = read_sealed(file, _Kept)
+            found = read_checkpoint(file, _Kept)
             if found is not None and found.origin == origin:
                 return found.answers
     with loaded(artifact, threads) as model:
@@ -99,7 +99,7 @@ def _answers(artifact: Artifact, data: Dataset, cache: Path | None, threads: int
                 f"the teacher's '{name}' is NaN or infinite on some samples", "clean the data, or mend the teacher"
             )
     if file is not None:
-        write_sealed(file, _Kept(origin, computed))
+        write_checkpoint(file, _Kept(origin, computed))
     return computed
 
 

@@ -22,7 +22,7 @@ from penstock.offline.compress.ptq.ranges.choice import (
     distinct,
 )
 from penstock.offline.compress.ptq.ranges.histogram import Range
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.dataset import Dataset, load_dataset, make_dataset
 from penstock.offline.judge.accuracy import answers, make_reference
@@ -92,7 +92,7 @@ def test_without_budget_a_tensors_own_squared_error_decides(options: RangeChoice
     statistics = collect(artifact, data.inputs)
     choice = choose_ranges(artifact, statistics, data, SCHEME, options=options)
     assert not any(one.measured for one in choice.tensors.values())
-    mse = ranges(statistics, Method.MSE, SCHEME)
+    mse = ranges(statistics, RangeMethod.MSE, SCHEME)
     for name, one in choice.tensors.items():
         own = {tried.method: tried.error for tried in one.tried}
         if "mse" in own:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range, TensorStatistics
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 
@@ -18,7 +18,7 @@ SYMMETRIC = IntegerScheme(DataType.INT8, DataType.INT8, False, "test", symmetric
 SCHEMES = [UNSIGNED, SIGNED, SYMMETRIC]
 
 
-def choose(array: Array, method: Method, scheme: IntegerScheme = UNSIGNED, **options: float) -> Range:
+def choose(array: Array, method: RangeMethod, scheme: IntegerScheme = UNSIGNED, **options: float) -> Range:
     histogram = Histogram()
     histogram.update(array.astype(np.float32))
     return ranges({"x": TensorStatistics(histogram)}, method, scheme, **options)["x"]
@@ -33,9 +33,9 @@ def squared_error(array: Array, low: float, high: float, scheme: IntegerScheme) 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("method", list(RangeMethod))
 @given(elements=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
-def test_ranges_are_legal(method: Method, scheme: IntegerScheme, elements: list[float]) -> None:
+def test_ranges_are_legal(method: RangeMethod, scheme: IntegerScheme, elements: list[float]) -> None:
     array = np.array(elements)
     found = choose(array, method, scheme)
     assert found.low <= 0 <= found.high
@@ -50,15 +50,15 @@ def test_ranges_are_legal(method: Method, scheme: IntegerScheme, elements: list[
 
 
 def test_min_max() -> None:
-    assert choose(np.array([-1.5, 3.0]), Method.MIN_MAX) == Range(-1.5, 3)
-    assert choose(np.array([1.5, 3.0]), Method.MIN_MAX) == Range(0, 3)
-    assert choose(np.array([-1.5, 3.0]), Method.MIN_MAX, SYMMETRIC) == Range(-3, 3)
+    assert choose(np.array([-1.5, 3.0]), RangeMethod.MIN_MAX) == Range(-1.5, 3)
+    assert choose(np.array([1.5, 3.0]), RangeMethod.MIN_MAX) == Range(0, 3)
+    assert choose(np.array([-1.5, 3.0]), RangeMethod.MIN_MAX, SYMMETRIC) == Range(-3, 3)
 
 
 @pytest.mark.parametrize("percentile", [99.0, 99.9, 99.99])
 def test_percentile_cuts_both_ends(percentile: float) -> None:
     array = np.random.default_rng(0).normal(1, 2, 200_000)
-    found = choose(array, Method.PERCENTILE, percentile=percentile)
+    found = choose(array, RangeMethod.PERCENTILE, percentile=percentile)
     share = (1 - percentile / 100) / 2
     low, high = np.quantile(array, [share, 1 - share])
     assert found.low == pytest.approx(low, abs=0.02)
@@ -67,8 +67,8 @@ def test_percentile_cuts_both_ends(percentile: float) -> None:
 
 def test_percentile_counts_zeros() -> None:
     array = np.concatenate([np.zeros(9000), np.linspace(0.001, 1, 1000)])
-    assert choose(array, Method.PERCENTILE, percentile=98.0).high == pytest.approx(0.9, abs=0.002)
-    assert choose(array, Method.PERCENTILE, percentile=100.0).high == pytest.approx(1)
+    assert choose(array, RangeMethod.PERCENTILE, percentile=98.0).high == pytest.approx(0.9, abs=0.002)
+    assert choose(array, RangeMethod.PERCENTILE, percentile=100.0).high == pytest.approx(1)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -94,18 +94,18 @@ def test_mse_is_near_the_least_of_brute_force(tensor: str, scheme: IntegerScheme
         for high in shares
         for low in lows
     )
-    found = choose(array, Method.MSE, scheme)
+    found = choose(array, RangeMethod.MSE, scheme)
     assert squared_error(array, found.low, found.high, scheme) <= least * 1.05
 
 
 def test_methods_clip_what_they_should() -> None:
     rng = np.random.default_rng(0)
     array = np.append(np.maximum(rng.standard_normal(1_000_000), 0), 39.7)
-    high = {method: choose(array, method).high for method in Method}
-    assert high[Method.MIN_MAX] == pytest.approx(39.7)
-    assert high[Method.PERCENTILE] < 5
-    assert high[Method.ENTROPY] < 6
-    assert high[Method.MSE] < 39.7
+    high = {method: choose(array, method).high for method in RangeMethod}
+    assert high[RangeMethod.MIN_MAX] == pytest.approx(39.7)
+    assert high[RangeMethod.PERCENTILE] < 5
+    assert high[RangeMethod.ENTROPY] < 6
+    assert high[RangeMethod.MSE] < 39.7
 
 
 def test_what_the_graph_says_comes_first() -> None:
@@ -116,11 +116,11 @@ def test_what_the_graph_says_comes_first() -> None:
         "shares": TensorStatistics(Histogram(), fixed=Range(0, 1)),
         "never run": TensorStatistics(Histogram()),
     }
-    found = ranges(statistics, Method.ENTROPY, UNSIGNED)
+    found = ranges(statistics, RangeMethod.ENTROPY, UNSIGNED)
     assert found == {"scores": Range(histogram.min, 50), "shares": Range(0, 1)}
 
 
-@pytest.mark.parametrize("method", list(Method))
-def test_constant_tensors_keep_their_value(method: Method) -> None:
+@pytest.mark.parametrize("method", list(RangeMethod))
+def test_constant_tensors_keep_their_value(method: RangeMethod) -> None:
     assert choose(np.full(10, 2.5), method) == Range(0, 2.5)
     assert choose(np.full(10, -2.5), method) == Range(-2.5, 0)

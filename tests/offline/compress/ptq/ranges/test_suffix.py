@@ -8,7 +8,7 @@ import pytest
 
 import networks
 from penstock.artifact import Artifact
-from penstock.offline.compress.ptq.placement import FloatModel
+from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme

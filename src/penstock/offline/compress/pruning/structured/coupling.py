@@ -89,11 +89,11 @@ class Coupling:
         self._parent: list[int] = []
         self._reasons: dict[int, str] = {}
         self._blurred: dict[int, str] = {}
-        self._sealed: Labels | None = None
+        self._units_of: Labels | None = None
 
-    def seal(self) -> None:
+    def freeze_units(self) -> None:
         """No more is joined: units are found by one look-up from now on."""
-        self._sealed = np.array([self._root(atom) for atom in range(len(self._parent))], np.int64)
+        self._units_of = np.array([self._root(atom) for atom in range(len(self._parent))], np.int64)
 
     def fresh(self, length: int) -> Labels:
         """Atoms of their own for an axis."""
@@ -134,8 +134,8 @@ class Coupling:
 
     def roots(self, labels: Labels) -> Labels:
         """The unit of each position."""
-        if self._sealed is not None:
-            return np.asarray(self._sealed[labels])
+        if self._units_of is not None:
+            return np.asarray(self._units_of[labels])
         return np.array([self._root(int(atom)) for atom in labels], np.int64)
 
     def reason(self, unit: int) -> str:

@@ -155,7 +155,7 @@ def _follow(model: ir.Model, exact: bool, second_choice: frozenset[ir.Node]) -> 
     freeze_all(coupling, model.graph.outputs, "an output of the model is made of it")
     if exact:
         coupling.freeze_blurred()
-    coupling.seal()
+    coupling.freeze_units()
     _keep_something(coupling)
     return coupling
 

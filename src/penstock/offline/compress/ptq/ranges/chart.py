@@ -9,7 +9,7 @@ import numpy as np
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.ranges.entropy import divergences
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Range, TensorStatistics
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.perf.chart import Scale, line_chart
 from penstock.tensor import Array
@@ -25,9 +25,9 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
     Without a name the tensor on which the methods disagree most. Raises InvalidArgument for a name that is not known, or if no
     tensor has a range to choose.
     """
-    found = {method: ranges(statistics, method, scheme) for method in Method}
+    found = {method: ranges(statistics, method, scheme) for method in RangeMethod}
     names = [name for name, known in statistics.items() if _has_choice(known)]
-    name = max(names, key=lambda one: _disagreement([found[method][one] for method in Method]), default=tensor)
+    name = max(names, key=lambda one: _disagreement([found[method][one] for method in RangeMethod]), default=tensor)
     name = tensor or name
     if name is None or name not in names:
         raise InvalidArgument(
@@ -43,7 +43,7 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
     highs = np.unique(np.linspace(_LEAST_BINS, last, _POINTS).round().astype(np.intp))
     series = {"KL divergence": list(zip((highs / last).tolist(), _curve(counts, highs, levels), strict=True))}
     width = statistics[name].histogram.bin_width
-    for method in Method:
+    for method in RangeMethod:
         threshold = max(-found[method][name].low, found[method][name].high) / width
         at = np.clip(np.array([round(threshold)]), _LEAST_BINS, last)
         series[method.value] = [(float(at[0]) / last, _curve(counts, at, levels)[0])]

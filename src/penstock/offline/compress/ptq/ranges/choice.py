@@ -21,11 +21,11 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.harm import output_harm
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
-from penstock.offline.compress.ptq.ranges.ranges import Method, ranges, squared_error
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges, squared_error
 from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
@@ -34,13 +34,13 @@ from penstock.offline.judge.accuracy import answers, answers_of
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
 
-CANDIDATES: dict[str, tuple[Method, float]] = {
-    "min-max": (Method.MIN_MAX, 100.0),
-    "percentile-99.999": (Method.PERCENTILE, 99.999),
-    "percentile-99.99": (Method.PERCENTILE, 99.99),
-    "percentile-99.9": (Method.PERCENTILE, 99.9),
-    "mse": (Method.MSE, 100.0),
-    "entropy": (Method.ENTROPY, 100.0),
+CANDIDATES: dict[str, tuple[RangeMethod, float]] = {
+    "min-max": (RangeMethod.MIN_MAX, 100.0),
+    "percentile-99.999": (RangeMethod.PERCENTILE, 99.999),
+    "percentile-99.99": (RangeMethod.PERCENTILE, 99.99),
+    "percentile-99.9": (RangeMethod.PERCENTILE, 99.9),
+    "mse": (RangeMethod.MSE, 100.0),
+    "entropy": (RangeMethod.ENTROPY, 100.0),
 }
 """Methods by name; of two whose ranges are alike, the first is tried."""
 
@@ -105,7 +105,7 @@ def choose_ranges(
     statistics: Mapping[str, TensorStatistics],
     data: Dataset,
     scheme: IntegerScheme,
-    placement: Placement = Placement.LINEAR,
+    placement: QdqPlacement = QdqPlacement.LINEAR,
     options: RangeChoiceOptions | None = None,
     progress: Progress = no_progress,
 ) -> RangeChoice:
@@ -151,7 +151,7 @@ class _Trials:
         artifact: Artifact,
         data: Dataset,
         scheme: IntegerScheme,
-        placement: Placement,
+        placement: QdqPlacement,
         options: RangeChoiceOptions,
     ) -> None:
         self._scheme, self._data, self._options = scheme, data, options
@@ -235,7 +235,7 @@ def _best(
     return TensorChoice(best.method, best.range, harms is not None, tried)
 
 
-def _roundable(model: FloatModel, placement: Placement) -> list[str]:
+def _roundable(model: FloatModel, placement: QdqPlacement) -> list[str]:
     """Tensors that get a range of their own in the integer model.
 
     Not the model's outputs, which are not clipped, nor what only a Relu or Clip reads, whose range is used before it as well.

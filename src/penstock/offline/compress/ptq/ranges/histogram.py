@@ -20,7 +20,6 @@ BINS = 2048
 
 # Bounds of R: beyond them the factor from value to bin would not be a normal float32.
 _MIN_EXPONENT = -110
-_MAX_EXPONENT = 1024
 _CHUNK = 1 << 18
 """Elements looked at together: fits the cache, and bounds the scratch memory whatever the size of a batch."""
 
@@ -47,21 +46,6 @@ class Histogram:
         self.min = math.inf
         self.max = -math.inf
         self._exponent = _MIN_EXPONENT
-
-    @classmethod
-    def restore(cls, counts: Array, zeros: int, extremes: tuple[float, float], exponent: int) -> Histogram:
-        """The histogram that had these, the extremes being its ``min`` and ``max``. Raises InvalidData if none can have had them."""
-        low, high = extremes
-        filled = int(counts.sum()) + zeros
-        reach = math.ldexp(1.0, exponent) if _MIN_EXPONENT <= exponent < _MAX_EXPONENT else 0.0
-        fits = -reach <= low <= high <= reach if filled else (low, high) == (math.inf, -math.inf)
-        if counts.shape != (2 * BINS,) or counts.min() < 0 or zeros < 0 or not fits:
-            raise InvalidData("this is no histogram: its counts and extremes contradict one another")
-        found = cls()
-        found.counts[:] = counts
-        found.zeros, found.count = zeros, filled
-        found.min, found.max, found._exponent = low, high, exponent
-        return found
 
     @property
     def exponent(self) -> int:

@@ -21,7 +21,7 @@ _GOLDEN_STEPS = 24
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-class Method(enum.Enum):
+class RangeMethod(enum.Enum):
     """How a range is chosen."""
 
     MIN_MAX = "min-max"
@@ -35,12 +35,12 @@ class Method(enum.Enum):
 
 
 def ranges(
-    statistics: Mapping[str, TensorStatistics], method: Method, scheme: IntegerScheme, percentile: float = 99.99
+    statistics: Mapping[str, TensorStatistics], method: RangeMethod, scheme: IntegerScheme, percentile: float = 99.99
 ) -> dict[str, Range]:
     """The range of every tensor by name; a tensor that never held a value gets none.
 
     Tensors that must not be clipped, and those that never vary, get min-max under every method. ``percentile`` is the share
-    of values, in percent, that ``Method.PERCENTILE`` keeps.
+    of values, in percent, that ``RangeMethod.PERCENTILE`` keeps.
     """
     found: dict[str, Range] = {}
     for name, known in statistics.items():
@@ -91,15 +91,15 @@ def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
     return Range(widest.low * low, widest.high * high)
 
 
-def _choose(histogram: Histogram, method: Method, scheme: IntegerScheme, percentile: float) -> Range:
+def _choose(histogram: Histogram, method: RangeMethod, scheme: IntegerScheme, percentile: float) -> Range:
     match method:
-        case Method.MIN_MAX:
+        case RangeMethod.MIN_MAX:
             return min_max_range(histogram, scheme)
-        case Method.PERCENTILE:
+        case RangeMethod.PERCENTILE:
             return percentile_range(histogram, scheme, percentile)
-        case Method.MSE:
+        case RangeMethod.MSE:
             return mse_range(histogram, scheme)
-        case Method.ENTROPY:
+        case RangeMethod.ENTROPY:
             return entropy_range(histogram, scheme)
 
 

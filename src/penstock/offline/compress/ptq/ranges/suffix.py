@@ -16,7 +16,7 @@ from onnx import helper
 
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
-from penstock.offline.compress.ptq.placement import FloatModel, reads
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, reads
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType, Signature

@@ -45,7 +45,7 @@ _SCORE_OPS = frozenset(
 _FIXED = {"Softmax": Range(0.0, 1.0), "Sigmoid": Range(0.0, 1.0), "Tanh": Range(-1.0, 1.0)}
 
 
-class Placement(enum.Enum):
+class QdqPlacement(enum.Enum):
     """How much of a model becomes integer."""
 
     LINEAR = "linear"
@@ -56,7 +56,7 @@ class Placement(enum.Enum):
     @property
     def float_outputs(self) -> list[str]:
         """Operators whose integer kernels give float results, where that costs nothing."""
-        return ["Gemm", "MatMul"] if self is Placement.LINEAR else ["Gemm"]
+        return ["Gemm", "MatMul"] if self is QdqPlacement.LINEAR else ["Gemm"]
 
 
 class FloatModel:
@@ -96,7 +96,7 @@ class FloatModel:
             return bool(self.weights[tensor].data_type == DataType.FP32.onnx)
         return tensor in self.values and bool(self.values[tensor].type.tensor_type.elem_type == DataType.FP32.onnx)
 
-    def integer_nodes(self, placement: Placement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
+    def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
         """The nodes that ``placement`` makes integer, in order; none if no linear one is among them.
 
         Nodes named in ``keep_float`` stay float, and with them an activation function that only their integers would hold.
@@ -144,7 +144,7 @@ class FloatModel:
                 waiting += [name for name in producer.input if self.is_float(name)]
         return nodes, tensors
 
-    def _fits(self, node: onnx.NodeProto, placement: Placement, chosen: dict[str, onnx.NodeProto]) -> bool:
+    def _fits(self, node: onnx.NodeProto, placement: QdqPlacement, chosen: dict[str, onnx.NodeProto]) -> bool:
         if not node.input or not (self.is_float(node.input[0]) and self.is_float(node.output[0])):
             return False
         if node.op_type in LINEAR_OPS:
@@ -152,13 +152,13 @@ class FloatModel:
         if node.op_type in _ACTIVATIONS:
             producer = self.producers.get(node.input[0])
             return producer is not None and producer.name in chosen and self._keeps_zero(node)
-        return placement is Placement.WIDE and node.op_type in _WIDE_OPS
+        return placement is QdqPlacement.WIDE and node.op_type in _WIDE_OPS
 
-    def _fits_linear(self, node: onnx.NodeProto, placement: Placement) -> bool:
+    def _fits_linear(self, node: onnx.NodeProto, placement: QdqPlacement) -> bool:
         factor = self.weights.get(node.input[1])
         if factor is None:
             two_activations = node.op_type == "MatMul" and node.input[0] not in self.weights
-            return two_activations and placement is Placement.WIDE and self.is_float(node.input[1])
+            return two_activations and placement is QdqPlacement.WIDE and self.is_float(node.input[1])
         if not self.is_float(node.input[1]) or node.input[0] in self.weights:
             return False
         if node.op_type == "MatMul":

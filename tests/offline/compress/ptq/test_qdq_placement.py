@@ -10,19 +10,19 @@ from onnx import TensorProto, helper
 import networks
 from penstock.artifact import Artifact
 from penstock.errors import InvalidModel, Unsupported
-from penstock.offline.compress.ptq.placement import FloatModel, Placement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
 
 
-def chosen(artifact: Artifact, placement: Placement) -> list[str]:
+def chosen(artifact: Artifact, placement: QdqPlacement) -> list[str]:
     return [node.op_type for node in FloatModel(artifact).integer_nodes(placement)]
 
 
 def test_linear_takes_weights_and_their_activations() -> None:
-    assert chosen(networks.cnn(), Placement.LINEAR) == ["Conv", "Relu", "Conv", "Relu", "Conv", "Gemm"]
+    assert chosen(networks.cnn(), QdqPlacement.LINEAR) == ["Conv", "Relu", "Conv", "Relu", "Conv", "Gemm"]
 
 
 def test_wide_takes_what_lies_between() -> None:
-    assert chosen(networks.cnn(), Placement.WIDE) == [
+    assert chosen(networks.cnn(), QdqPlacement.WIDE) == [
         *("Conv", "Relu", "Conv", "Relu", "Conv", "Add", "Relu"),
         *("MaxPool", "GlobalAveragePool", "Flatten", "Gemm"),
     ]
@@ -30,8 +30,8 @@ def test_wide_takes_what_lies_between() -> None:
 
 def test_attention_scores_stay_float() -> None:
     model = FloatModel(networks.attention())
-    linear = {node.output[0] for node in model.integer_nodes(Placement.LINEAR)}
-    wide = {node.output[0] for node in model.integer_nodes(Placement.WIDE)}
+    linear = {node.output[0] for node in model.integer_nodes(QdqPlacement.LINEAR)}
+    wide = {node.output[0] for node in model.integer_nodes(QdqPlacement.WIDE)}
     assert {"q", "k", "v"} <= linear
     assert not {"scores", "mixed", "scaled", "masked"} & linear
     assert {"scores", "mixed", "y"} <= wide
@@ -42,7 +42,7 @@ def test_attention_scores_stay_float() -> None:
 
 def test_activations_are_the_float_tensors_but_weights() -> None:
     model = FloatModel(networks.mlp())
-    names = model.activations(model.integer_nodes(Placement.WIDE))
+    names = model.activations(model.integer_nodes(QdqPlacement.WIDE))
     assert names[0] == "x"
     assert names[-1] == "y"
     assert "hidden" in names
@@ -54,7 +54,7 @@ def test_clip_that_moves_zero_stays_float(low: float, high: float, fits: bool) -
     n = networks.Network()
     n.op("Clip", n.gemm("x", 16, 8), n.weight(np.float32(low)), n.weight(np.float32(high)), name="y")
     artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 8]})
-    assert ("Clip" in chosen(artifact, Placement.LINEAR)) is fits
+    assert ("Clip" in chosen(artifact, QdqPlacement.LINEAR)) is fits
 
 
 def test_computed_weights_and_odd_biases_stay_float() -> None:
@@ -63,24 +63,24 @@ def test_computed_weights_and_odd_biases_stay_float() -> None:
     n.op("Gemm", "computed", n.normal(8, 8), n.normal(1, 8), name="odd bias")
     n.op("MatMul", "odd bias", n.normal(8, 4), name="y")
     artifact = n.artifact({"x": ["N", 16], "b": [16, 8]}, {"y": ["N", 4]})
-    assert chosen(artifact, Placement.LINEAR) == ["MatMul"]
+    assert chosen(artifact, QdqPlacement.LINEAR) == ["MatMul"]
 
 
 def test_constant_nodes_count_as_weights() -> None:
     n = networks.Network()
     value = helper.make_tensor("value", 1, [16, 4], np.ones(64, np.float32))
     n.op("MatMul", "x", n.op("Constant", value=value), name="y")
-    assert chosen(n.artifact({"x": ["N", 16]}, {"y": ["N", 4]}), Placement.LINEAR) == ["MatMul"]
+    assert chosen(n.artifact({"x": ["N", 16]}, {"y": ["N", 4]}), QdqPlacement.LINEAR) == ["MatMul"]
 
 
 def test_old_opsets_are_converted() -> None:
-    assert chosen(networks.mlp(opset=11), Placement.LINEAR) == ["Gemm", "Relu", "Gemm", "Relu", "Gemm"]
+    assert chosen(networks.mlp(opset=11), QdqPlacement.LINEAR) == ["Gemm", "Relu", "Gemm", "Relu", "Gemm"]
 
 
 def test_nothing_to_quantise_is_an_empty_list() -> None:
     n = networks.Network()
     n.op("Add", "x", "x", name="y")
-    assert chosen(n.artifact({"x": ["N", 2]}, {"y": ["N", 2]}), Placement.WIDE) == []
+    assert chosen(n.artifact({"x": ["N", 2]}, {"y": ["N", 2]}), QdqPlacement.WIDE) == []
 
 
 def test_a_quantised_model_is_refused() -> None:
@@ -103,8 +103,8 @@ def test_nodes_without_inputs_stay_as_they_are() -> None:
     )
     n.op("Constant", name="version", value=helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0]))
     artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 8], "version": [1]})
-    assert chosen(artifact, Placement.LINEAR) == ["Gemm"]
-    assert chosen(artifact, Placement.WIDE) == ["Add", "Gemm"]
+    assert chosen(artifact, QdqPlacement.LINEAR) == ["Gemm"]
+    assert chosen(artifact, QdqPlacement.WIDE) == ["Add", "Gemm"]
 
 
 def test_where_shape_inference_fails_unknown_tensors_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +114,6 @@ def test_where_shape_inference_fails_unknown_tensors_stay_float(monkeypatch: pyt
     n = networks.Network()
     n.gemm(n.op("Relu", n.gemm("x", 16, 8)), 8, 4, name="y")
     artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
-    assert chosen(artifact, Placement.LINEAR) == ["Gemm", "Relu", "Gemm"]
+    assert chosen(artifact, QdqPlacement.LINEAR) == ["Gemm", "Relu", "Gemm"]
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fail)
-    assert chosen(artifact, Placement.LINEAR) == []
+    assert chosen(artifact, QdqPlacement.LINEAR) == []

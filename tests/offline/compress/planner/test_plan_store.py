@@ -11,9 +11,9 @@ import networks
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy, Attempt, Interval
 from penstock.errors import InvalidArgument, ResourceExhausted
-from penstock.offline.compress.checkpoint import write_sealed
-from penstock.offline.compress.planner import ledger as module
-from penstock.offline.compress.planner.ledger import Ledger, check_plan, read_model, remove_plan, write_model
+from penstock.offline.compress.checkpoint import write_checkpoint
+from penstock.offline.compress.planner import plan_store as module
+from penstock.offline.compress.planner.plan_store import PlanStore, check_plan, read_model, remove_plan, write_model
 
 ORIGIN = "0" * 64
 PLAN = {"model": "a" * 64, "epochs": "1.0", "machine": "a CPU avx2"}
@@ -32,11 +32,11 @@ def kept(model: Artifact, name: str = "share") -> Attempt:
 
 def test_what_was_kept_is_found_again(tmp_path: Path, model: Artifact) -> None:
     folder = tmp_path / "a" / "plan"
-    first = Ledger(folder, PLAN)
+    first = PlanStore(folder, PLAN)
     failed = Attempt("prune", "original", "failed", "because")
     first.add(kept(model), ORIGIN, model)
     first.add(failed, ORIGIN, None)
-    again = Ledger(folder, PLAN)
+    again = PlanStore(folder, PLAN)
     assert again.find("prune", ORIGIN) == failed
     assert again.find("share", ORIGIN) == kept(model)
     assert again.find("share", "1" * 64) is None
@@ -57,8 +57,8 @@ def test_what_was_kept_is_found_again(tmp_path: Path, model: Artifact) -> None:
 def test_another_plan_is_refused_and_what_differs_is_told(
     tmp_path: Path, model: Artifact, changes: dict[str, str], told: str
 ) -> None:
-    Ledger(tmp_path, PLAN).add(kept(model), ORIGIN, model)
-    for refuse in (Ledger, check_plan):
+    PlanStore(tmp_path, PLAN).add(kept(model), ORIGIN, model)
+    for refuse in (PlanStore, check_plan):
         with pytest.raises(InvalidArgument, match=f"holds another plan: {told} \\(give") as caught:
             refuse(tmp_path, {**PLAN, **changes})
         assert "another folder" in caught.value.hint
@@ -66,26 +66,26 @@ def test_another_plan_is_refused_and_what_differs_is_told(
 
 def test_what_is_not_known_before_the_work_is_checked_after_it(tmp_path: Path, model: Artifact) -> None:
     check_plan(tmp_path / "none", PLAN)
-    Ledger(tmp_path, PLAN).add(kept(model), ORIGIN, model)
+    PlanStore(tmp_path, PLAN).add(kept(model), ORIGIN, model)
     known = {"epochs": "1.0"}
     check_plan(tmp_path, known)
     with pytest.raises(InvalidArgument, match="of another version"):
-        Ledger(tmp_path, known)
+        PlanStore(tmp_path, known)
     with pytest.raises(InvalidArgument, match=r"another model \(give"):
-        Ledger(tmp_path, {**PLAN, "model": "b" * 64})
+        PlanStore(tmp_path, {**PLAN, "model": "b" * 64})
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "plan").write_text("mine")
     with pytest.raises(InvalidArgument, match="is not a folder"):
-        Ledger(tmp_path / "plan", PLAN)
+        PlanStore(tmp_path / "plan", PLAN)
 
 
 @given(data=st.data())
 def test_a_damaged_ledger_is_told(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = networks.mlp()
     folder = tmp_path_factory.mktemp("plan")
-    Ledger(folder, PLAN).add(kept(model), ORIGIN, None)
+    PlanStore(folder, PLAN).add(kept(model), ORIGIN, None)
     file = folder / "plan.ledger"
     content = bytearray(file.read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))
@@ -95,7 +95,7 @@ def test_a_damaged_ledger_is_told(data: st.DataObject, tmp_path_factory: pytest.
         del content[at:]
     file.write_bytes(content)
     with pytest.raises(InvalidArgument, match="is damaged"):
-        Ledger(folder, PLAN)
+        PlanStore(folder, PLAN)
 
 
 @pytest.mark.parametrize(
@@ -103,23 +103,23 @@ def test_a_damaged_ledger_is_told(data: st.DataObject, tmp_path_factory: pytest.
     [[], {"plan": 1}, {"plan": "p"}, {"plan": {"a": 1}}, {"plan": PLAN, "entries": [{"origin": "x"}]}, "x" * 1000],
 )
 def test_a_made_up_ledger_is_told(tmp_path: Path, contents: object) -> None:
-    write_sealed(tmp_path / "plan.ledger", contents)
+    write_checkpoint(tmp_path / "plan.ledger", contents)
     with pytest.raises(InvalidArgument, match="is damaged"):
-        Ledger(tmp_path, PLAN)
+        PlanStore(tmp_path, PLAN)
 
 
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", "..", "A" * 64, "f" * 64])
 def test_a_ledger_names_no_file_but_its_models(tmp_path: Path, model: Artifact, digest: str) -> None:
     outside = tmp_path / "etc"
     write_model(outside / "passwd.model", model)
-    book = Ledger(tmp_path / "x" / "plan", PLAN)
+    book = PlanStore(tmp_path / "x" / "plan", PLAN)
     book.add(msgspec.structs.replace(kept(model), digest=digest), ORIGIN, None)
     with pytest.raises(InvalidArgument, match="lacks a model"):
         book.model(digest)
 
 
 def test_a_model_that_was_changed_is_not_taken(tmp_path: Path, model: Artifact) -> None:
-    book = Ledger(tmp_path, PLAN)
+    book = PlanStore(tmp_path, PLAN)
     book.add(kept(model), ORIGIN, model)
     write_model(tmp_path / f"{model.digest}.model", networks.mlp(32))
     with pytest.raises(InvalidArgument, match="lacks a model"):
@@ -131,32 +131,32 @@ def test_a_model_that_was_changed_is_not_taken(tmp_path: Path, model: Artifact) 
 
 def test_killed_between_model_and_ledger(tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is there, the attempt is not: it is made again, and nothing is in its way."""
-    book = Ledger(tmp_path, PLAN)
+    book = PlanStore(tmp_path, PLAN)
     with monkeypatch.context() as patch:
 
         def kill(path: Path, contents: object, what: str = "") -> None:
             if path.name == "plan.ledger":
                 raise KeyboardInterrupt
-            write_sealed(path, contents, what)
+            write_checkpoint(path, contents, what)
 
-        patch.setattr(module, "write_sealed", kill)
+        patch.setattr(module, "write_checkpoint", kill)
         with pytest.raises(KeyboardInterrupt):
             book.add(kept(model), ORIGIN, model)
-    again = Ledger(tmp_path, PLAN)
+    again = PlanStore(tmp_path, PLAN)
     assert again.find("share", ORIGIN) is None
     again.add(kept(model), ORIGIN, model)
-    assert Ledger(tmp_path, PLAN).model(model.digest) == model
+    assert PlanStore(tmp_path, PLAN).model(model.digest) == model
 
 
 def test_a_place_that_takes_nothing(tmp_path: Path, model: Artifact) -> None:
     (tmp_path / f"{model.digest}.model").mkdir()
     with pytest.raises(ResourceExhausted, match="cannot write a model"):
-        Ledger(tmp_path, PLAN).add(kept(model), ORIGIN, model)
+        PlanStore(tmp_path, PLAN).add(kept(model), ORIGIN, model)
 
 
 def test_only_the_plans_own_files_are_removed(tmp_path: Path, model: Artifact) -> None:
     folder = tmp_path / "plan"
-    book = Ledger(folder, PLAN)
+    book = PlanStore(folder, PLAN)
     book.add(kept(model), ORIGIN, model)
     write_model(book.scratch("stage") / "thin.model", model)
     (folder / "x.partial").write_text("")

@@ -17,7 +17,7 @@ import msgspec
 from penstock.artifact import Artifact, Step, sha256
 from penstock.bundle.evidence import Attempt
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.checkpoint import read_sealed, write_sealed
+from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 _LONGEST_SHOWN = 24
@@ -40,7 +40,7 @@ class _Model(msgspec.Struct, frozen=True):
     provenance: tuple[Step, ...]
 
 
-class Ledger:
+class PlanStore:
     """Finds and keeps attempts, by name and the digest of the model that they went on from."""
 
     def __init__(self, folder: Path, plan: Mapping[str, str]) -> None:
@@ -70,7 +70,7 @@ class Ledger:
         if model is not None:
             write_model(self.folder / f"{model.digest}{_MODEL}", model)
         self._entries[attempt.name, origin] = _Entry(attempt, origin)
-        write_sealed(self.folder / _FILE, _Pages(self._plan, tuple(self._entries.values())), "the plan")
+        write_checkpoint(self.folder / _FILE, _Pages(self._plan, tuple(self._entries.values())), "the plan")
 
     def scratch(self, stage: str) -> Path:
         """The folder for the progress of the steps of one stage; made by who writes there."""
@@ -78,7 +78,7 @@ class Ledger:
 
 
 def check_plan(folder: Path, known: Mapping[str, str]) -> None:
-    """Raise InvalidArgument as ``Ledger`` will, as far as what is ``known`` of its plan before the work tells."""
+    """Raise InvalidArgument as ``PlanStore`` will, as far as what is ``known`` of its plan before the work tells."""
     pages = _read(folder)
     if pages is not None:
         _refuse_other(folder, {name: value for name, value in pages.plan.items() if name in known}, known)
@@ -87,7 +87,7 @@ def check_plan(folder: Path, known: Mapping[str, str]) -> None:
 def _read(folder: Path) -> _Pages | None:
     if folder.exists() and not folder.is_dir():
         raise InvalidArgument(f"'{folder}' is not a folder", "name a folder for the plan, or one to be made")
-    return read_sealed(folder / _FILE, _Pages)
+    return read_checkpoint(folder / _FILE, _Pages)
 
 
 def _refuse_other(folder: Path, there: Mapping[str, str], here: Mapping[str, str]) -> None:
@@ -117,10 +117,10 @@ def remove_plan(folder: Path) -> None:
 
 def write_model(path: Path, model: Artifact) -> None:
     """Write ``model`` and its provenance to ``path``, whole or not at all. Raises ResourceExhausted."""
-    write_sealed(path, _Model(model.data, model.provenance), "a model")
+    write_checkpoint(path, _Model(model.data, model.provenance), "a model")
 
 
 def read_model(path: Path) -> Artifact | None:
     """What ``write_model`` wrote; None if there is none. Raises InvalidArgument if it is damaged."""
-    found = read_sealed(path, _Model)
+    found = read_checkpoint(path, _Model)
     return Artifact.from_bytes(found.data, provenance=found.provenance) if found else None
