@@ -101,17 +101,18 @@ class InProcess:
     async def infer(self, requests: int, in_flight: int, inputs: Mapping[str, Array] = NULL_INPUTS) -> None:
         """Have ``requests`` answered by the data plane itself."""
         loop = _Countdown(requests)
-        infer = self.dataplane.infer
+        plane = self.dataplane
+        handle = plane.acquire("m")
 
         def done(outcome: Outcome) -> None:
             if not isinstance(outcome, InferResponse):
                 loop.fail(outcome)
             elif loop.next():
-                infer(InferRequest("m", dict(inputs)), done)
+                plane.infer(handle, InferRequest("m", dict(inputs)), done)
 
         for _ in range(min(in_flight, requests)):
             loop.begin()
-            infer(InferRequest("m", dict(inputs)), done)
+            plane.infer(handle, InferRequest("m", dict(inputs)), done)
         await loop.over
 
     async def http(self, requests: int, in_flight: int, whole: Sequence[bytes]) -> None:

@@ -17,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.online.instances.instance import Instance
+from penstock.online.repository.handle import Handle
 from penstock.online.scheduler import layout
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.server.dataplane import DataPlane
@@ -222,7 +225,8 @@ def _copies(array: Array) -> dict[str, str]:
     head, _, body = whole["HTTP binary"][0].partition(b"\r\n\r\n")
     length = int(head.partition(b"Inference-Header-Content-Length: ")[2].partition(b"\r\n")[0])
     message = whole["gRPC"][0][5:]
-    request, form = RequestDecoder(shared_memory, lambda *_: [])("m", "", body, length)
+    handle = cast(Handle, SimpleNamespace(name="m", version="1"))  # all that a decoder looks at
+    request, form = RequestDecoder(shared_memory)(handle, body, length)
     grpc_infer, grpc_form = GrpcRequestDecoder(shared_memory)(message)
     view, grpc_view = request.inputs["input"], grpc_infer.inputs["input"]
     outputs = {"output": np.ones((2, array.shape[1]), np.float32)}

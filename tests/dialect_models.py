@@ -80,7 +80,6 @@ def _add(server: GatedServer) -> None:
         handle.start()
         server.repository.add(handle)
     server.repository.find("ages").labels = {"scores": ["old"]}
-    server.dataplane.ready = True
 
 
 def ask(client: Client, path: str, body: Any = None, method: str = "", headers: str = "") -> Answer:

@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from handles import make_handle
 from penstock.clock import SystemClock
 from penstock.engines.base import LoadedModel
+from penstock.errors import PenstockError
 from penstock.online.cache.response_cache import ResponseCache
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
@@ -60,7 +61,7 @@ class Bench:
         self.served = ServedModels()
         tracer = Tracer(TraceSettings())
         self.plane = DataPlane(self.served, SystemClock(), SharedMemory(enabled=False), tracer)
-        self.plane.ready = True
+        self.plane.open()
         models = Models(self.served.find, self.plane.call)
         self.assembler = Assembler(limits or Limits(), tracer, cache, models)
         self.handles: list[Handle] = []
@@ -102,7 +103,13 @@ class Asked:
     def __init__(self, plane: DataPlane, request: InferRequest) -> None:
         self.outcomes: list[Outcome] = []
         self._ended = asyncio.Event()
-        self._work = plane.infer(request, self._done)
+        self._work = None
+        try:
+            handle = plane.acquire(request.model_name, request.model_version)
+        except PenstockError as error:
+            self._done(error)
+        else:
+            self._work = plane.infer(handle, request, self._done)
 
     def _done(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

@@ -147,7 +147,7 @@ class GrpcServer:
         access = Access(self._access, SystemClock())
         admission = Admission(access, SystemClock()) if access.enabled else None
         self.dataplane = DataPlane(self.repository, SystemClock(), self.shared_memory, tracer, admission)
-        self.dataplane.ready = True
+        self.dataplane.open()
         control = ControlPlane(
             self.repository,
             self.shared_memory,

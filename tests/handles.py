@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.online.instances.instance import Instance
@@ -15,6 +16,12 @@ from penstock.online.repository.triton.check import parse
 from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.telemetry.statistics import ModelStatistics
+from penstock.tensor import Signature, TensorSpec
+
+
+def described(*inputs: TensorSpec, name: str = "m") -> Handle:
+    """As much of a handle as decoders look at."""
+    return cast(Handle, SimpleNamespace(name=name, version="1", signature=Signature(inputs, ())))
 
 
 def make_handle(

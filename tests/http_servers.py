@@ -17,6 +17,7 @@ import uvloop
 
 from handles import make_handle
 from penstock.clock import ManualClock, SystemClock
+from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
@@ -41,6 +42,18 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 PATIENCE_S = 20
+
+
+class CountingModels(ServedModels):
+    """Counts the look-ups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def find(self, name: str, version: str = "") -> Handle:
+        self.looks += 1
+        return super().find(name, version)
 
 
 class GatedServer:
@@ -120,7 +133,7 @@ class GatedServer:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        repository = ServedModels()
+        repository = CountingModels()
         handle = make_handle(self.model, max_queue=self._config.max_queue)
         handle.start()
         repository.add(handle)
@@ -131,6 +144,7 @@ class GatedServer:
         self.repository = repository
         shared_memory, tracer = SharedMemory(enabled=True), Tracer(TraceSettings())
         self.dataplane = DataPlane(repository, SystemClock(), shared_memory, tracer)
+        self.dataplane.open()
         control = ControlPlane(
             repository, shared_memory, tracer, LogSettings(), ProcessGroup(), MetricsPage(repository.statistics)
         )

@@ -446,6 +446,24 @@ class GrpcConformance:
         client.stop_stream()
         assert self.let_go(started, held) == [1, 3]
 
+    def test_classes_of_a_version_that_is_unloaded_while_it_answers(self, server: Callable[..., GrpcServer]) -> None:
+        started = server()
+        started.gate.clear()
+        message = request("gated", 3, 4)
+        message.outputs.add(name="y").parameters["classification"].int64_param = 1
+        data = message.SerializeToString()
+        held = infer_method(started.channel()).future(data)
+        streamed = stream_method(started.channel())(iter([data]))
+        started.until(lambda: started.pending("gated") == 2)
+        handle = started.call(lambda: started.repository.remove("gated", "1"))
+        started.gate.set()
+        unary = messages.ModelInferResponse.FromString(held.result())
+        answer = messages.ModelStreamInferResponse.FromString(next(streamed))
+        assert answer.error_message == ""
+        for one in (unary, answer.infer_response):
+            assert (one.model_version, b"8.000000:1" in one.raw_output_contents[0]) == ("1", True)
+        started.call(handle.unload)
+
     def test_a_client_that_does_not_read_is_cut_off(self, server: Callable[..., GrpcServer]) -> None:
         started = server(max_unsent_bytes=4 << 20)
         answers = stream_method(started.channel())(iter([request("endless", 1).SerializeToString()]))
@@ -465,7 +483,7 @@ class GrpcConformance:
             return int(messages.HealthCheckResponse.FromString(check(asked)).status)
 
         assert status("") == status("inference.GRPCInferenceService") == 1
-        started.call(lambda: setattr(started.dataplane, "ready", False))
+        started.call(started.dataplane.close)
         assert status("") == 2
         with pytest.raises(grpc.RpcError) as caught:
             status("absent")
@@ -479,7 +497,7 @@ class GrpcConformance:
         assert messages.HealthCheckResponse.FromString(next(unknown)).status == 3
         unknown.cancel()
         assert messages.HealthCheckResponse.FromString(next(states)).status == 1
-        started.call(lambda: setattr(started.dataplane, "ready", False))
+        started.call(started.dataplane.close)
         assert messages.HealthCheckResponse.FromString(next(states)).status == 2
         states.cancel()
 

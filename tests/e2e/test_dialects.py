@@ -1,4 +1,4 @@
-"""A real server on a real repository, asked and controlled by the requests of TensorFlow Serving's and TorchServe's clients."""
+"""A real server on a real repository, asked by the requests of TensorFlow Serving's and TorchServe's clients."""
 
 import urllib.error
 import urllib.request
@@ -37,7 +37,7 @@ def ask(address: str, request: str, body: Any = None) -> tuple[int, Any]:
     data = None if body is None else orjson.dumps(body)
     try:
         with urllib.request.urlopen(urllib.request.Request(address + path, data, method=method)) as answer:
-            return answer.status, orjson.loads(answer.read())
+            return answer.status, orjson.loads(answer.read() or b"null")
     except urllib.error.HTTPError as error:
         return error.code, orjson.loads(error.read())
 
@@ -49,22 +49,19 @@ def test_a_model_is_asked_in_each_dialect(address: str) -> None:
     assert ask(address, "POST /predictions/same/2", rows) == (200, rows)
 
 
-def test_a_model_is_scaled_unloaded_and_loaded_again(address: str) -> None:
-    assert ask(address, "PUT /models/same?min_worker=2&synchronous=true")[1] == {
-        "status": "Workers scaled to 2 for model: same"
-    }
-    versions = ask(address, "GET /models/same/all")[1]
-    assert [(one["modelVersion"], len(one["workers"])) for one in versions] == [("1", 2), ("2", 2)]
-    assert ask(address, "DELETE /models/same") == (200, {"status": 'Model "same" unregistered'})
+def test_a_model_is_unloaded_and_loaded_again(address: str) -> None:
+    assert ask(address, "POST /v2/repository/models/same/unload", {})[0] == 200
     found = ask(address, "GET /v1/models/same")[1]
     assert found["ready"] is False
     # Unloading may go on for a while.
     states = {(one["version"], one["state"]) for one in found["model_version_status"]}
     assert states <= {(version, state) for version in ("1", "2") for state in ("UNLOADING", "END")}
     assert all(one["status"]["error_code"] == "OK" for one in found["model_version_status"])
-    assert ask(address, "GET /models/same")[0] == 404
-    status, error = ask(address, "POST /models?url=nobody")
-    assert status == error["code"] != 200
-    assert "failed to load 'nobody'" in error["message"]
-    assert ask(address, "POST /models?url=same.mar")[0] == 200
+    status, error = ask(address, "POST /predictions/same", [[1.0]])
+    assert (status, error["code"], error["type"]) == (404, 404, "ModelNotFoundException")
+    assert ask(address, "POST /v2/repository/models/same/load", {})[0] == 200
     assert ask(address, "GET /v1/models/same/labels/stable")[1]["ready"] is True
+
+
+def test_torchserve_s_management_is_not_there(address: str) -> None:
+    assert ask(address, "GET /models/same")[0] == ask(address, "PUT /models/same?min_worker=2")[0] == 404

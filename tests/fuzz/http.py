@@ -97,7 +97,7 @@ def _seeds() -> list[Seed]:
         request("/v2/repository/index", b'{"ready":true}'),
         request("/v2/models/m/trace/setting", b'{"trace_rate":"2","trace_level":["OFF"]}'),
         request("/v2/logging", b'{"log_verbose_level":0}'),
-        request("/v2/cudasharedmemory/region/c/register", b'{"raw_handle":{"b64":"AAAA"},"device_id":0,"byte_size":4}'),
+        request("/v2/cudasharedmemory/region/c/register", b"{}"),
     ]
     paths = ("/v2", "/v2/health/ready", "/v2/models/m", "/v2/models/m/config", "/v2/models/stats", "/openapi.json")
     seeds += [(*head(path, "Accept-Encoding: gzip", method="GET"), b"\r\n") for path in paths]

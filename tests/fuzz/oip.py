@@ -8,20 +8,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 from penstock.errors import PenstockError
+from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.decoder import RequestDecoder
 from penstock.online.server.http.encoder import AnswerEncoder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest, InferResponse
-from penstock.tensor import DataType, TensorSpec, to_wire
+from penstock.tensor import DataType, Signature, TensorSpec, to_wire
 from tests.fuzz.answers import Meaning, meaning
 from tests.fuzz.http import words
 from tests.fuzz.mutator import Seed
 
 _VALUES = {DataType.BOOL: [True, False], DataType.BYTES: ["a", "é"]}
-_INPUTS = [TensorSpec("x", DataType.FP32, (-1, 2))]
+_SIGNATURE = Signature((TensorSpec("x", DataType.FP32, (-1, 2)),), ())
+_HANDLE = cast(Handle, SimpleNamespace(name="m", version="1", signature=_SIGNATURE))
+"""As much of a handle as a decoder looks at."""
 
 
 def _seeds() -> list[Seed]:
@@ -101,7 +106,7 @@ class OipTarget:
     def run(self, data: bytes) -> None:
         meant, request = self._understand(data)
         _, json_length, body = _open(data)
-        again, _ = meaning(lambda: self._make()("m", "", body, json_length), len(data))
+        again, _ = meaning(lambda: self._make()(_HANDLE, body, json_length), len(data))
         assert meant == again, f"remembered as {meant}, but it is {again}"
         if request is not None:
             for binary in (ALL, NONE):
@@ -120,14 +125,14 @@ class OipTarget:
         assert meant == self._meant[self._turn], "what is valid is not understood any more"
 
     def _make(self) -> RequestDecoder:
-        return RequestDecoder(self._memory, lambda model, version: _INPUTS)
+        return RequestDecoder(self._memory)
 
     def close(self) -> None:
         self._memory.close()
 
     def _understand(self, data: bytes) -> tuple[Meaning, InferRequest | None]:
         _, json_length, body = _open(data)
-        return meaning(lambda: self._decode("m", "", body, json_length), len(data))
+        return meaning(lambda: self._decode(_HANDLE, body, json_length), len(data))
 
 
 def _open(data: bytes) -> tuple[bytes, int | None, bytes]:

@@ -25,7 +25,7 @@ _QUESTIONS: Sequence[tuple[str, list[Any]]] = (
     ("trace_settings", ["m", {"trace_rate": "7"}]),
     ("register_shared_memory", ["r", "/penstock_fuzz", 0, 64]),
     ("unregister_shared_memory", [""]),
-    ("unregister_cuda_shared_memory", ["c"]),
+    ("forget_regions", ["c"]),
 )
 _ANSWERS: Sequence[Any] = ((None, [{"name": "m"}]), (("NotFound", "no such region", ""), None))
 

@@ -73,7 +73,7 @@ class Planes:
         self.shared_memory = SharedMemory(enabled=True)
         tracer = Tracer(TraceSettings())
         self.dataplane = DataPlane(repository, loop, self.shared_memory, tracer)
-        self.dataplane.ready = True
+        self.dataplane.open()
         metrics = MetricsPage(repository.statistics)
         self.control = ControlPlane(repository, self.shared_memory, tracer, LogSettings(), ProcessGroup(), metrics)
         self.access = Access(None, loop)

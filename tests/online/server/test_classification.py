@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,9 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock.errors import InvalidArgument
+from penstock.online.repository.handle import Handle
 from penstock.online.server.classification import classify, classify_outputs
 from penstock.request import InferResponse
 from penstock.tensor import DataType
+from penstock.testing import DOUBLER
 
 
 def test_floats_are_written_as_c_writes_them_and_labelled() -> None:
@@ -55,6 +60,7 @@ def test_datatypes_without_classes(datatype: DataType) -> None:
 def test_only_the_outputs_asked_for_are_replaced() -> None:
     y = np.array([[1, 2]], np.float32)
     response = InferResponse("m", "1", {"y": y, "z": y})
-    classify_outputs(response, {"y": 1, "absent": 1}, True, {"y": ["a", "b"]})
+    handle = cast(Handle, SimpleNamespace(signature=DOUBLER, labels={"y": ["a", "b"]}))
+    classify_outputs(response, {"y": 1, "absent": 1}, handle)
     assert response.outputs["y"].tolist() == [[b"2.000000:1:b"]]
     assert response.outputs["z"] is y

@@ -13,7 +13,7 @@ import pytest
 
 from handles import make_handle
 from penstock.clock import ManualClock
-from penstock.errors import Code, PenstockError
+from penstock.errors import Code, NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.online.cache.response_cache import ResponseCache
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
@@ -39,11 +39,19 @@ class Bench:
         repository = ServedModels()
         repository.add(handle)
         shared_memory = SharedMemory(enabled=False)
-        self.plane = DataPlane(repository, self.clock, shared_memory, Tracer(TraceSettings()), admission)
+        tracer = Tracer(TraceSettings())
+        self.complete = True
+        self.plane = DataPlane(
+            repository, self.clock, shared_memory, tracer, admission, is_complete=lambda: self.complete
+        )
         self.outcomes: list[Outcome] = []
 
     def ask(self, decoupled: bool = False, **more: Any) -> Any:
-        return self.plane.infer(InferRequest("m", dict(ONES), **more), self.outcomes.append, decoupled)
+        return self.infer(InferRequest("m", dict(ONES), **more), decoupled)
+
+    def infer(self, request: InferRequest, decoupled: bool = False) -> Any:
+        handle = self.plane.acquire(request.model_name, request.model_version, request.client)
+        return self.plane.infer(handle, request, self.outcomes.append, decoupled)
 
     async def answers(self, count: int) -> list[Outcome]:
         while len(self.outcomes) < count:
@@ -78,21 +86,34 @@ async def test_a_request_is_answered_by_the_greatest_version() -> None:
 
 
 @in_loop
-async def test_an_unknown_model_is_answered_at_once() -> None:
+async def test_an_unknown_model_is_not_found() -> None:
     bench = Bench(make_handle(FakeModel()))
-    bench.plane.ready = True
-    assert bench.plane.infer(InferRequest("n", {}), bench.outcomes.append) is None
-    assert (bench.failed.code, bench.failed.message) == (
-        Code.NOT_FOUND,
-        "Request for unknown model: 'n' is not found",
-    )
+    bench.plane.open()
+    with pytest.raises(NotFound, match="Request for unknown model: 'n' is not found"):
+        bench.plane.acquire("n")
+    with pytest.raises(NotFound, match="Request for unknown model: 'm' version 2 is not found"):
+        bench.plane.acquire("m", "2")
 
 
 @in_loop
-async def test_a_model_that_is_not_here_yet_can_be_asked_again() -> None:
+async def test_an_unknown_model_can_be_asked_again_while_the_server_starts() -> None:
     bench = Bench(make_handle(FakeModel()))
-    assert bench.plane.infer(InferRequest("n", {}), bench.outcomes.append) is None
-    assert (bench.failed.code, bench.failed.hint) == (Code.UNAVAILABLE, "try again later")
+    with pytest.raises(Unavailable, match="'n' is not found; the server is starting or ending") as caught:
+        bench.plane.acquire("n")
+    assert caught.value.hint == "try again later"
+
+
+@in_loop
+async def test_readiness() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    assert not bench.plane.server_ready
+    bench.plane.open()
+    assert bench.plane.server_ready
+    bench.complete = False
+    assert (bench.plane.is_open, bench.plane.server_ready) == (True, False)
+    bench.complete = True
+    bench.plane.close()
+    assert not bench.plane.server_ready
 
 
 @in_loop
@@ -133,7 +154,7 @@ async def test_priority_and_time_out_are_read_and_left_where_they_are() -> None:
     bench = Bench(make_handle(FakeModel()))
     parameters = {"priority": 2, "timeout": 500_000, "mine": "x"}
     request = InferRequest("m", dict(ONES), parameters=parameters)
-    bench.plane.infer(request, bench.outcomes.append)
+    bench.infer(request)
     assert (request.priority, request.timeout_us) == (2, 500_000)
     assert request.deadline is not None
     assert request.deadline.at == pytest.approx(1000.498), "there is a way to it and back"
@@ -145,7 +166,7 @@ async def test_where_the_queue_takes_the_callers_time_out_it_is_no_deadline() ->
     policy = {"allow_timeout_override": True, "default_timeout_microseconds": 10**6}
     bench = Bench(make_handle(FakeModel(), settings={"dynamic_batching": {"default_queue_policy": policy}}))
     request = InferRequest("m", dict(ONES), parameters={"timeout": 5})
-    bench.plane.infer(request, bench.outcomes.append)
+    bench.infer(request)
     assert (request.timeout_us, request.deadline) == (5, None)
 
 
@@ -223,8 +244,10 @@ async def test_nobody_learns_of_models_without_the_right_to_them(tmp_path: Path)
     keys = tmp_path / "keys.toml"
     keys.write_text('[clients.team]\nkey = "team-team-team-team"\nmodels = ["other"]\n')
     bench = Bench(make_handle(FakeModel()), Admission(Access(keys, ManualClock()), ManualClock()))
-    bench.plane.ready = True
-    for name in ("m", "absent", "other"):
-        bench.plane.infer(InferRequest(name, dict(ONES), client="team"), bench.outcomes.append)
-    codes = [outcome.code for outcome in bench.outcomes if isinstance(outcome, PenstockError)]
-    assert codes == [Code.PERMISSION_DENIED, Code.PERMISSION_DENIED, Code.NOT_FOUND]
+    bench.plane.open()
+    with pytest.raises(PermissionDenied):
+        bench.plane.acquire("absent", client="team")
+    with pytest.raises(NotFound):
+        bench.plane.acquire("other", client="team")
+    assert bench.ask(client="team") is None
+    assert bench.failed.code is Code.PERMISSION_DENIED

@@ -49,7 +49,7 @@ async def made(**settings: Any) -> AsyncIterator[Endpoints]:
     page = MetricsPage(repository.statistics)
     control = ControlPlane(repository, shared_memory, tracer, LogSettings(), ProcessGroup(), page)
     dataplane = DataPlane(repository, clock, shared_memory, tracer)
-    dataplane.ready = True
+    dataplane.open()
     endpoints = Endpoints(
         config,
         clock,

@@ -30,7 +30,7 @@ def client(shared: GatedServer) -> Iterator[Client]:
     ("request_bytes", "status", "error"),
     [
         (get("/v2/health/live"), 200, None),
-        (get("/v2/health/ready"), 400, None),
+        (get("/v2/health/ready"), 200, None),
         (get("/v2/models/m/ready"), 200, None),
         (get("/v2/models/m/versions/1/ready"), 200, None),
         (get("/v2/models/n/ready"), 400, "Model version not ready"),
@@ -424,3 +424,12 @@ def test_a_client_that_is_gone_when_it_gets_the_last_answer_is_no_error(
         server.call(leave)  # while the server does, and so sees, nothing else
         assert other.ask(infer()).status == 200
     assert not caplog.records
+
+
+def test_readiness_is_that_of_the_data_plane() -> None:
+    with GatedServer() as server:
+        client = server.connect()
+        assert client.ask(get("/v2/health/ready")).status == 200
+        server.call(server.dataplane.close)
+        assert client.ask(get("/v2/health/ready")).status == 400
+        assert client.ask(get("/v2/health/live")).status == 200

@@ -170,17 +170,22 @@ class Application:
         shared_memory = self._shared_memory = SharedMemory(config.client_shm, budget)
         tracer = self._recording.tracer
         limits = Limits(config.max_queue, config.max_request_rows, config.metrics_summaries)
-        self._dataplane = DataPlane(self._repository, clock, shared_memory, tracer, admission)
-        self._dataplane.recorder = self._recording.requests
+        self._dataplane = DataPlane(
+            self._repository,
+            clock,
+            shared_memory,
+            tracer,
+            admission,
+            name=config.server_name,
+            recorder=self._recording.requests,
+            is_complete=lambda: self._manager.is_complete or not config.strict_readiness,
+        )
         models = Models(self._repository.find, self._dataplane.call)
         resources = read_resources(config.rate_limit_resource)
         limiter = RateLimiter(resources) if config.rate_limit != "off" else None
         assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
         self._manager = Manager(self._repository, assembler, layout, _wishes(config), preloaded)
         self._manager.is_explicit = config.model_control_mode == "explicit"
-        self._dataplane.name = config.server_name
-        if config.strict_readiness:
-            self._dataplane.is_complete = lambda: self._manager.is_complete
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
         self._metrics = MetricsPage(
@@ -225,7 +230,7 @@ class Application:
                 return
             work.result()
             if not self._stopping.is_set():
-                self._dataplane.ready = True
+                self._dataplane.open()
                 if is_late:
                     addresses = await self._endpoints.listen()
                 self._endpoints.announce_ready()
@@ -301,7 +306,7 @@ class Application:
         self._stop()
 
     def _stop(self) -> None:
-        self._dataplane.ready = False
+        self._dataplane.close()
         self._endpoints.announce_end()
         self._stopping.set()
 

@@ -1,4 +1,4 @@
-"""The classification extension: of an output only its greatest values, each as text with its index and label. Pure."""
+"""The classification extension: an output's greatest values only, each as text with its index and label. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.errors import InvalidArgument
+from penstock.online.repository.handle import Handle
 from penstock.request import InferResponse
 from penstock.tensor import Array, DataType
-
-Labels = Mapping[str, Sequence[str]]
-"""By output, the name of each class in the order of their indices; there may be fewer than classes."""
 
 _WITHOUT_CLASSES = frozenset({DataType.BYTES, DataType.FP16, DataType.BF16})
 
 
-def classify_outputs(response: InferResponse, counts: Mapping[str, int], batched: bool, labels: Labels) -> None:
-    """Replace the outputs named in ``counts`` by that many of their greatest values. Raises InvalidArgument."""
+def classify_outputs(response: InferResponse, counts: Mapping[str, int], handle: Handle) -> None:
+    """Replace the outputs named in ``counts`` by that many of their greatest values. Raises InvalidArgument.
+
+    ``handle`` is the version that answered; it may have been unloaded since.
+    """
     for name, count in counts.items():
         if name in response.outputs:
-            array = response.outputs[name]
-            response.outputs[name] = classify(name, array, count, batched, labels.get(name, ()))
+            labels = handle.labels.get(name, ())
+            array = classify(name, response.outputs[name], count, handle.signature.batchable, labels)
+            response.outputs[name] = array
 
 
 def classify(name: str, array: Array, count: int, batched: bool, labels: Sequence[str] = ()) -> Array:

@@ -34,7 +34,6 @@ Settings = Mapping[str, Any]
 _TOLD = frozenset(
     {
         "register_shared_memory",
-        "register_cuda_shared_memory",
         "trace_settings",
         "log_settings",
         "change_model",
@@ -270,50 +269,29 @@ class ControlPlane:
         return self._shared_memory.status(name)
 
     async def register_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Make a region known to all processes, or to none.
+        """Register a region in all processes, or in none.
 
         Raises AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported, and Unavailable if the others are busy.
         """
         async with self._group.exclusive():
             self._shared_memory.register(name, key, offset, byte_size)
-            await self._tell_of(name, "register_shared_memory", key, offset, byte_size, is_cuda=False)
+            try:
+                await self._group.ask("register_shared_memory", name, key, offset, byte_size)
+            except PenstockError:
+                await self._forget(name)
+                raise
 
     async def unregister_shared_memory(self, name: str = "") -> None:
         """Forget a region, or all; returns when no request uses it any more. Raises Unsupported, Unavailable."""
-        await self._unregister(name, is_cuda=False)
-
-    async def cuda_shared_memory_status(self, name: str = "") -> list[dict[str, Any]]:
-        """As ``shared_memory_status``, of regions on GPUs."""
-        return self._shared_memory.cuda_status(name)
-
-    async def register_cuda_shared_memory(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
-        """As ``register_shared_memory``, for a region on a GPU."""
         async with self._group.exclusive():
-            self._shared_memory.register_cuda(name, raw_handle, device_id, byte_size)
-            await self._tell_of(name, "register_cuda_shared_memory", raw_handle, device_id, byte_size, is_cuda=True)
-
-    async def unregister_cuda_shared_memory(self, name: str = "") -> None:
-        """As ``unregister_shared_memory``, for regions on GPUs."""
-        await self._unregister(name, is_cuda=True)
-
-    async def _tell_of(self, name: str, what: str, *arguments: Any, is_cuda: bool) -> None:
-        """Register a region of this process in the others; if one of them fails, it is removed everywhere."""
-        try:
-            await self._group.ask(what, name, *arguments)
-        except PenstockError:
-            await self._forget(name, is_cuda)
-            raise
-
-    async def _forget(self, name: str, is_cuda: bool) -> None:
-        self._shared_memory.forget(name, is_cuda)
-        await self._group.ask("forget_regions", name, is_cuda)
-
-    async def _unregister(self, name: str, is_cuda: bool) -> None:
-        async with self._group.exclusive():
-            await self._forget(name, is_cuda)
+            await self._forget(name)
         # However long that takes: until then the client must not use the memory for anything else.
-        await self._group.ask("regions_closed", name, is_cuda, patient=True)
-        await self._shared_memory.closed(name, is_cuda)
+        await self._group.ask("regions_closed", name, patient=True)
+        await self._shared_memory.closed(name)
+
+    async def _forget(self, name: str) -> None:
+        self._shared_memory.forget(name)
+        await self._group.ask("forget_regions", name)
 
 
 def _which(row: Row) -> tuple[str, str]:

@@ -1,10 +1,10 @@
-"""The data plane: what a request goes through, whatever transport it came by."""
+"""The data plane: the path of an inference request through the server, the same for every transport."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,10 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import Admission
-from penstock.online.server.classification import Labels, classify_outputs
 from penstock.online.server.recording.request_recorder import RequestRecorder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol.messages import Message
-from penstock.request import Deadline, Done, InferRequest, InferResponse
+from penstock.request import Deadline, Done, InferRequest
 from penstock.telemetry.statistics import Failure
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import TensorSpec
@@ -41,59 +40,95 @@ _EXTENSIONS = [
 _RESERVED = "triton_"
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
-"""Of a caller's time-out, what may pass before its request is read and after its answer is written; a tenth of it at most."""
+"""Part of a caller's time-out that is left for reading the request and writing the answer; a tenth of it at most."""
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
 
 
 class DataPlane:
-    """Answers requests from the models in ``served``. Belongs to the event loop."""
+    """Answers requests from the models in ``served``. Belongs to the event loop.
 
-    def __init__(
+    A transport resolves a request's model once, with ``acquire``; everything after that takes the handle.
+    """
+
+    def __init__(  # noqa: PLR0913 - the collaborators, and facts by their names
         self,
         served: ServedModels,
         clock: Clock,
         shared_memory: SharedMemory,
         tracer: Tracer,
         admission: Admission | None = None,
+        *,
+        name: str = "penstock",
+        recorder: RequestRecorder | None = None,
+        is_complete: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``admission`` is None if everybody may do everything."""
+        """``admission`` is None if every client may do everything; ``name`` is the server's name in its metadata.
+
+        ``recorder`` keeps requests to warm models up with. ``is_complete`` is true once every required model is being served.
+        """
+        self.shared_memory = shared_memory
+        """Holds the tensors that requests refer to by region."""
+        self.tracer = tracer
+        """Transports read the caller's trace context only while it is enabled."""
         self._served = served
         self._clock = clock
         self._admission = admission
-        self.shared_memory = shared_memory
-        """What transports resolve tensors in shared memory with."""
-        self.tracer = tracer
-        """Transports look for the caller's trace only where it is enabled."""
-        self.ready = False
-        """Whether start-up is over and the server is not shutting down; set by the composition root."""
-        self.name = "penstock"
-        """What the server calls itself; may be set by the composition root."""
-        self.is_complete: Callable[[], bool] = lambda: True
-        """Whether all models are served that have to be for the server to count as ready; may be set by the composition root."""
-        self.recorder: RequestRecorder | None = None
-        """Keeps requests to warm models up with; may be set by the composition root."""
+        self._name = name
+        self._recorder = recorder
+        self._is_complete = is_complete
+        self._is_open = False
 
-    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
-        """Have ``request`` answered; ``done`` is called on the event loop as ``Done`` says, perhaps before this returns.
+    def open(self) -> None:
+        """Start-up is over: the server counts as ready once all required models are served."""
+        self._is_open = True
 
-        A callback and no future: a task and a future per request would cost more than all the rest of this path.
-        What is returned can be cancelled; it is None if the request has ended already. ``decoupled`` tells that ``done``
-        takes more than one answer.
+    def close(self) -> None:
+        """The server is shutting down and no longer counts as ready."""
+        self._is_open = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has started and is not shutting down."""
+        return self._is_open
+
+    @property
+    def server_ready(self) -> bool:
+        """Whether the server counts as ready."""
+        return self._is_open and self._is_complete()
+
+    def acquire(self, name: str, version: str = "", client: str = "") -> Handle:
+        """The model version that answers a request of ``client``; without ``version``, the greatest one.
+
+        Call ``infer`` within the same event-loop iteration: unloading waits for the requests that have been submitted.
+        Raises NotFound, Unavailable while the server starts or ends, and PermissionDenied if ``client`` may not use a model of
+        that name, so that it does not learn which models exist.
+        """
+        try:
+            return self._served.find(name, version)
+        except NotFound as error:
+            if self._admission is not None:
+                self._admission.check(client, name)
+            if not self._is_open:
+                raise Unavailable(f"{error.message}; the server is starting or ending", "try again later") from None
+            raise
+
+    def infer(self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
+        """Have ``handle`` answer ``request``; ``done`` is called on the event loop, perhaps before this returns.
+
+        A callback and no future: a task and a future per request would cost more than the rest of this path.
+        Returns what cancels the request, or None if it has already ended. ``decoupled``: ``done`` accepts several answers.
         """
         if self.tracer.enabled:
             done = self._record(request, done)
-        try:
-            handle = self._served.find(request.model_name, request.model_version)
-        except NotFound as error:
-            done(self._unknown(request, error))
-            return None
         return self._ask(handle, request, done, decoupled, self._admission)
 
     def call(
         self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
     ) -> Cancellable | None:
-        """As ``infer`` for a request that a model makes in answering another, which has been admitted; ``handle`` is the model's, if
-        it is held already."""
+        """Like ``infer``, for a request that a model makes while it answers another, which has been admitted.
+
+        Without ``handle`` the model is looked up by the request's name and version.
+        """
         try:
             found = handle or self._served.find(request.model_name, request.model_version)
         except NotFound as error:
@@ -116,8 +151,8 @@ class DataPlane:
                     "ask over a gRPC stream, or with generate_stream",
                 )
             rows, key = handle.check(request)
-            if self.recorder is not None:
-                done = self.recorder.watch(request, done)
+            if self._recorder is not None:
+                done = self._recorder.watch(request, done)
         except PenstockError as error:
             self._fail(handle, error, done)
             return None
@@ -136,26 +171,17 @@ class DataPlane:
             self._fail(handle, PenstockError("internal error"), done)
         return None
 
-    def is_decoupled(self, name: str, version: str = "") -> bool:
-        """Whether the model gives any number of answers to a request. Raises NotFound."""
-        return self._served.find(name, version).decoupled
-
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether the model can be asked now; of an unknown model False."""
+        """Whether the model can answer now; False for an unknown model."""
         try:
             return self._served.find(name, version).is_healthy
         except PenstockError:
             return False
 
-    @property
-    def server_ready(self) -> bool:
-        """Whether the server counts as ready."""
-        return self.ready and self.is_complete()
-
     def server_metadata(self) -> dict[str, object]:
-        """Name, version and the extensions of the protocol that are spoken."""
-        shared = ["system_shared_memory", "cuda_shared_memory"] if self.shared_memory.enabled else []
-        return {"name": self.name, "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
+        """The server's name and version, and the protocol extensions that it supports."""
+        shared = ["system_shared_memory"] if self.shared_memory.enabled else []
+        return {"name": self._name, "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, object]:
         """Versions served, platform, inputs and outputs. Raises NotFound."""
@@ -172,26 +198,6 @@ class DataPlane:
         """The effective configuration, a ``ModelConfig`` message with its defaults filled in. Raises NotFound."""
         return self._served.find(name, version).config
 
-    def labels(self, name: str, version: str = "") -> Labels:
-        """What the classes of the model's outputs are called. Raises NotFound."""
-        return self._served.find(name, version).labels
-
-    def classify(self, response: InferResponse, counts: Mapping[str, int]) -> None:
-        """Replace the outputs named in ``counts`` by that many of their greatest values. Raises NotFound, InvalidArgument."""
-        handle = self._served.find(response.model_name, response.model_version)
-        classify_outputs(response, counts, handle.signature.batchable, handle.labels)
-
-    def _unknown(self, request: InferRequest, error: NotFound) -> PenstockError:
-        """What is said of a model that is not here: to clients without the right to it the same as if it were."""
-        if self._admission is not None:
-            try:
-                self._admission.check(request)
-            except PenstockError as refusal:
-                return refusal
-        if not self.ready:
-            return Unavailable(f"{error.message}; the server is starting or ending", "try again later")
-        return error
-
     def _record(self, request: InferRequest, done: Done) -> Done:
         trace = self.tracer.begin(request, request.traceparent, request.tracestate)
         if trace is None:
@@ -206,7 +212,7 @@ class DataPlane:
         done(error)
 
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
-        """Take out those parameters that are the scheduler's. They may be shared between requests, so they are not changed."""
+        """Read the parameters that are meant for the scheduler. Requests may share ``parameters``, so the mapping is not changed."""
         parameters = request.parameters
         for name in parameters:
             if name.startswith(_RESERVED):
@@ -241,7 +247,7 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _identity(value: Any) -> int | str:
-    """The id of a sequence; a negative integer is the unsigned one with its bits, for some clients have no other way to say it."""
+    """The id of a sequence. A negative integer stands for the unsigned one with the same bits: some clients can only send that."""
     if isinstance(value, str):
         if len(value.encode()) > _MAX_ID_BYTES:
             raise InvalidArgument(f"parameter 'sequence_id' is longer than {_MAX_ID_BYTES} bytes")

@@ -34,15 +34,6 @@ class Control:
         self.told.append(update)
         return {"log_info": True, "log_verbose_level": 3, "log_file": ""}
 
-    async def cuda_shared_memory_status(self, name: str) -> list[dict[str, Any]]:
-        return [{"name": "r", "device_id": 1, "byte_size": 8}]
-
-    async def register_cuda_shared_memory(self, *arguments: Any) -> None:
-        self.told.append(arguments)
-
-    async def unregister_cuda_shared_memory(self, name: str) -> None:
-        self.told.append(name)
-
 
 def ask(method: str, access: Path | None = None, metadata: Any = None, **fields: Any) -> tuple[Control, Any]:
     """What the control plane was told, and the answer or the error."""
@@ -100,12 +91,15 @@ def test_settings_go_in_and_out() -> None:
     assert answer.settings["log_file"].WhichOneof("parameter_choice") == "string_param"
 
 
-def test_regions_on_gpus_go_in_and_out() -> None:
+def test_regions_on_gpus_are_not_supported_and_none_is_there_to_forget() -> None:
     _, answer = ask("CudaSharedMemoryStatus")
-    assert answer.regions["r"].device_id == 1
-    control, _ = ask("CudaSharedMemoryRegister", name="r", raw_handle=b"h", device_id=1, byte_size=8)
-    assert control.told == [("r", b"h", 1, 8)]
-    assert ask("CudaSharedMemoryUnregister", name="r")[0].told == ["r"]
+    assert not answer.regions
+    _, error = ask("CudaSharedMemoryStatus", name="r")
+    assert (error.code, str(error)) == (Code.NOT_FOUND, "Unable to find cuda shared memory region: 'r'")
+    _, error = ask("CudaSharedMemoryRegister", name="r", raw_handle=b"h", device_id=1, byte_size=8)
+    assert error.code is Code.UNIMPLEMENTED
+    assert "CUDA shared memory is not supported" in str(error)
+    assert ask("CudaSharedMemoryUnregister", name="r")[1] == messages.CudaSharedMemoryUnregisterResponse()
 
 
 def test_a_bug_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:

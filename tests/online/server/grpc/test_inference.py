@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,10 +9,10 @@ from penstock.clock import SystemClock
 from penstock.errors import Code, NotFound
 from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import AnswerForm
-from penstock.online.server.classification import classify_outputs
 from penstock.online.server.grpc.inference import Inference
 from penstock.protocol import messages
 from penstock.request import Deadline, Done, InferRequest, InferResponse
+from penstock.testing import DOUBLER
 
 
 class Lease:
@@ -39,17 +39,17 @@ class Plane:
         self.shared_memory = Lease()
         self.cancelled = 0
 
-    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Any:
+    def acquire(self, name: str, version: str, client: str) -> Any:
+        if name == "gone":
+            raise NotFound("gone")
+        return SimpleNamespace(signature=DOUBLER, labels={"y": ["cat", "dog"]}, decoupled=False)
+
+    def infer(self, handle: Any, request: InferRequest, done: Done, decoupled: bool = False) -> Any:
         self.request, self.done = request, done
         return self
 
     def cancel(self) -> None:
         self.cancelled += 1
-
-    def classify(self, response: InferResponse, counts: Mapping[str, int]) -> None:
-        if response.model_name == "gone":
-            raise NotFound("gone")
-        classify_outputs(response, counts, True, {"y": ["cat", "dog"]})
 
 
 def ask(message: Any, **metadata: str) -> tuple[Plane, FakeCall]:
@@ -110,13 +110,21 @@ def test_classes_carry_their_labels() -> None:
     assert b"2.000000:1:dog" in read.raw_output_contents[0]
 
 
+def test_an_unknown_model_ends_the_call_and_gives_the_shared_memory_back() -> None:
+    message = in_shared_memory()
+    message.model_name = "gone"
+    plane, call = ask(message)
+    assert (call.sent, str(call.error)) == ([], "gone")
+    assert plane.shared_memory.releases == 1
+
+
 def test_an_answer_that_cannot_be_encoded_is_an_error() -> None:
-    inference = Inference(Plane(), Access(None, SystemClock()))  # type: ignore[arg-type]
-    for name, output, code in (
-        ("gone", np.zeros((1, 2), np.float32), Code.NOT_FOUND),
-        ("m", np.zeros((1, 2), np.float16), Code.INVALID_ARGUMENT),
-        ("m", np.zeros((1, 2), np.complex64), Code.UNIMPLEMENTED),
+    plane = Plane()
+    inference = Inference(plane, Access(None, SystemClock()))  # type: ignore[arg-type]
+    for output, code in (
+        (np.zeros((1, 2), np.float16), Code.INVALID_ARGUMENT),
+        (np.zeros((1, 2), np.complex64), Code.UNIMPLEMENTED),
     ):
         form = AnswerForm(classification={"y": 1})
-        error = inference.encode(InferResponse(name, "1", {"y": output}), form)
+        error = inference.encode(plane.acquire("m", "1", ""), InferResponse("m", "1", {"y": output}), form)
         assert getattr(error, "code", None) is code

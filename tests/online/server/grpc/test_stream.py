@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,16 +48,14 @@ class Plane:
         self.shared_memory = SharedMemory(enabled=False)
         self.asked: list[Asked] = []
 
-    def is_decoupled(self, name: str, version: str) -> bool:
+    def acquire(self, name: str, version: str, client: str) -> Any:
         if name == "absent":
-            raise NotFound("not here")
-        return name.startswith("d")
+            raise NotFound(f"'{name}' is not found")
+        return SimpleNamespace(name=name, decoupled=name.startswith("d"))
 
-    def infer(self, request: InferRequest, done: Done, decoupled: bool = False) -> Asked | None:
+    def infer(self, handle: Any, request: InferRequest, done: Done, decoupled: bool = False) -> Asked | None:
         assert decoupled
-        if request.model_name == "absent":
-            done(NotFound(f"'{request.model_name}' is not found"))
-            return None
+        assert handle.name == request.model_name
         self.asked.append(Asked(request, done))
         return self.asked[-1]
 

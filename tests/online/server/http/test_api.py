@@ -1,6 +1,5 @@
 """Every resource but inference, over HTTP and by the client library that users have."""
 
-import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -120,9 +119,8 @@ def test_loading_is_refused_without_a_repository(client: Client, library: triton
     assert (answer.status, answer.error) == (400, "'file:1/a' is not base64")
 
 
-@pytest.mark.parametrize("kind", ["system", "cuda"])
-def test_regions_that_are_wrong(client: Client, kind: str) -> None:
-    base = f"/v2/{kind}sharedmemory"
+def test_regions_that_are_wrong(client: Client) -> None:
+    base = "/v2/systemsharedmemory"
     assert ask(client, get(f"{base}/status")) == []
     assert client.ask(get(f"{base}/region/r/status")).status == 404
     for body in (b"", b"{}", b"[]", b"{", b'{"key":5,"byte_size":1}', b'{"key":"/absent-key","byte_size":-1}'):
@@ -131,9 +129,11 @@ def test_regions_that_are_wrong(client: Client, kind: str) -> None:
     assert ask(client, post(b"", path=f"{base}/unregister")) is None
 
 
-def test_a_cuda_handle_is_base64(client: Client) -> None:
-    region: dict[str, Any] = {"raw_handle": {"b64": "?"}, "device_id": 0, "byte_size": 8}
-    path = "/v2/cudasharedmemory/region/r/register"
-    assert "not base64" in client.ask(post(json.dumps(region).encode(), path=path)).error
-    region["raw_handle"]["b64"] = base64.b64encode(bytes(64)).decode()
-    assert client.ask(post(json.dumps(region).encode(), path=path)).status in (400, 501)
+def test_regions_on_gpus_are_not_supported_and_none_is_there_to_forget(client: Client) -> None:
+    base = "/v2/cudasharedmemory"
+    assert ask(client, get(f"{base}/status")) == []
+    assert client.ask(get(f"{base}/region/r/status")).status == 404
+    refused = client.ask(post(b"{}", path=f"{base}/region/r/register"))
+    assert (refused.status, "CUDA shared memory is not supported" in refused.error) == (501, True)
+    assert ask(client, post(b"", path=f"{base}/region/r/unregister")) is None
+    assert ask(client, post(b"", path=f"{base}/unregister")) is None

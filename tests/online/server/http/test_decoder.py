@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handles import described
 from penstock.errors import InvalidArgument, NotFound
 from penstock.online.server.answer_form import ALL, NONE
 from penstock.online.server.http.decoder import RequestDecoder
@@ -15,12 +16,12 @@ from penstock.request import InferRequest
 from penstock.tensor import DataType, TensorSpec, to_wire
 from tensors import tensors
 
-DECODE = RequestDecoder(SharedMemory(enabled=True), lambda name, version: [])
+DECODE = RequestDecoder(SharedMemory(enabled=True))
 
 
 def decode(body: Any, tail: bytes | None = None) -> InferRequest:
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return DECODE("m", "", text + (tail or b""), None if tail is None else len(text))[0]
+    return DECODE(described(), text + (tail or b""), None if tail is None else len(text))[0]
 
 
 def tensor(datatype: str = "FP32", shape: Any = (2,), data: Any = (1, 2), **more: Any) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def test_binary_requests_come_out_as_they_went_in(given_arrays: list[np.ndarray]
 def test_binary_arrays_are_views_of_the_body() -> None:
     text = json.dumps(raw(8)).encode()
     body = text + bytes(8)
-    request, _ = DECODE("m", "", body, len(text))
+    request, _ = DECODE(described(), body, len(text))
     assert request.inputs["x"].base is body
 
 
@@ -148,7 +149,7 @@ def test_which_outputs_are_binary(default: bool | None, own: bool | None, expect
     body["outputs"] = [{"name": "y", "parameters": {} if own is None else {"binary_data": own}}]
     if default is not None:
         body["parameters"] = {"binary_data_output": default, "kept": 3}
-    request, form = DECODE("m", "", json.dumps(body).encode(), None)
+    request, form = DECODE(described(), json.dumps(body).encode(), None)
     assert request.outputs == ("y",)
     assert ("y" in form.binary) is expected
     assert request.parameters == ({} if default is None else {"kept": 3})
@@ -156,13 +157,13 @@ def test_which_outputs_are_binary(default: bool | None, own: bool | None, expect
 
 def test_a_header_that_lies_about_the_json() -> None:
     with pytest.raises(InvalidArgument, match="said to have 99 bytes, but the body has 2"):
-        DECODE("m", "", b"{}", 99)
+        DECODE(described(), b"{}", 99)
 
 
 def test_all_or_none_of_the_outputs_are_told_apart_by_identity() -> None:
     body = tensor() | {"outputs": [{"name": name, "parameters": {"binary_data": True}} for name in "yz"]}
-    assert DECODE("m", "", json.dumps(body).encode(), None)[1].binary is ALL
-    assert DECODE("m", "", json.dumps(tensor() | {"outputs": [{"name": "y"}]}).encode(), None)[1].binary is NONE
+    assert DECODE(described(), json.dumps(body).encode(), None)[1].binary is ALL
+    assert DECODE(described(), json.dumps(tensor() | {"outputs": [{"name": "y"}]}).encode(), None)[1].binary is NONE
 
 
 @pytest.mark.parametrize(
@@ -208,23 +209,23 @@ def test_what_is_in_shared_memory_is_read_anew_for_each_request() -> None:
     path.write_bytes(bytes(8))
     memory = SharedMemory(enabled=True)
     memory.register("r", path.name, 0, 8)
-    decode_shared = RequestDecoder(memory, lambda name, version: [])
+    decode_shared = RequestDecoder(memory)
     text = json.dumps(in_region(shared_memory_region="r", shared_memory_byte_size=8)).encode()
     for values in ([1.0, 2.0], [3.0, 4.0]):
         path.write_bytes(np.array(values, np.float32).tobytes())
-        request, form = decode_shared("m", "", text, None)
+        request, form = decode_shared(described(), text, None)
         assert request.inputs["x"].tolist() == values
         assert form.lease is not None
         form.release()
     memory.close()
     path.unlink()
     with pytest.raises(NotFound):
-        decode_shared("m", "", text, None)
+        decode_shared(described(), text, None)
 
 
 def test_classification_is_passed_on_and_zero_is_none() -> None:
-    assert DECODE("m", "", json.dumps(with_output(classification=3)).encode(), None)[1].classification == {"y": 3}
-    assert DECODE("m", "", json.dumps(with_output(classification=0)).encode(), None)[1].classification == {}
+    assert DECODE(described(), json.dumps(with_output(classification=3)).encode(), None)[1].classification == {"y": 3}
+    assert DECODE(described(), json.dumps(with_output(classification=0)).encode(), None)[1].classification == {}
 
 
 def test_parameters_of_every_kind_are_passed_on() -> None:
@@ -240,7 +241,7 @@ def test_bool_bytes_are_checked() -> None:
 
 
 def decode_raw(spec: TensorSpec, body: bytes) -> InferRequest:
-    return RequestDecoder(SharedMemory(enabled=False), lambda name, version: [spec])("m", "", body, 0)[0]
+    return RequestDecoder(SharedMemory(enabled=False))(described(spec), body, 0)[0]
 
 
 @pytest.mark.parametrize(
@@ -274,13 +275,13 @@ def test_a_raw_request_of_text_is_one_element() -> None:
     with pytest.raises(InvalidArgument, match="more than one BYTES element"):
         decode_raw(TensorSpec("x", DataType.BYTES, (-1, 2)), b"a")
     with pytest.raises(InvalidArgument, match="has 0"):
-        DECODE("m", "", b"abc", 0)
+        DECODE(described(), b"abc", 0)
 
 
 @given(st.binary(max_size=200), st.one_of(st.none(), st.integers(0, 200)))
 def test_any_bytes_are_decoded_or_refused(body: bytes, json_length: int | None) -> None:
     try:
-        request, form = DECODE("m", "", body, json_length)
+        request, form = DECODE(described(), body, json_length)
     except InvalidArgument:
         return
     form.release()

@@ -32,7 +32,7 @@ RESOURCES = [
     ("url", "route"),
     [
         (b"/v2", Route(GET, Needs.NOTHING)),
-        (b"/v2?verbose=1", Route(GET, Needs.NOTHING, query=b"verbose=1")),
+        (b"/v2?verbose=1", Route(GET, Needs.NOTHING)),
         (b"/v2/models/m", Route(GET, Needs.KEY, "m")),
         (b"/v2/models/m/versions/2", Route(GET, Needs.KEY, "m", "2")),
         (b"/v2/models/stats", Route(POST)),
@@ -40,7 +40,7 @@ RESOURCES = [
         (b"/v2/models/a%20b%2Fc/infer", Route(POST, Needs.KEY, "a b/c")),
         (b"/v2/models/m/versions/10/infer", Route(POST, Needs.KEY, "m", "10")),
         (b"http://host:8000/v2/models/m/infer", Route(POST, Needs.KEY, "m")),
-        (b"http://host:8000/v2/models/m?a=b", Route(GET, Needs.KEY, "m", query=b"a=b")),
+        (b"http://host:8000/v2/models/m?a=b", Route(GET, Needs.KEY, "m")),
         (b"/v2/region/r.1/status", Route(GET, Needs.ADMIN, name="r.1")),
         (b"/v1/models/m:predict", Route(POST, Needs.KEY, "m", error=encode)),
         (b"/v1/models/a:b:predict", Route(POST, Needs.KEY, "a:b", error=encode)),

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument, NotFound
-from penstock.online.server.shared_memory.region import SystemRegion
+from penstock.online.server.shared_memory.region import Region
 
 PAGE = mmap.PAGESIZE
 BYTES = 16 * PAGE
@@ -38,14 +38,14 @@ def descriptors(key: str) -> int:
     return sum(key in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
-def retire(region: SystemRegion) -> None:
+def retire(region: Region) -> None:
     region.retire()
     assert region.closed.is_set()
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_the_key_may_begin_with_a_slash(key: str, slash: str) -> None:
-    region = SystemRegion("r", slash + key, 0, BYTES)
+    region = Region("r", slash + key, 0, BYTES)
     assert region.describe() == {"name": "r", "key": slash + key, "offset": 0, "byte_size": BYTES}
     retire(region)
 
@@ -55,17 +55,17 @@ def test_the_key_may_begin_with_a_slash(key: str, slash: str) -> None:
 )
 def test_a_key_is_one_name(key: str) -> None:
     with pytest.raises(InvalidArgument, match="failed to register shared memory region 'r'"):
-        SystemRegion("r", key, 0, 1)
+        Region("r", key, 0, 1)
 
 
 def test_the_reserved_prefix_is_told_with_its_slash_too() -> None:
     with pytest.raises(InvalidArgument, match="must not start with 'triton_python_backend_shm_region_'"):
-        SystemRegion("r", "/triton_python_backend_shm_region_1", 0, 1)
+        Region("r", "/triton_python_backend_shm_region_1", 0, 1)
 
 
 def test_an_unknown_object_is_not_found() -> None:
     with pytest.raises(NotFound, match="Unable to open shared memory region: '/penstock-none'"):
-        SystemRegion("r", "/penstock-none", 0, 1)
+        Region("r", "/penstock-none", 0, 1)
 
 
 def test_links_pipes_and_folders_are_refused(key: str) -> None:
@@ -74,7 +74,7 @@ def test_links_pipes_and_folders_are_refused(key: str) -> None:
         make(path)
         try:
             with pytest.raises(InvalidArgument):
-                SystemRegion("r", path.name, 0, 1)
+                Region("r", path.name, 0, 1)
         finally:
             path.rmdir() if path.is_dir() else path.unlink()
     assert descriptors(key) == 0
@@ -97,7 +97,7 @@ def test_links_pipes_and_folders_are_refused(key: str) -> None:
 )
 def test_registering_beyond_the_object_is_refused(key: str, offset: int, byte_size: int) -> None:
     with pytest.raises(InvalidArgument, match="failed to register shared memory region 'r': invalid args"):
-        SystemRegion("r", key, offset, byte_size)
+        Region("r", key, offset, byte_size)
     assert (mappings(key), descriptors(key)) == (0, 0)
 
 
@@ -112,7 +112,7 @@ NUMBERS = st.one_of(
 def test_exactly_what_lies_within_is_admitted(offset: int, byte_size: int) -> None:
     name = "penstock-test-bounds"
     Path("/dev/shm", name).write_bytes(bytes(BYTES))
-    region = SystemRegion("r", name, 0, BYTES)
+    region = Region("r", name, 0, BYTES)
     try:
         if 0 <= offset < BYTES and 0 <= byte_size <= BYTES - offset:
             region.check(offset, byte_size)
@@ -132,7 +132,7 @@ def test_reading_gives_the_bytes_there(mode: int, start: int, offset: int, data:
     content = bytes(index * 7 // 5 % 251 for index in range(BYTES))
     path.write_bytes(content)
     path.chmod(mode)
-    region = SystemRegion("r", path.name, start, BYTES - start)
+    region = Region("r", path.name, start, BYTES - start)
     try:
         offset = min(offset, BYTES - start - 1)
         size = data.draw(st.integers(0, BYTES - start - offset))
@@ -143,7 +143,7 @@ def test_reading_gives_the_bytes_there(mode: int, start: int, offset: int, data:
 
 
 def test_a_large_read_is_a_read_only_view(key: str) -> None:
-    region = SystemRegion("r", key, PAGE + 8, 8 * PAGE)
+    region = Region("r", key, PAGE + 8, 8 * PAGE)
     view = region.read(8, 5 * PAGE)
     assert isinstance(view, memoryview)
     assert view.readonly
@@ -158,7 +158,7 @@ def test_a_large_read_is_a_read_only_view(key: str) -> None:
 @pytest.mark.parametrize("mode", [0o660, 0o602, 0o666])
 def test_what_others_may_shrink_is_not_mapped(key: str, mode: int) -> None:
     Path("/dev/shm", key).chmod(mode)
-    region = SystemRegion("r", key, 0, BYTES)
+    region = Region("r", key, 0, BYTES)
     assert mappings(key) == 0
     assert region.read(0, 5 * PAGE) == Path("/dev/shm", key).read_bytes()[: 5 * PAGE]
     retire(region)
@@ -169,7 +169,7 @@ def test_pages_never_written_are_read_and_not_viewed() -> None:
     with path.open("wb") as file:
         file.truncate(BYTES)
     path.chmod(0o600)
-    region = SystemRegion("r", path.name, 0, BYTES)
+    region = Region("r", path.name, 0, BYTES)
     assert region.read(0, 8 * PAGE) == bytes(8 * PAGE)
     assert path.stat().st_blocks == 0, "reading took no memory"
     retire(region)
@@ -178,7 +178,7 @@ def test_pages_never_written_are_read_and_not_viewed() -> None:
 
 @pytest.mark.parametrize("size", [0, PAGE, 3 * PAGE + 5])
 def test_a_file_cut_off_is_an_error_and_stays_as_it_is(key: str, size: int) -> None:
-    region = SystemRegion("r", key, 0, BYTES)
+    region = Region("r", key, 0, BYTES)
     os.truncate(f"/dev/shm/{key}", size)
     for length in (PAGE, 8 * PAGE):
         with pytest.raises(InvalidArgument, match="has become smaller"):
@@ -193,7 +193,7 @@ def test_a_file_cut_off_is_an_error_and_stays_as_it_is(key: str, size: int) -> N
 @pytest.mark.parametrize("count", [1, 2 * PAGE])
 def test_writing_changes_just_those_bytes(key: str, count: int, mode: int) -> None:
     Path("/dev/shm", key).chmod(mode)
-    region = SystemRegion("r", key, PAGE + 5, BYTES - PAGE - 5)
+    region = Region("r", key, PAGE + 5, BYTES - PAGE - 5)
     before = Path("/dev/shm", key).read_bytes()
     region.write(PAGE, b"hello" * count)
     after = Path("/dev/shm", key).read_bytes()
@@ -206,7 +206,7 @@ def test_pages_never_written_are_written() -> None:
     with path.open("wb") as file:
         file.truncate(BYTES)
     path.chmod(0o600)
-    region = SystemRegion("r", path.name, 0, BYTES)
+    region = Region("r", path.name, 0, BYTES)
     region.write(PAGE, b"x" * 8 * PAGE)
     assert path.read_bytes() == bytes(PAGE) + b"x" * 8 * PAGE + bytes(7 * PAGE)
     retire(region)
@@ -214,14 +214,14 @@ def test_pages_never_written_are_written() -> None:
 
 
 def test_closing_gives_mapping_and_descriptors_back(key: str) -> None:
-    region = SystemRegion("r", key, 0, BYTES)
+    region = Region("r", key, 0, BYTES)
     assert (mappings(key), descriptors(key)) == (1, 2)
     retire(region)
     assert (mappings(key), descriptors(key)) == (0, 0)
 
 
 def test_a_view_that_outlives_the_region_keeps_the_mapping_until_it_goes(key: str) -> None:
-    region = SystemRegion("r", key, 0, BYTES)
+    region = Region("r", key, 0, BYTES)
     view = memoryview(region.read(0, BYTES))
     retire(region)
     assert bytes(view[:1]) == b"\0"
@@ -235,9 +235,9 @@ def test_a_full_shared_memory_is_an_error_and_no_signal() -> None:
     code = (
         "import os\n"
         "from penstock.errors import ResourceExhausted\n"
-        "from penstock.online.server.shared_memory.region import SystemRegion\n"
+        "from penstock.online.server.shared_memory.region import Region\n"
         "fd = os.open('/dev/shm/r', os.O_CREAT | os.O_RDWR, 0o600); os.ftruncate(fd, 4 << 20)\n"
-        "region = SystemRegion('r', 'r', 0, 4 << 20)\n"
+        "region = Region('r', 'r', 0, 4 << 20)\n"
         "assert bytes(region.read(0, 2 << 20)) == bytes(2 << 20)\n"
         "try: region.write(0, bytes(2 << 20))\n"
         "except ResourceExhausted as error: print(error)\n"

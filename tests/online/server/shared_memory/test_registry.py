@@ -156,8 +156,6 @@ def test_names(region: Any, memory: SharedMemory) -> None:
         memory.lease().array("x", 0, 4, DataType.FP32, (1,))
     with pytest.raises(NotFound, match="Unable to find system shared memory region: 'x'"):
         memory.status("x")
-    with pytest.raises(NotFound, match="'r' is registered as system shared memory, not CUDA shared memory"):
-        memory.cuda_status("r")
     for name in ("", "x" * 1025):
         with pytest.raises(InvalidArgument, match="name must have"):
             memory.register(name, region.key, 0, 8)
@@ -169,7 +167,6 @@ def test_status(region: Any, memory: SharedMemory) -> None:
     part = {"name": "part", "key": region.key.removeprefix("/"), "offset": 4100, "byte_size": 8}
     assert memory.status() == [whole, part]
     assert memory.status("part") == [part]
-    assert memory.cuda_status() == []
 
 
 def test_regions_are_bounded_in_number(region: Any, memory: SharedMemory) -> None:
@@ -185,8 +182,6 @@ def test_switched_off_all_is_refused() -> None:
     memory = SharedMemory(enabled=False)
     with pytest.raises(Unsupported, match="client shared memory is switched off"):
         memory.register("r", "/k", 0, 8)
-    with pytest.raises(Unsupported):
-        memory.register_cuda("r", bytes(64), 0, 8)
     with pytest.raises(Unsupported):
         memory.lease().place("r", 0, 8)
     with pytest.raises(Unsupported):
@@ -250,7 +245,6 @@ def test_the_last_user_closes_it_though_nobody_waits_any_more(region: Any, memor
 
 def test_unregister_of_an_unknown_name_is_none(memory: SharedMemory) -> None:
     asyncio.run(memory.unregister("x"))
-    asyncio.run(memory.unregister_cuda("r"))
     assert len(memory.status()) == 1
 
 

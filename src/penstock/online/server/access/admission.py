@@ -84,9 +84,9 @@ class Admission:
         self._clock = clock
         self._usage: dict[str, _Usage] = {}
 
-    def check(self, request: InferRequest) -> None:
-        """Raise PermissionDenied unless its client may ask its model, whether or not there is such a model."""
-        self._access.check(request.client, request.model_name)
+    def check(self, client: str, model: str) -> None:
+        """Raise PermissionDenied unless ``client`` may use ``model``, whether or not there is such a model."""
+        self._access.check(client, model)
 
     def admit(self, request: InferRequest, done: Done) -> Done:
         """Let ``request`` in; its answers, an error too, must be given to what is returned, which passes them on to ``done``.
@@ -98,7 +98,7 @@ class Admission:
         if not access.enabled:
             return done
         client = access.client(request.client)
-        self.check(request)
+        self.check(request.client, request.model_name)
         if 0 < request.priority < client.highest_priority:
             raise PermissionDenied(
                 f"client '{request.client}' may not ask for priority {request.priority}",

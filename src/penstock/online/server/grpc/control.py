@@ -10,12 +10,13 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported
 from penstock.online.server.access.auth import Access, credential
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import Call
 from penstock.online.server.grpc.decoder import check_version
+from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
 from penstock.tensor import Buffer
@@ -164,8 +165,11 @@ class GrpcControl:
     # Shared memory
 
     async def _system_status(self, request: Message, client: str) -> Message:
-        regions = await self._control.shared_memory_status(request.name)
-        return _regions(messages.SystemSharedMemoryStatusResponse(), regions)
+        response = messages.SystemSharedMemoryStatusResponse()
+        for region in await self._control.shared_memory_status(request.name):
+            for field, value in region.items():
+                setattr(response.regions[region["name"]], field, value)
+        return response
 
     async def _system_register(self, request: Message, client: str) -> Message:
         await self._control.register_shared_memory(request.name, request.key, request.offset, request.byte_size)
@@ -175,17 +179,16 @@ class GrpcControl:
         await self._control.unregister_shared_memory(request.name)
         return messages.SystemSharedMemoryUnregisterResponse()
 
-    async def _cuda_status(self, request: Message, client: str) -> Message:
-        regions = await self._control.cuda_shared_memory_status(request.name)
-        return _regions(messages.CudaSharedMemoryStatusResponse(), regions)
+    def _cuda_status(self, request: Message, client: str) -> Message:
+        if request.name:
+            raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
+        return messages.CudaSharedMemoryStatusResponse()
 
-    async def _cuda_register(self, request: Message, client: str) -> Message:
-        where = request.raw_handle, request.device_id, request.byte_size
-        await self._control.register_cuda_shared_memory(request.name, *where)
-        return messages.CudaSharedMemoryRegisterResponse()
+    def _cuda_register(self, request: Message, client: str) -> Message:
+        raise Unsupported(NO_CUDA, "register system shared memory")
 
-    async def _cuda_unregister(self, request: Message, client: str) -> Message:
-        await self._control.unregister_cuda_shared_memory(request.name)
+    def _cuda_unregister(self, request: Message, client: str) -> Message:
+        """Clients forget all regions of either kind before they register their own."""
         return messages.CudaSharedMemoryUnregisterResponse()
 
     # Settings
@@ -244,10 +247,3 @@ def _trace_value(values: list[str]) -> Any:
     if not values:
         return None
     return values[0] if len(values) == 1 else values
-
-
-def _regions(response: Message, regions: list[dict[str, Any]]) -> Message:
-    for region in regions:
-        for field, value in region.items():
-            setattr(response.regions[region["name"]], field, value)
-    return response

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 
 from penstock.errors import PenstockError, Unavailable
+from penstock.online.repository.handle import Handle
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import AnswerForm
+from penstock.online.server.classification import classify_outputs
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import Call
 from penstock.online.server.grpc.control import identify
 from penstock.online.server.grpc.decoder import RequestDecoder
 from penstock.online.server.grpc.encoder import AnswerEncoder
-from penstock.request import Done, InferRequest, Outcome
+from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.tensor import Buffer
 
 _log = logging.getLogger(__name__)
@@ -39,23 +41,21 @@ class Inference:
         return identify(self._access, call)
 
     def submit(
-        self, call: Call, client: str, request: InferRequest, done: Done, decoupled: bool = False
+        self, call: Call, client: str, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> Cancellable | None:
         """Hand a request of ``call`` to the data plane; see ``DataPlane.infer``."""
         request.deadline, request.client = call.deadline, client
         if self.dataplane.tracer.enabled:
             request.traceparent = _header(call, "traceparent")
             request.tracestate = _header(call, "tracestate")
-        return self.dataplane.infer(request, done, decoupled)
+        return self.dataplane.infer(handle, request, done, decoupled)
 
-    def encode(self, outcome: Outcome, form: AnswerForm) -> list[Buffer] | PenstockError:
-        """The answer as a ModelInferResponse in parts, or why there is none."""
-        if isinstance(outcome, PenstockError):
-            return outcome
+    def encode(self, handle: Handle, response: InferResponse, form: AnswerForm) -> list[Buffer] | PenstockError:
+        """The answer of ``handle`` as a ModelInferResponse in parts, or why it cannot be written."""
         try:
             if form.classification:
-                self.dataplane.classify(outcome, form.classification)
-            return self._write(outcome, form)
+                classify_outputs(response, form.classification, handle)
+            return self._write(response, form)
         except PenstockError as error:
             return error
         except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
@@ -70,9 +70,15 @@ class Inference:
         except PenstockError as error:
             call.finish(error)
             return
+        try:
+            handle = self.dataplane.acquire(request.model_name, request.model_version, client)
+        except PenstockError as error:
+            form.release()
+            call.finish(error)
+            return
 
         def done(outcome: Outcome) -> None:
-            answer = self.encode(outcome, form)
+            answer = outcome if isinstance(outcome, PenstockError) else self.encode(handle, outcome, form)
             form.release()
             if isinstance(answer, PenstockError):
                 call.finish(answer)
@@ -80,7 +86,7 @@ class Inference:
                 call.send(*answer)
                 call.finish()
 
-        pending = self.submit(call, client, request, done)
+        pending = self.submit(call, client, handle, request, done)
         if pending is not None:
             call.on_cancel = pending.cancel
 

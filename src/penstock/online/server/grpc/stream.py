@@ -8,12 +8,13 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.errors import PenstockError
+from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.grpc.call import Call
 from penstock.online.server.grpc.decoder import request_id
 from penstock.online.server.grpc.encoder import streamed, streamed_error
 from penstock.online.server.grpc.inference import Inference
-from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.request import InferRequest, Outcome
 from penstock.tensor import Buffer
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -27,10 +28,15 @@ class _Question(msgspec.Struct, eq=False):
     form: AnswerForm
     size: int
     """Bytes of the server's budget that it holds."""
-    decoupled: bool = False
+    handle: Handle | None = None
+    """The model version that answers; None if there is none."""
     wants_empty_final: bool = False
     cancel: Callable[[], object] | None = None
     ready: list[Buffer] | None = None
+
+    @property
+    def decoupled(self) -> bool:
+        return self.handle is not None and self.handle.decoupled
 
 
 class InferStream:
@@ -88,19 +94,24 @@ class InferStream:
             parameters = request.parameters.copy()
             wants_empty_final = parameters.pop(_EMPTY_FINAL) is True
             request.parameters = parameters
+        handle = refusal = None
         try:
-            decoupled = self._inference.dataplane.is_decoupled(name, request.model_version)
-        except PenstockError:
-            decoupled = False  # there is no such model, as the data plane will say
-        question = _Question(request.id, form, size, decoupled, wants_empty_final)
+            handle = self._inference.dataplane.acquire(name, request.model_version, self._client)
+        except PenstockError as error:
+            refusal = error
+        question = _Question(request.id, form, size, handle, wants_empty_final)
         self._questions.add(question)
-        if not decoupled:
+        if not question.decoupled:
             self._in_order.setdefault(name, deque()).append(question)
 
         def done(outcome: Outcome) -> None:
             self._answer(question, outcome, name)
 
-        pending = self._inference.submit(self._call, self._client, request, done, decoupled=True)
+        if handle is None:
+            assert refusal is not None
+            done(refusal)
+            return
+        pending = self._inference.submit(self._call, self._client, handle, request, done, decoupled=True)
         if pending is not None:
             question.cancel = pending.cancel
 
@@ -135,11 +146,15 @@ class InferStream:
 
     def _message(self, question: _Question, outcome: Outcome) -> list[Buffer] | PenstockError:
         """The answer as it is sent; empty for one that says nothing but that it was the last, unless asked for."""
-        if question.decoupled and isinstance(outcome, InferResponse):
+        if isinstance(outcome, PenstockError):
+            return outcome
+        handle = question.handle
+        assert handle is not None
+        if handle.decoupled:
             if outcome.final and not outcome.outputs and not question.wants_empty_final:
                 return []
             outcome.parameters = {**outcome.parameters, _FINAL: outcome.final}
-        answer = self._inference.encode(outcome, question.form)
+        answer = self._inference.encode(handle, outcome, question.form)
         return answer if isinstance(answer, PenstockError) else streamed(answer)
 
     def _send_in_order(self, model_name: str) -> None:

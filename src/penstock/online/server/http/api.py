@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument, NotFound, Unsupported
 from penstock.online.repository.triton.model_config import to_json
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.exchange import Exchange, infer, later
 from penstock.online.server.http.generate import generate, generate_stream
 from penstock.online.server.http.routes import Handler, Needs, Resource, Route
 from penstock.online.server.metrics_page import CONTENT_TYPE
+from penstock.online.server.shared_memory.registry import NO_CUDA
 
 _Body = TypeVar("_Body")
 _Content = Callable[[Exchange, Route], Awaitable[Any]]
@@ -33,16 +34,6 @@ class _SystemRegion(msgspec.Struct):
     key: str
     byte_size: int
     offset: int = 0
-
-
-class _Handle(msgspec.Struct):
-    b64: str
-
-
-class _CudaRegion(msgspec.Struct):
-    raw_handle: _Handle
-    device_id: int
-    byte_size: int
 
 
 def _read(exchange: Exchange, kind: type[_Body]) -> _Body:
@@ -178,18 +169,17 @@ async def _unregister(exchange: Exchange, route: Route) -> None:
 
 
 async def _cuda_status(exchange: Exchange, route: Route) -> list[dict[str, Any]]:
-    return await exchange.line.shared.control.cuda_shared_memory_status(route.name)
+    if route.name:
+        raise NotFound(f"Unable to find cuda shared memory region: '{route.name}'")
+    return []
 
 
 async def _register_cuda(exchange: Exchange, route: Route) -> None:
-    region = _read(exchange, _CudaRegion)
-    handle = _base64("raw_handle", region.raw_handle.b64)
-    control = exchange.line.shared.control
-    await control.register_cuda_shared_memory(route.name, handle, region.device_id, region.byte_size)
+    raise Unsupported(NO_CUDA, "register system shared memory")
 
 
 async def _unregister_cuda(exchange: Exchange, route: Route) -> None:
-    await exchange.line.shared.control.unregister_cuda_shared_memory(route.name)
+    """Clients forget all regions of either kind before they register their own."""
 
 
 def _region_resources(kind: str, status: _Content, register: _Content, unregister: _Content) -> list[Resource]:

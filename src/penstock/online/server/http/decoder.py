@@ -7,19 +7,16 @@ A binary body is a JSON part, whose length stands in a header, and then the raw 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from penstock.errors import InvalidArgument
+from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import BINARY, TEXT, AnswerForm
 from penstock.online.server.http.plan import Body, Place, Plan, is_plain, plain_inputs, read, understand
 from penstock.online.server.shared_memory.registry import Lease, SharedMemory
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, TensorSpec, from_wire
-
-InputsOf = Callable[[str, str], Sequence[TensorSpec]]
-"""The inputs of a model, by its name and version. Raises NotFound."""
 
 _MAX_CACHED = 1024
 _MAX_PLAN_BYTES = 4096
@@ -32,18 +29,15 @@ class RequestDecoder:
     Belongs to the event loop.
     """
 
-    def __init__(self, shared_memory: SharedMemory, inputs_of: InputsOf) -> None:
+    def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
-        self._inputs_of = inputs_of
         self._plans: dict[bytes, Plan] = {}
 
-    def __call__(
-        self, model_name: str, model_version: str, body: Body, json_length: int | None
-    ) -> tuple[InferRequest, AnswerForm]:
-        """The request in ``body``, and the form of its answer, which holds the shared memory that the request uses.
+    def __call__(self, handle: Handle, body: Body, json_length: int | None) -> tuple[InferRequest, AnswerForm]:
+        """The request for ``handle`` in ``body``, and the form of its answer, which holds the shared memory that it uses.
 
         ``json_length`` is the header ``Inference-Header-Content-Length``, or None without it. Raises InvalidArgument,
-        NotFound, Unsupported.
+        NotFound for a region, Unsupported.
         """
         if json_length is None:
             # While nothing is shared, whoever asks for a place is refused below, and nobody else's body is searched for one.
@@ -53,18 +47,18 @@ class RequestDecoder:
             else:
                 wire = read(body)
                 if is_plain(wire):
-                    return InferRequest(model_name, plain_inputs(wire.inputs), model_version, wire.id), TEXT
+                    return InferRequest(handle.name, plain_inputs(wire.inputs), handle.version, wire.id), TEXT
                 plan = understand(wire)
             if plan.raw:
                 raise InvalidArgument("'binary_data_size' is given, but not the header Inference-Header-Content-Length")
             inputs = plan.arrays.copy()
         elif json_length == 0:
-            return self._raw_request(model_name, model_version, body), BINARY
+            return _raw_request(handle, body), BINARY
         else:
             plan = self._plan(body, json_length)
             inputs = plan.arrays.copy()
             if json_length + plan.size != len(body):
-                _explain_size(model_name, plan, len(body) - json_length)
+                _explain_size(handle.name, plan, len(body) - json_length)
             for raw in plan.raw:
                 if raw.start != raw.end and raw.datatype.itemsize > 1:
                     inputs[raw.name] = np.ndarray(raw.shape, raw.datatype.dtype, body, json_length + raw.start)
@@ -74,7 +68,7 @@ class RequestDecoder:
         form = plan.form
         if plan.shared or plan.placed:
             form = self._lease(plan, inputs)
-        return InferRequest(model_name, inputs, model_version, plan.id, plan.outputs, plan.parameters), form
+        return InferRequest(handle.name, inputs, handle.version, plan.id, plan.outputs, plan.parameters), form
 
     def _plan(self, body: Body, json_length: int) -> Plan:
         if json_length > len(body):
@@ -104,17 +98,6 @@ class RequestDecoder:
         form = plan.form
         return AnswerForm(form.binary, form.classification, placements, lease)
 
-    def _raw_request(self, model_name: str, model_version: str, body: Body) -> InferRequest:
-        """A body that is the model's only input."""
-        specs = self._inputs_of(model_name, model_version)
-        if len(specs) != 1:
-            raise InvalidArgument(
-                f"a raw binary request is for models with 1 input, and model '{model_name}' has {len(specs)}",
-                "describe the inputs in JSON",
-            )
-        (spec,) = specs
-        return InferRequest(model_name, {spec.name: whole_body(spec, body)}, model_version)
-
 
 def whole_body(spec: TensorSpec, body: Body) -> Array:
     """All of ``body`` as one tensor, the size of whose only free dimension follows from its length.
@@ -143,6 +126,17 @@ def whole_body(spec: TensorSpec, body: Body) -> Array:
             f"input '{spec.name}' of {datatype.value} and shape {list(spec.shape)} cannot have {len(body)} bytes"
         )
     return from_wire(body, datatype, shape)
+
+
+def _raw_request(handle: Handle, body: Body) -> InferRequest:
+    """A body that is the model's only input."""
+    specs = handle.signature.inputs
+    if len(specs) != 1:
+        raise InvalidArgument(
+            f"a raw binary request is for models with 1 input, and model '{handle.name}' has {len(specs)}",
+            "describe the inputs in JSON",
+        )
+    return InferRequest(handle.name, {specs[0].name: whole_body(specs[0], body)}, handle.version)
 
 
 def _leased(lease: Lease, name: str, datatype: DataType, shape: list[int], place: Place) -> Array:

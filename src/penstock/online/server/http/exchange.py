@@ -13,10 +13,12 @@ import msgspec
 import orjson
 
 from penstock.errors import Cancelled, Code, PenstockError
+from penstock.online.repository.handle import Handle
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server import status
 from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import TEXT, AnswerForm
+from penstock.online.server.classification import classify_outputs
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.encoder import encode_error
@@ -229,21 +231,21 @@ def later(content: Callable[[Exchange, Route], Awaitable[Any]]) -> Handler:
 def infer(exchange: Exchange, route: Route) -> None:
     """``POST .../infer``."""
     shared = exchange.line.shared
-    request, form = shared.decode(route.model, route.version, exchange.body, exchange.head.json_length)
-    exchange.form = form
+    handle = shared.dataplane.acquire(route.model, route.version, exchange.client)
+    request, exchange.form = shared.decode(handle, exchange.body, exchange.head.json_length)
     # The arrays hold on to the body as long as they need it.
     exchange.body = b""
     if exchange.client or exchange.head.traceparent:
         exchange.introduce(request)
 
     def done(outcome: Outcome) -> None:
-        answer(exchange, outcome)
+        answer(exchange, handle, outcome)
 
-    exchange.pending = shared.dataplane.infer(request, done)
+    exchange.pending = shared.dataplane.infer(handle, request, done)
 
 
-def answer(exchange: Exchange, outcome: Outcome) -> None:
-    """Encode the outcome of an inference request."""
+def answer(exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
+    """Encode the outcome of an inference request that ``handle`` answered."""
     if isinstance(outcome, PenstockError):
         exchange.fail(outcome)
         return
@@ -251,7 +253,7 @@ def answer(exchange: Exchange, outcome: Outcome) -> None:
     form = exchange.form
     try:
         if form.classification:
-            shared.dataplane.classify(outcome, form.classification)
+            classify_outputs(outcome, form.classification, handle)
         headers, text, tensors = shared.encode(outcome, form)
     except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
         exchange.fail(exchange.as_error(error))

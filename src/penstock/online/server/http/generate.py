@@ -7,13 +7,14 @@ event (server-sent events) as soon as it is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import orjson
 
 from penstock.errors import InvalidArgument, PenstockError, Unsupported
+from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import TEXT
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.encoder import encode_error
@@ -37,7 +38,7 @@ def generate_stream(exchange: Exchange, route: Route) -> None:
     _start(exchange, route, _Events(exchange))
 
 
-def read_request(model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]) -> InferRequest:
+def read_request(handle: Handle, body: Buffer) -> InferRequest:
     """Members named as inputs become these, ``id`` the request's id, all others parameters; so do those of ``parameters``.
 
     A value with fewer dimensions than its input gets leading ones of size 1. Raises InvalidArgument.
@@ -51,8 +52,8 @@ def read_request(model: str, version: str, body: Buffer, inputs: Sequence[Tensor
     nested = members.pop("parameters", {})
     if not isinstance(nested, dict):
         raise InvalidArgument("'parameters' must be an object")
-    specs = {spec.name: spec for spec in inputs}
-    request = InferRequest(model, {}, version, parameters={})
+    specs = {spec.name: spec for spec in handle.signature.inputs}
+    request = InferRequest(handle.name, {}, handle.version, parameters={})
     if "id" not in specs:
         request.id = _id(members.pop("id", ""))
     for name, value in [*members.items(), *nested.items()]:
@@ -66,7 +67,7 @@ def read_request(model: str, version: str, body: Buffer, inputs: Sequence[Tensor
                 raise InvalidArgument(f"there are more than the {MAX_PARAMETERS} parameters that are taken")
         else:
             raise InvalidArgument(
-                f"'{name}' is no input of model '{model}', and as a parameter it must be a number, a text, true or false",
+                f"'{name}' is no input of model '{handle.name}', and as a parameter it must be a number, a text, true or false",
                 f"the inputs are {list(specs)}",
             )
     return request
@@ -159,12 +160,12 @@ def _start(exchange: Exchange, route: Route, done: Callable[[Outcome], None]) ->
     shared = exchange.line.shared
     if exchange.head.json_length is not None:
         raise Unsupported("generate takes JSON only", "ask without the header Inference-Header-Content-Length")
-    inputs = shared.inputs_of(route.model, route.version)
-    request = read_request(route.model, route.version, exchange.body, inputs)
+    handle = shared.dataplane.acquire(route.model, route.version, exchange.client)
+    request = read_request(handle, exchange.body)
     exchange.body = b""
     exchange.form = TEXT
     exchange.introduce(request)
-    exchange.pending = shared.dataplane.infer(request, done, decoupled=True)
+    exchange.pending = shared.dataplane.infer(handle, request, done, decoupled=True)
 
 
 def _id(value: object) -> str:

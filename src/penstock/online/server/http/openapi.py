@@ -121,13 +121,8 @@ _SCHEMAS: dict[str, _Schema] = {
         _object(["name", "key", "offset", "byte_size"], name=_TEXT, key=_TEXT, offset=_COUNT, byte_size=_COUNT)
     ),
     "SystemRegion": _object(["key", "byte_size"], key=_TEXT, offset=_COUNT, byte_size=_COUNT),
-    "CudaRegions": _list(_object(["name", "device_id", "byte_size"], name=_TEXT, device_id=_COUNT, byte_size=_COUNT)),
-    "CudaRegion": _object(
-        ["raw_handle", "device_id", "byte_size"],
-        raw_handle=_object(["b64"], b64={"type": "string", "contentEncoding": "base64"}),
-        device_id=_COUNT,
-        byte_size=_COUNT,
-    ),
+    "CudaRegions": _list(_OBJECT),
+    "CudaRegion": _ANY_SETTING,
 }
 
 _BINARY_HEADER: _Schema = {
@@ -248,7 +243,6 @@ def _of_dialects(dialects: Iterable[Dialect]) -> dict[str, dict[str, _Schema]]:
     paths: dict[str, dict[str, _Schema]] = {}
     for resource in dialect_resources(dialects):
         error = "Error" if resource.error is None else "TorchServeError"
-        query = [{"name": name, "in": "query", "schema": _TEXT} for name in resource.query]
         for path in resource.paths:
             operations = paths[path] = {}
             for method, handler in resource.handlers.items():
@@ -257,8 +251,6 @@ def _of_dialects(dialects: Iterable[Dialect]) -> dict[str, dict[str, _Schema]]:
                 operation = operations[method.decode().lower()] = _operation(summary, "Anything", body, error=error)
                 if path.endswith("/metrics"):
                     operation["responses"]["200"]["content"] = {"text/plain": {"schema": _TEXT}}
-                if query:
-                    operation["parameters"] = query
     return paths
 
 

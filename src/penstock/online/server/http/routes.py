@@ -38,8 +38,6 @@ class Route(NamedTuple):
     version: str = ""
     name: str = ""
     """Of a region of shared memory, of a repository, or a version's label."""
-    query: bytes = b""
-    """What follows the question mark."""
     error: ErrorBody | None = None
     """How this resource writes errors; None: as the Open Inference Protocol does."""
 
@@ -60,8 +58,6 @@ class Resource(NamedTuple):
     versioned: bool = False
     needs: Needs = Needs.KEY
     error: ErrorBody | None = None
-    query: tuple[str, ...] = ()
-    """The parameters that its handlers look for in the URL."""
 
     @property
     def paths(self) -> list[str]:
@@ -87,21 +83,21 @@ class Routes(dict[bytes, Route]):
         return route
 
     def _parse(self, url: bytes) -> Route:
-        path, _, query = url.partition(b"?")
+        path = url.partition(b"?")[0]
         if not path.startswith(b"/"):
             # The absolute form, as proxies send it.
             try:
                 parsed = httptools.parse_url(url)
             except httptools.HttpParserInvalidURLError:
                 return NOWHERE
-            path, query = parsed.path or b"", parsed.query or b""
+            path = parsed.path or b""
         for pattern, resource in self._resources:
             if match := pattern.fullmatch(path):
                 try:
                     names = {name: unquote_to_bytes(value).decode() for name, value in match.groupdict().items()}
                 except UnicodeDecodeError:
                     return NOWHERE
-                return Route(resource.handlers, resource.needs, query=query, error=resource.error, **names)
+                return Route(resource.handlers, resource.needs, error=resource.error, **names)
         return NOWHERE
 
 

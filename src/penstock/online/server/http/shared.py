@@ -20,7 +20,6 @@ from penstock.online.server.http.head import Heads
 from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Resource, Routes
 from penstock.online.server.network.connections import Connections
-from penstock.tensor import DataType, TensorSpec
 
 FREE_BYTES = 16 << 10
 """Bodies up to this size are not counted against the budget."""
@@ -53,7 +52,7 @@ class Shared:
         found = [*RESOURCES, *dialect_resources(config.dialects)] if resources is None else resources
         self.routes = Routes(guard_resources(found, restrictions))
         self.heads = Heads()
-        self.decode = RequestDecoder(dataplane.shared_memory, self.inputs_of)
+        self.decode = RequestDecoder(dataplane.shared_memory)
         self.encode = AnswerEncoder()
         # Looked up for every request, so each is one step away.
         self.max_pipelined = config.max_pipelined
@@ -78,11 +77,6 @@ class Shared:
         """The other end of ``reserve``."""
         if size and self.budget is not None:
             self.budget.give(size)
-
-    def inputs_of(self, model: str, version: str) -> list[TensorSpec]:
-        """The inputs of a model. Raises NotFound."""
-        described: Any = self.dataplane.model_metadata(model, version)["inputs"]
-        return [TensorSpec(one["name"], DataType(one["datatype"]), tuple(one["shape"])) for one in described]
 
     def description(self) -> bytes:
         """Of everything that is answered, in OpenAPI."""

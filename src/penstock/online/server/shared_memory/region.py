@@ -22,9 +22,7 @@ import errno
 import mmap
 import os
 import stat
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
 
 from penstock.errors import InvalidArgument, NotFound, ResourceExhausted
 from penstock.tensor import Buffer
@@ -38,79 +36,28 @@ _SMALL_BYTES = 16 << 10
 _BLOCK_BYTES = 512
 
 Reserve = Callable[[int], object]
-"""Told how many bytes are about to be copied; raises if those are too many."""
+"""Receives the number of bytes that are about to be copied; raises if those are too many."""
 
 
 def unbounded(byte_size: int) -> None:
-    """Reserve as much as one likes."""
+    """Reserve any number of bytes."""
 
 
-class Region(ABC):
-    """One registered region of ``byte_size`` bytes, closed once it is retired and its last user has let go of it."""
-
-    is_cuda: ClassVar[bool] = False
-
-    def __init__(self, name: str, byte_size: int) -> None:
-        self.name = name
-        self.byte_size = byte_size
-        self.closed = asyncio.Event()
-        self._users = 0
-        self._retired = False
-
-    @abstractmethod
-    def describe(self) -> dict[str, str | int]:
-        """What the protocol's status says about it."""
-
-    @abstractmethod
-    def read(self, offset: int, byte_size: int, reserve: Reserve = unbounded) -> Buffer:
-        """The bytes there, already checked to lie within: a read-only view, or a copy where a view would not be safe.
-
-        ``reserve`` is called before they are copied; what it raises is raised.
-        """
-
-    @abstractmethod
-    def write(self, offset: int, data: Buffer) -> None:
-        """Copy ``data`` there, already checked to lie within."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give the mapping back."""
-
-    def acquire(self) -> None:
-        self._users += 1
-
-    def release(self) -> None:
-        self._users -= 1
-        self._close_if_unused()
-
-    def retire(self) -> None:
-        """Nobody will acquire it any more."""
-        self._retired = True
-        self._close_if_unused()
-
-    def _close_if_unused(self) -> None:
-        if self._retired and not self._users and not self.closed.is_set():
-            self.close()
-            self.closed.set()
-
-    def check(self, offset: int, byte_size: int) -> None:
-        """Raise InvalidArgument unless ``byte_size`` bytes at ``offset`` lie within the region."""
-        if not (type(offset) is int and 0 <= offset < self.byte_size):
-            raise InvalidArgument(f"Invalid offset for shared memory region: '{self.name}'")
-        if not (type(byte_size) is int and 0 <= byte_size <= self.byte_size - offset):
-            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
-
-
-class SystemRegion(Region):
+class Region:
     """``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``, with or without its leading slash.
 
-    Raises InvalidArgument, NotFound if there is no such object, and ResourceExhausted.
+    Closed once it is retired and its last user has released it. Raises InvalidArgument, NotFound if there is no such object,
+    and ResourceExhausted.
     """
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        super().__init__(name, byte_size)
+        self.name = name
+        self.byte_size = byte_size
         self.key = key
         self.offset = offset
+        self.closed = asyncio.Event()
+        self._users = 0
+        self._retired = False
         if not (
             type(offset) is int and type(byte_size) is int and offset >= 0 and 0 < byte_size <= _MAX_OFFSET - offset
         ):
@@ -134,10 +81,34 @@ class SystemRegion(Region):
             os.close(self._file)
             raise
 
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        self._close_if_unused()
+
+    def retire(self) -> None:
+        """Close the region as soon as nobody uses it; it is not acquired again."""
+        self._retired = True
+        self._close_if_unused()
+
+    def check(self, offset: int, byte_size: int) -> None:
+        """Raise InvalidArgument unless ``byte_size`` bytes at ``offset`` lie within the region."""
+        if not (type(offset) is int and 0 <= offset < self.byte_size):
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{self.name}'")
+        if not (type(byte_size) is int and 0 <= byte_size <= self.byte_size - offset):
+            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
+
     def describe(self) -> dict[str, str | int]:
+        """The region as the protocol's status shows it."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def read(self, offset: int, byte_size: int, reserve: Reserve = unbounded) -> Buffer:
+        """The bytes there, already checked to lie within: a read-only view, or a copy where a view would not be safe.
+
+        ``reserve`` is called before they are copied; what it raises is raised.
+        """
         if byte_size > _SMALL_BYTES and self._view is not None and self._is_whole():
             start = self._skipped + offset
             return self._view[start : start + byte_size].toreadonly()
@@ -151,6 +122,7 @@ class SystemRegion(Region):
         return data
 
     def write(self, offset: int, data: Buffer) -> None:
+        """Copy ``data`` there, already checked to lie within."""
         view = memoryview(data)
         if len(view) > _SMALL_BYTES and self._view is not None and self._is_whole():
             # A third of what the system call takes, which looks up one page after the other.
@@ -171,7 +143,12 @@ class SystemRegion(Region):
                 f"make {_FOLDER} larger" if error.errno == errno.ENOSPC else "",
             ) from None
 
-    def close(self) -> None:
+    def _close_if_unused(self) -> None:
+        if self._retired and not self._users and not self.closed.is_set():
+            self._close()
+            self.closed.set()
+
+    def _close(self) -> None:
         os.close(self._file)
         # Dropped and not closed: the mapping goes with the last array over it, were one still held.
         self._view = None

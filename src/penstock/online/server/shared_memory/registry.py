@@ -10,25 +10,26 @@ from collections.abc import Sequence
 
 from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported
 from penstock.online.server.access.admission import ByteBudget
-from penstock.online.server.shared_memory.cuda import CudaRegion
-from penstock.online.server.shared_memory.region import Region, SystemRegion
+from penstock.online.server.shared_memory.region import Region
 from penstock.tensor import Array, DataType, from_wire, to_wire
 
+NO_CUDA = "CUDA shared memory is not supported"
+
 _MAX_REGIONS = 512
-"""A system region takes two file descriptors, which connections need too."""
+"""A region takes two file descriptors, which connections need too."""
 _MAX_NAME = 1024
 
 
 class SharedMemory:
-    """The registry, of system and of CUDA regions, which have their names in common. Belongs to the event loop."""
+    """The registry. Belongs to the event loop."""
 
     def __init__(self, enabled: bool, budget: ByteBudget | None = None) -> None:
-        """``budget`` bounds what is copied out of regions for requests in hand; None: nothing does."""
+        """``budget`` bounds the bytes that requests in progress have copied out of regions; None: no limit."""
         self.enabled = enabled
         self.budget = budget or ByteBudget(0)
         self._regions: dict[str, Region] = {}
         self._leaving: list[Region] = []
-        """Forgotten, and perhaps still used."""
+        """Regions that were forgotten and may still be in use."""
 
     @property
     def has_regions(self) -> bool:
@@ -41,50 +42,38 @@ class SharedMemory:
         Raises Unsupported, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted.
         """
         self._check_new(name)
-        self._regions[name] = SystemRegion(name, key, offset, byte_size)
-
-    def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
-        """Open the ``cudaIpcMemHandle_t`` that ``raw_handle`` is, of memory on GPU ``device_id``.
-
-        Raises Unsupported, also without a GPU, AlreadyExists, InvalidArgument, ResourceExhausted.
-        """
-        self._check_new(name)
-        self._regions[name] = CudaRegion(name, raw_handle, device_id, byte_size)
+        self._regions[name] = Region(name, key, offset, byte_size)
 
     def status(self, name: str = "") -> list[dict[str, str | int]]:
-        """Name, key, offset and byte_size of system region ``name``, or of all. Raises NotFound, Unsupported."""
-        return self._status(name, is_cuda=False)
+        """Name, key, offset and byte_size of region ``name``, or of all. Raises NotFound, Unsupported."""
+        self._check_enabled()
+        if not name:
+            return [region.describe() for region in self._regions.values()]
+        if name not in self._regions:
+            raise NotFound(f"Unable to find system shared memory region: '{name}'")
+        return [self._regions[name].describe()]
 
-    def cuda_status(self, name: str = "") -> list[dict[str, str | int]]:
-        """Name, device_id and byte_size of CUDA region ``name``, or of all. Raises NotFound, Unsupported."""
-        return self._status(name, is_cuda=True)
+    def forget(self, name: str) -> None:
+        """Remove region ``name``, or all if it is empty, so that new requests do not find it.
 
-    def forget(self, name: str, is_cuda: bool) -> None:
-        """Have system or CUDA region ``name``, or all of that kind, be unknown to new requests.
-
-        An unknown name is none to forget, as in Triton. Raises Unsupported.
+        An unknown name is ignored, as in Triton. Raises Unsupported.
         """
         self._check_enabled()
-        forgotten = [region for region in self._regions.values() if _is_meant(region, name, is_cuda)]
+        forgotten = [region for region in self._regions.values() if name in ("", region.name)]
         for region in forgotten:
             del self._regions[region.name]
             region.retire()
         self._leaving = [region for region in [*self._leaving, *forgotten] if not region.closed.is_set()]
 
-    async def closed(self, name: str, is_cuda: bool) -> None:
-        """Return when the last users of the regions forgotten under ``name``, or of all, are gone and they are closed."""
-        for region in [region for region in self._leaving if _is_meant(region, name, is_cuda)]:
+    async def closed(self, name: str) -> None:
+        """Wait until every region that was forgotten under ``name``, or any name if it is empty, has been closed."""
+        for region in [region for region in self._leaving if name in ("", region.name)]:
             await region.closed.wait()
 
     async def unregister(self, name: str = "") -> None:
-        """Forget system region ``name``, or all, and return when they are closed. Raises Unsupported."""
-        self.forget(name, is_cuda=False)
-        await self.closed(name, is_cuda=False)
-
-    async def unregister_cuda(self, name: str = "") -> None:
-        """``unregister`` for CUDA regions."""
-        self.forget(name, is_cuda=True)
-        await self.closed(name, is_cuda=True)
+        """Forget region ``name``, or all, and return when they are closed. Raises Unsupported."""
+        self.forget(name)
+        await self.closed(name)
 
     def lease(self) -> Lease:
         """For one request; costs nothing until a region is used."""
@@ -104,20 +93,6 @@ class SharedMemory:
         for region in regions.values():
             region.retire()
 
-    def _status(self, name: str, is_cuda: bool) -> list[dict[str, str | int]]:
-        self._check_enabled()
-        if not name:
-            return [region.describe() for region in self._regions.values() if region.is_cuda is is_cuda]
-        region = self._regions.get(name)
-        kinds = ("CUDA", "system") if is_cuda else ("system", "CUDA")
-        if region is None:
-            raise NotFound(f"Unable to find {kinds[0].lower()} shared memory region: '{name}'")
-        if region.is_cuda is not is_cuda:
-            raise NotFound(
-                f"The region named '{name}' is registered as {kinds[1]} shared memory, not {kinds[0]} shared memory"
-            )
-        return [region.describe()]
-
     def _check_new(self, name: str) -> None:
         self._check_enabled()
         if name in self._regions:
@@ -132,10 +107,6 @@ class SharedMemory:
     def _check_enabled(self) -> None:
         if not self.enabled:
             raise Unsupported("client shared memory is switched off", "set 'allow_client_shm' to 'true'")
-
-
-def _is_meant(region: Region, name: str, is_cuda: bool) -> bool:
-    return region.is_cuda is is_cuda and (not name or region.name == name)
 
 
 class Placement:

@@ -112,11 +112,11 @@ def test_errors(client: Client, model: str, headers: str, body: Any, status: int
 
 def test_the_server_itself(server: GatedServer, client: Client) -> None:
     assert read(ask(client, "/ping")) == {"status": "Healthy"}
-    server.call(lambda: setattr(server.dataplane, "ready", False))
+    server.call(server.dataplane.close)
     try:
         assert "Unhealthy" in read(ask(client, "/ping"), 503)["message"]
     finally:
-        server.call(lambda: setattr(server.dataplane, "ready", True))
+        server.call(server.dataplane.open)
     assert ask(client, "/", method="OPTIONS").body == client.ask(get("/openapi.json")).body
     explained = read(ask(client, "/explanations/m", [1]), 501)
     assert explained["type"] == "UnsupportedOperationException"
@@ -136,10 +136,6 @@ def test_keys(tmp_path: Path) -> None:
         assert error["type"] == "InvalidKeyException"
         assert read(ask(client, "/predictions/half_plus_two", [1], headers=alice)) == [2.5]
         assert read(ask(client, "/predictions/m", [1, 2], headers=alice), 403)["code"] == 403
-        for path in ("/models", "/models/half_plus_two", "/models/half_plus_two/all"):
-            assert read(ask(client, path, headers=alice), 403)["code"] == 403
-        assert read(ask(client, "/models?url=half_plus_two", b"", headers=alice), 403)["code"] == 403
-        assert read(ask(client, "/models/half_plus_two", method="DELETE", headers=alice), 403)["code"] == 403
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.errors import PenstockError
+from penstock.online.repository.handle import Handle
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.exchange import Exchange
 from penstock.request import InferRequest, Outcome
@@ -14,8 +15,8 @@ Write = Callable[[Mapping[str, Array]], bytes]
 """The outputs as JSON. Raises PenstockError."""
 
 
-def ask(exchange: Exchange, request: InferRequest, write: Write) -> None:
-    """Have ``request`` answered; it is cancelled when the client goes away."""
+def ask(exchange: Exchange, handle: Handle, request: InferRequest, write: Write) -> None:
+    """Have ``handle`` answer ``request``; it is cancelled when the client goes away."""
 
     def done(outcome: Outcome) -> None:
         if isinstance(outcome, PenstockError):
@@ -31,4 +32,4 @@ def ask(exchange: Exchange, request: InferRequest, write: Write) -> None:
     # The arrays hold on to the body as long as they need it.
     exchange.body = b""
     exchange.introduce(request)
-    exchange.pending = exchange.line.shared.dataplane.infer(request, done)
+    exchange.pending = exchange.line.shared.dataplane.infer(handle, request, done)

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import InvalidArgument, NotFound, Unsupported
+from penstock.online.repository.handle import Handle
 from penstock.online.server.http.api import metrics
 from penstock.online.server.http.dialects import examples, predictions
 from penstock.online.server.http.dialects.inference import ask
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Handler, Needs, Resource, Route
 from penstock.request import InferRequest
+from penstock.tensor import TensorSpec
 
 _LABELS = "version_labels"
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
@@ -27,24 +29,27 @@ _DTYPES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE"
 
 def _predict(exchange: Exchange, route: Route) -> None:
     """Inference of rows or columns."""
-    dataplane, version = exchange.line.shared.dataplane, _version(exchange, route)
-    batchable = dataplane.model_config(route.model, version).max_batch_size > 0
-    inputs = exchange.line.shared.inputs_of(route.model, version)
-    arrays, form = predictions.read(exchange.body, inputs, batchable)
-    request = InferRequest(route.model, arrays, version)
-    ask(exchange, request, lambda outputs: predictions.write(outputs, form))
+    handle = _acquire(exchange, route)
+    arrays, form = predictions.read(exchange.body, handle.signature.inputs, handle.config.max_batch_size > 0)
+    request = InferRequest(handle.name, arrays, handle.version)
+    ask(exchange, handle, request, lambda outputs: predictions.write(outputs, form))
 
 
 def _classify(exchange: Exchange, route: Route) -> None:
     """Labels and scores of examples."""
-    request = _read_examples(exchange, route)
-    labels = exchange.line.shared.dataplane.labels(route.model, request.model_version)
-    ask(exchange, request, lambda outputs: examples.write_classes(outputs, labels))
+    handle = _acquire(exchange, route)
+    ask(
+        exchange,
+        handle,
+        _read_examples(exchange, handle),
+        lambda outputs: examples.write_classes(outputs, handle.labels),
+    )
 
 
 def _regress(exchange: Exchange, route: Route) -> None:
     """A number for each example."""
-    ask(exchange, _read_examples(exchange, route), examples.write_values)
+    handle = _acquire(exchange, route)
+    ask(exchange, handle, _read_examples(exchange, handle), examples.write_values)
 
 
 def _explain(exchange: Exchange, route: Route) -> None:
@@ -52,10 +57,8 @@ def _explain(exchange: Exchange, route: Route) -> None:
     raise Unsupported(f"model '{route.model}' has no explainer", "ask with ':predict'")
 
 
-def _read_examples(exchange: Exchange, route: Route) -> InferRequest:
-    version = _version(exchange, route)
-    inputs = exchange.line.shared.inputs_of(route.model, version)
-    return InferRequest(route.model, examples.read(exchange.body, inputs), version)
+def _read_examples(exchange: Exchange, handle: Handle) -> InferRequest:
+    return InferRequest(handle.name, examples.read(exchange.body, handle.signature.inputs), handle.version)
 
 
 async def _status(exchange: Exchange, route: Route) -> dict[str, Any]:
@@ -84,14 +87,13 @@ async def _models(exchange: Exchange, route: Route) -> dict[str, Any]:
 
 def _metadata(exchange: Exchange, route: Route) -> None:
     """What goes into a model and what comes out."""
-    version = _version(exchange, route)
-    metadata: Any = exchange.line.shared.dataplane.model_metadata(route.model, version)
+    handle = _acquire(exchange, route)
     signature = {
-        "inputs": {one["name"]: _tensor_info(one) for one in metadata["inputs"]},
-        "outputs": {one["name"]: _tensor_info(one) for one in metadata["outputs"]},
+        "inputs": {spec.name: _tensor_info(spec) for spec in handle.signature.inputs},
+        "outputs": {spec.name: _tensor_info(spec) for spec in handle.signature.outputs},
         "method_name": "tensorflow/serving/predict",
     }
-    spec = {"name": route.model, "signature_name": "", "version": version or metadata["versions"][-1]}
+    spec = {"name": handle.name, "signature_name": "", "version": handle.version}
     signatures = {"signature_def": {"signature_def": {predictions.SIGNATURE: signature}}}
     exchange.reply_json({"model_spec": spec, "metadata": signatures})
 
@@ -108,11 +110,16 @@ def _metrics(exchange: Exchange, route: Route) -> None:
     metrics(exchange, route)
 
 
+def _acquire(exchange: Exchange, route: Route) -> Handle:
+    """The model version that the URL names. Raises NotFound, InvalidArgument, Unavailable."""
+    return exchange.line.shared.dataplane.acquire(route.model, _version(exchange, route), exchange.client)
+
+
 def _version(exchange: Exchange, route: Route) -> str:
     """The version that the URL names, by number or label; empty without. Raises NotFound, InvalidArgument."""
     if not route.name:
         return route.version
-    config = exchange.line.shared.dataplane.model_config(route.model)
+    config = exchange.line.shared.dataplane.acquire(route.model, "", exchange.client).config
     text = config.parameters[_LABELS].string_value if _LABELS in config.parameters else ""
     versions = {label.strip(): version.strip() for label, _, version in (one.partition(":") for one in text.split(","))}
     version = versions.get(route.name)
@@ -132,11 +139,12 @@ def _state(row: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _tensor_info(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
+    datatype = spec.datatype.value
     return {
-        "dtype": f"DT_{_DTYPES.get(spec['datatype'], spec['datatype'])}",
-        "tensor_shape": {"dim": [{"size": str(size), "name": ""} for size in spec["shape"]], "unknown_rank": False},
-        "name": spec["name"],
+        "dtype": f"DT_{_DTYPES.get(datatype, datatype)}",
+        "tensor_shape": {"dim": [{"size": str(size), "name": ""} for size in spec.shape], "unknown_rank": False},
+        "name": spec.name,
     }
 
 

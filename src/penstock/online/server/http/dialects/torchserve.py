@@ -1,4 +1,4 @@
-"""TorchServe's REST: inference by a model without a handler, and the resources of both its ports.
+"""TorchServe's inference API: a model without a handler, and the server's health.
 
 A body is the model's inputs as they are: JSON, raw tensors, or text for a model that takes text. Nothing is decoded that a
 handler would have to.
@@ -13,12 +13,11 @@ import orjson
 from penstock.errors import InvalidArgument, Unavailable, Unsupported
 from penstock.online.server.http.api import openapi
 from penstock.online.server.http.decoder import whole_body
-from penstock.online.server.http.dialects import torchserve_management as management
 from penstock.online.server.http.dialects.inference import ask
 from penstock.online.server.http.dialects.multipart import read_parts
 from penstock.online.server.http.dialects.nested import is_named, read_json, to_array, to_value, write_json
 from penstock.online.server.http.dialects.predictions import unnamed
-from penstock.online.server.http.exchange import Exchange, later
+from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Handler, Needs, Resource, Route
 from penstock.request import InferRequest
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
@@ -73,18 +72,19 @@ def write_error(status: int, message: str) -> bytes:
 
 def _predict(exchange: Exchange, route: Route) -> None:
     """Inference of raw, JSON or form data."""
-    shared = exchange.line.shared
-    inputs = shared.inputs_of(route.model, route.version)
-    batchable = shared.dataplane.model_config(route.model, route.version).max_batch_size > 0
+    handle = exchange.line.shared.dataplane.acquire(route.model, route.version, exchange.client)
+    inputs = handle.signature.inputs
     try:
         arrays = read(exchange.head.content_type, exchange.body, inputs)
     except _Unreadable:
         exchange.fail_with(415, f"model '{route.model}' has no handler that decodes this body ({_HINT})")
         return
-    is_row = batchable and all(arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays)
+    is_row = handle.config.max_batch_size > 0 and all(
+        arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
+    )
     if is_row:
         arrays = {name: array[None] for name, array in arrays.items()}
-    ask(exchange, InferRequest(route.model, arrays, route.version), lambda outputs: write(outputs, is_row))
+    ask(exchange, handle, InferRequest(handle.name, arrays, handle.version), lambda outputs: write(outputs, is_row))
 
 
 def _explain(exchange: Exchange, route: Route) -> None:
@@ -94,7 +94,7 @@ def _explain(exchange: Exchange, route: Route) -> None:
 
 def _ping(exchange: Exchange, route: Route) -> None:
     """Whether all models are loaded: 200 or 503."""
-    if not exchange.line.shared.dataplane.ready:
+    if not exchange.line.shared.dataplane.is_open:
         raise Unavailable("Unhealthy: the server is starting or ending", "try again later")
     exchange.reply_json({"status": "Healthy"})
 
@@ -135,12 +135,10 @@ def _media(content_type: bytes) -> bytes:
     return content_type.partition(b";")[0].strip().lower()
 
 
-def _resource(path: str, needs: Needs, *query: str, **handlers: Handler) -> Resource:
-    return Resource(path, {method.encode(): one for method, one in handlers.items()}, False, needs, write_error, query)
+def _resource(path: str, needs: Needs, **handlers: Handler) -> Resource:
+    return Resource(path, {method.encode(): one for method, one in handlers.items()}, False, needs, write_error)
 
 
-_LIST = ("limit", "next_page_token", "url", "model_name", "initial_workers")
-_MODEL = {"GET": later(management.describe), "PUT": later(management.scale), "DELETE": later(management.unregister)}
 _VERSIONS = ("", "/{version}")
 
 TORCHSERVE = [
@@ -148,8 +146,4 @@ TORCHSERVE = [
     _resource("/", Needs.NOTHING, OPTIONS=openapi),
     *[_resource(f"/predictions/{{model}}{one}", Needs.KEY, POST=_predict, PUT=_predict) for one in _VERSIONS],
     *[_resource(f"/explanations/{{model}}{one}", Needs.KEY, POST=_explain) for one in _VERSIONS],
-    _resource("/models", Needs.ADMIN, *_LIST, GET=later(management.list_models), POST=later(management.register)),
-    *[_resource(f"/models/{{model}}{one}", Needs.ADMIN, "min_worker", "max_worker", **_MODEL) for one in _VERSIONS],
-    _resource("/models/{model}/all", Needs.ADMIN, GET=later(management.describe_all)),
-    _resource("/models/{model}/{version}/set-default", Needs.ADMIN, PUT=management.set_default),
 ]
