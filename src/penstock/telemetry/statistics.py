@@ -68,7 +68,7 @@ _FAILURES = {Code.CANCELLED: Failure.CANCELED, Code.INTERNAL: Failure.BACKEND} |
 )
 
 
-class Answer(enum.StrEnum):
+class ResponseKind(enum.StrEnum):
     """What one response of a decoupled model was."""
 
     SUCCESS = "success"
@@ -132,7 +132,7 @@ class ResponseStatistics:
 
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
-    answers: dict[Answer, Duration] = field(default_factory=lambda: {kind: Duration() for kind in Answer})
+    answers: dict[ResponseKind, Duration] = field(default_factory=lambda: {kind: Duration() for kind in ResponseKind})
 
 
 def _buckets() -> list[int]:
@@ -264,7 +264,7 @@ class ModelStatistics:
         if self.recent is not None:
             self.recent.cache_miss.add(lookup_ns, 1, time.monotonic_ns())
 
-    def responded(self, number: int, kind: Answer, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
+    def responded(self, number: int, kind: ResponseKind, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
         """A decoupled model gave the response ``number`` (from 0) of a request.
 
         It worked on it from ``started_ns``, and from ``output_ns`` on its outputs (0: it had none).
@@ -274,7 +274,7 @@ class ModelStatistics:
         response = self.responses.get(number)
         if response is None:
             response = self.responses[number] = ResponseStatistics()
-        if kind is not Answer.CANCEL:
+        if kind is not ResponseKind.CANCEL:
             response.compute_infer.add((output_ns or now_ns) - started_ns)
         if output_ns:
             response.compute_output.add(now_ns - output_ns)
