@@ -46,7 +46,7 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 MAX_BATCH = 64
 
 
-class NullModel:
+class NullModel(LoadedModel):
     """Answers with what it was asked: a model that costs nothing."""
 
     signature = Signature(
