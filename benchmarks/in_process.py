@@ -34,7 +34,7 @@ from penstock.online.server.network.connections import Connections
 from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.perf.grpc_client import INFER, GrpcConnection, Lane
-from penstock.perf.http_client import Address, Head
+from penstock.perf.http_client import Address, AnswerHead
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.telemetry.batch_log import BatchLog
 from penstock.telemetry.logging import LogSettings
@@ -46,7 +46,7 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 MAX_BATCH = 64
 
 
-class NullModel:
+class NullModel(LoadedModel):
     """Answers with what it was asked: a model that costs nothing."""
 
     signature = Signature(
@@ -154,7 +154,7 @@ class InProcess:
         server.connection_made(Pipe(lambda data: soon(client.data_received, data)))
         client.connection_made(Pipe(lambda data: soon(server.data_received, data)))
 
-        def answered(lane: Lane, answer: Head) -> None:
+        def answered(lane: Lane, answer: AnswerHead) -> None:
             if answer.status != 200:
                 loop.fail(RuntimeError(lane.body().decode(errors="replace")))
             elif loop.next():

@@ -13,7 +13,7 @@ import orjson
 
 from benchmarks.servers import Server
 from penstock.perf.grpc_client import framed
-from penstock.perf.http_client import Address, Answer, Session
+from penstock.perf.http_client import Address, HttpAnswer, HttpSession
 from penstock.perf.oip_client import infer_message
 from penstock.protocol import messages
 from penstock.tensor import Array, DataType, from_wire
@@ -102,8 +102,8 @@ def shared_region(row: Array, slots: int) -> Iterator[Region]:
         path.unlink(missing_ok=True)
 
 
-async def _ask(server: Server, request: bytes) -> Answer:
-    session = Session(server.address)
+async def _ask(server: Server, request: bytes) -> HttpAnswer:
+    session = HttpSession(server.address)
     try:
         return await session.ask(request)
     finally:

@@ -18,7 +18,7 @@ from penstock.bundle.evidence import Interval
 from penstock.perf.grpc_client import GrpcConnector
 from penstock.perf.http_client import Address, connect
 from penstock.perf.load import closed_loop, run
-from penstock.perf.loops import Connect, Window
+from penstock.perf.loops import Connect, LoadWindow
 from penstock.perf.measure import Timings, speedup
 from penstock.perf.oip_client import infer_request
 from penstock.tensor import Array
@@ -92,7 +92,7 @@ def burst(side: Side, connections: int, seconds: float, warmup_s: float = 0.0) -
     """
     before = side.server.cpu_seconds()
     with pinned(split_cores()[1]):
-        window = Window(seconds, warmup_s)
+        window = LoadWindow(seconds, warmup_s)
         load = run(closed_loop(side.address, side.requests, connections, window, connect=side.connector()))
     used = side.server.cpu_seconds() - before
     if load.errors or not load.requests:

@@ -33,7 +33,7 @@ from penstock.engines.registry import get_engine
 from penstock.errors import Unavailable
 from penstock.perf import load
 from penstock.perf.grpc_client import GrpcConnector, Lane
-from penstock.perf.http_client import Head, Session
+from penstock.perf.http_client import AnswerHead, HttpSession
 from penstock.perf.oip_client import decode_answer, infer_request
 from penstock.tensor import Array
 
@@ -84,7 +84,7 @@ class Soak:
             await asyncio.sleep(_PAUSE_S * self._random.random())
 
     def _infer(self, form: str) -> Callable[[], Awaitable[None]]:
-        session = Session(self._server.address)
+        session = HttpSession(self._server.address)
 
         async def work() -> None:
             row = self._random.randrange(_ROWS)
@@ -105,7 +105,7 @@ class Soak:
         lanes: list[Lane] = []
         waiting: list[asyncio.Future[bytes]] = []
 
-        def on_answer(lane: Lane, head: Head) -> None:
+        def on_answer(lane: Lane, head: AnswerHead) -> None:
             future = waiting.pop()
             if future.done():
                 return  # it was given up
@@ -133,7 +133,7 @@ class Soak:
         return work
 
     def _use_shared_memory(self) -> Callable[[], Awaitable[None]]:
-        session = Session(self._server.address)
+        session = HttpSession(self._server.address)
 
         async def work() -> None:
             self._region.clear()
@@ -184,7 +184,7 @@ class Soak:
     def _misbehave(self) -> Callable[[], Awaitable[None]]:
         async def work() -> None:
             request, statuses = self._random.choice(self._bad)
-            session = Session(self._server.address)
+            session = HttpSession(self._server.address)
             try:
                 answer = await session.ask(request)
             except Unavailable:
@@ -199,7 +199,7 @@ class Soak:
         return work
 
     def _control(self) -> Callable[[], Awaitable[None]]:
-        session = Session(self._server.address)
+        session = HttpSession(self._server.address)
         host = self._server.address.authority
         paths = ("/v2", "/v2/health/ready", "/v2/models/mlp", "/v2/models/mlp/config", "/v2/models/mlp/stats")
         gets = [f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode() for path in paths]

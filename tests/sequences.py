@@ -8,6 +8,7 @@ import numpy as np
 
 import models
 from penstock.artifact import Artifact
+from penstock.engines.base import LoadedModel
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
@@ -52,7 +53,7 @@ def _column(name: str, datatype: DataType = FP32) -> TensorSpec:
     return TensorSpec(name, datatype, (-1, 1))
 
 
-class SlotSums:
+class SlotSums(LoadedModel):
     """A model that keeps the sum of what each of its rows was given since its start: ``y``. A row that is not ready, or whose START
     is missing at first, must not change it. Asked for a negative number, it fails before it changes anything."""
 

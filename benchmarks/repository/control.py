@@ -15,7 +15,7 @@ import orjson
 
 from benchmarks.requests import post
 from benchmarks.servers import Server, serving
-from penstock.perf.http_client import Address, Session
+from penstock.perf.http_client import Address, HttpSession
 
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.01
@@ -51,7 +51,7 @@ class Control:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._session = Session(address, _PATIENCE_S)
+        self._session = HttpSession(address, _PATIENCE_S)
 
     async def load(self, model: str, config: dict[str, Any] | None = None) -> None:
         """``config`` takes the place of the model's own."""

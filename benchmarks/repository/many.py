@@ -15,7 +15,7 @@ from benchmarks.results import Row, claim, fact
 from benchmarks.servers import Server, pinned, split_cores
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
-from penstock.perf.loops import Window
+from penstock.perf.loops import LoadWindow
 
 _COUNT = 300
 _SETTLE_S = 2.0
@@ -51,7 +51,7 @@ def rows(server: Server, metrics: Address, count: int, idle_s: float) -> list[Ro
     }
     with pinned(split_cores()[1]):
         answers = {
-            name: run(closed_loop(address, [request], 1, Window(None, max_requests=200)))
+            name: run(closed_loop(address, [request], 1, LoadWindow(None, max_requests=200)))
             for name, (address, request) in asked.items()
         }
     if failed := [answer.first_errors for answer in answers.values() if answer.errors]:

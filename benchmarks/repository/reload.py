@@ -23,7 +23,7 @@ from benchmarks.results import Row, claim, fact
 from benchmarks.rounds import ratio
 from benchmarks.servers import Server, pinned, split_cores
 from penstock.perf.load import closed_loop, open_loop, run
-from penstock.perf.loops import Window
+from penstock.perf.loops import LoadWindow
 from penstock.perf.oip_client import infer_request
 from penstock.perf.tally import LoadResult
 
@@ -117,7 +117,7 @@ async def measure(
         for name, rate in _OTHERS.items()
         for _ in range(rate)
     ]
-    capacity = (await closed_loop(server.address, stays, 1, Window(2.0, 0.5))).throughput
+    capacity = (await closed_loop(server.address, stays, 1, LoadWindow(2.0, 0.5))).throughput
     control = Control(server.address)
     done = Operations(root, variants, control)
     results: dict[str, list[LoadResult]] = {"quiet": [], "busy": []}
@@ -125,7 +125,7 @@ async def measure(
     numbers = itertools.count()
 
     async def window(busy: bool) -> None:
-        span = Window(seconds, 0.3)
+        span = LoadWindow(seconds, 0.3)
         number = next(numbers)
         found, other, _ = await asyncio.gather(
             open_loop(server.address, stays, _SHARE * capacity, span, max_connections=_CONNECTIONS, seed=number),

@@ -16,7 +16,7 @@ from benchmarks.rounds import Side, burst, ratio, side
 from benchmarks.servers import Server, penstock, pinned, split_cores
 from penstock.bundle.evidence import Interval
 from penstock.perf import load
-from penstock.perf.loops import Window
+from penstock.perf.loops import LoadWindow
 from penstock.perf.oip_client import infer_request
 from penstock.tensor import Array
 
@@ -95,7 +95,7 @@ def hurry(server: Server, images: list[Array]) -> list[bytes]:
 def overload(server: Server, requests: list[bytes], rate: float, seconds: float) -> Overloaded:
     """One burst of ``rate`` requests a second. Raises RuntimeError if any fails but for being refused."""
     with pinned(split_cores()[1]):
-        found = load.run(load.open_loop(server.address, requests, rate, Window(seconds, 0.5), max_connections=1024))
+        found = load.run(load.open_loop(server.address, requests, rate, LoadWindow(seconds, 0.5), max_connections=1024))
     if set(found.errors_by_kind) - _REFUSALS:
         raise RuntimeError(f"requests failed under overload: {found.errors_by_kind} {found.first_errors}")
     return Overloaded(found.throughput, found.p99_ms, found.offered_rate, found.errors / max(1, found.requests))

@@ -12,7 +12,7 @@ from penstock.artifact import Artifact, Format, sha256
 from penstock.errors import AlreadyExists, Unavailable, Unsupported
 from penstock.request import InferRequest
 from penstock.resources import Resources
-from penstock.storage.base import Entry, check_contained, missing, too_large
+from penstock.storage.base import StorageEntry, check_contained, missing, too_large
 from penstock.storage.local import LocalStorage
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
@@ -128,13 +128,15 @@ class MemoryStorage:
         self._writes = 0
         self._scratch = scratch
 
-    def list(self, folder: str = "") -> Sequence[Entry]:
+    def list(self, folder: str = "") -> Sequence[StorageEntry]:
         prefix = f"{check_contained(folder)}/" if folder else ""
-        entries: dict[str, Entry] = {}
+        entries: dict[str, StorageEntry] = {}
         for path, (data, number) in self._files.items():
             if path.startswith(prefix):
                 name, slash, _ = path.removeprefix(prefix).partition("/")
-                entries[name] = Entry(name, is_folder=True) if slash else Entry(name, False, len(data), str(number))
+                entries[name] = (
+                    StorageEntry(name, is_folder=True) if slash else StorageEntry(name, False, len(data), str(number))
+                )
         if folder and not entries:
             raise missing(folder)
         return [entries[name] for name in sorted(entries)]

@@ -15,17 +15,17 @@ from benchmarks.requests import grpc_answer, grpc_request
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.perf.grpc_client import GrpcConnector
-from penstock.perf.http_client import Answer, Session
+from penstock.perf.http_client import HttpAnswer, HttpSession
 from penstock.perf.load import closed_loop, run
-from penstock.perf.loops import Window
+from penstock.perf.loops import LoadWindow
 from penstock.tensor import Array
 
 ROW = np.linspace(-1, 1, 32, dtype=np.float32)[None]
 
 
 def ask(server: servers.Server, form: Form) -> Array:
-    async def main() -> Answer:
-        session = Session(server.address)
+    async def main() -> HttpAnswer:
+        session = HttpSession(server.address)
         try:
             return await session.ask(form.request(server.address, "mlp", ROW))
         finally:
@@ -44,7 +44,7 @@ def ask_grpc(server: servers.Server) -> Array:
         found.append(body)
         return True
 
-    window = Window(duration_s=None, warmup_s=0.0, max_requests=1)
+    window = LoadWindow(duration_s=None, warmup_s=0.0, max_requests=1)
     request = grpc_request("mlp", {"input": ROW})
     result = run(closed_loop(server.grpc, [request], 1, window, keep, connect=GrpcConnector()))
     assert result.errors == 0, result.first_errors

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import models, servers
 from benchmarks.requests import grpc_answer, grpc_request, shared_region
 from benchmarks.rounds import burst, grpc_side, http_side
-from penstock.perf.http_client import Session
+from penstock.perf.http_client import HttpSession
 from penstock.protocol import messages
 
 ROW = np.arange(16, dtype=np.float32)[None]
@@ -58,7 +58,7 @@ def test_a_server_that_refuses_shared_memory_says_so(tmp_path: Path) -> None:
             region.requests(server, "identity")
 
         async def ask() -> int:
-            session = Session(server.address)
+            session = HttpSession(server.address)
             try:
                 return (await session.ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")).status
             finally:

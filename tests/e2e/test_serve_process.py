@@ -13,7 +13,7 @@ import pytest
 import models
 from http_servers import Client, get, post
 from penstock.perf.http_client import Address
-from penstock.perf.load import Window, closed_loop, run
+from penstock.perf.load import LoadWindow, closed_loop, run
 from processes import PATIENCE_S, ServerProcess
 
 LOOPS = ["asyncio", "uvloop"]
@@ -73,7 +73,7 @@ def test_no_request_is_dropped_by_a_server_that_ends_under_load(model: Path, loo
             return True
 
         answered = 0
-        window = Window(duration_s=1.2, warmup_s=0)
+        window = LoadWindow(duration_s=1.2, warmup_s=0)
         result = run(closed_loop(Address(*server.address), [infer(1)], 16, window, end_after_some))
         assert answered >= 200
         assert set(result.errors_by_kind) <= {"no connection"}

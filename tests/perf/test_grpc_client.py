@@ -16,7 +16,7 @@ from penstock.errors import Unavailable
 from penstock.perf.grpc_client import GrpcConnector, framed
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
-from penstock.perf.loops import Window
+from penstock.perf.loops import LoadWindow
 from penstock.perf.tally import ClosedLoopResult
 from servers import answer, answering, serving
 
@@ -42,15 +42,15 @@ def echo(message: bytes, context: grpc.ServicerContext) -> bytes:
     return message
 
 
-def few(count: int, timeout_s: float = 20.0) -> Window:
-    return Window(duration_s=None, warmup_s=0.0, timeout_s=timeout_s, max_requests=count)
+def few(count: int, timeout_s: float = 20.0) -> LoadWindow:
+    return LoadWindow(duration_s=None, warmup_s=0.0, timeout_s=timeout_s, max_requests=count)
 
 
 def load(
     address: Address,
     messages: list[bytes],
     lanes: int,
-    window: Window,
+    window: LoadWindow,
     connector: GrpcConnector | None = None,
     **more: Any,
 ) -> ClosedLoopResult:

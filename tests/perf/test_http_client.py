@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable, Unsupported
-from penstock.perf.http_client import Address, Answer, Head, Session, parse_head
+from penstock.perf.http_client import Address, AnswerHead, HttpAnswer, HttpSession, parse_head
 from penstock.perf.load import run
 from servers import answer, answering, serving
 
@@ -39,10 +39,10 @@ def test_a_bad_url_is_refused_with_an_example(url: str) -> None:
 
 
 def test_heads_are_read_whatever_the_case_and_spaces() -> None:
-    assert parse_head(b"HTTP/1.1 200 OK\r\nContent-Length: 12") == Head(200, 12, None, close=False)
+    assert parse_head(b"HTTP/1.1 200 OK\r\nContent-Length: 12") == AnswerHead(200, 12, None, close=False)
     assert parse_head(
         b"HTTP/1.1 404\r\ncontent-length:3\r\nInference-Header-Content-Length:  2 \r\nCONNECTION: Close"
-    ) == (Head(404, 3, 2, close=True))
+    ) == (AnswerHead(404, 3, 2, close=True))
     assert parse_head(b"HTTP/1.0 200 OK\r\nContent-Length: 0").close
     assert not parse_head(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive").close
 
@@ -73,15 +73,15 @@ def test_answers_arrive_whole_however_they_are_cut() -> None:
         await asyncio.sleep(0.001)  # lets the first piece go out as a packet of its own
         writer.write(text[cut:])
 
-    async def main() -> list[Answer]:
+    async def main() -> list[HttpAnswer]:
         async with serving(handle) as address:
-            session = Session(address)
+            session = HttpSession(address)
             try:
                 return [await session.ask(QUESTION) for _ in range(1, len(text))]
             finally:
                 session.close()
 
-    assert set(run(main())) == {Answer(200, b"0123456789", 4)}
+    assert set(run(main())) == {HttpAnswer(200, b"0123456789", 4)}
 
 
 def test_an_answer_may_come_byte_by_byte_or_be_large() -> None:
@@ -96,7 +96,7 @@ def test_an_answer_may_come_byte_by_byte_or_be_large() -> None:
 
     async def main() -> list[bytes]:
         async with serving(handle) as address:
-            session = Session(address)
+            session = HttpSession(address)
             try:
                 return [(await session.ask(QUESTION)).body for _ in range(4)]
             finally:
@@ -119,12 +119,12 @@ def test_a_session_says_why_there_is_no_answer_and_recovers() -> None:
 
     async def main() -> bytes:
         async with serving(handle) as address:
-            session = Session(address)
+            session = HttpSession(address)
             with pytest.raises(Unavailable, match="connection dropped"):
                 await session.ask(QUESTION)
             with pytest.raises(Unavailable, match="unreadable answer"):
                 await session.ask(QUESTION)
-            hasty = Session(address, timeout_s=0.1)
+            hasty = HttpSession(address, timeout_s=0.1)
             with pytest.raises(DeadlineExceeded, match=r"within 0\.1 s"):
                 await hasty.ask(QUESTION)
             hasty.close()

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import InvalidArgument, Unavailable
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, open_loop, run
-from penstock.perf.loops import Window
+from penstock.perf.loops import LoadWindow
 from penstock.perf.oip_client import decode_answer, infer_request
 from penstock.perf.pacing import poisson_arrivals
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
@@ -22,12 +22,12 @@ NOBODY = Address("127.0.0.1", 1)
 QUESTION = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def few(count: int, timeout_s: float = 10.0) -> Window:
+def few(count: int, timeout_s: float = 10.0) -> LoadWindow:
     """Exactly ``count`` requests, no warm-up."""
-    return Window(duration_s=None, warmup_s=0.0, timeout_s=timeout_s, max_requests=count)
+    return LoadWindow(duration_s=None, warmup_s=0.0, timeout_s=timeout_s, max_requests=count)
 
 
-def closed(handle, concurrency: int, window: Window, **options) -> ClosedLoopResult:
+def closed(handle, concurrency: int, window: LoadWindow, **options) -> ClosedLoopResult:
     async def main() -> ClosedLoopResult:
         async with serving(handle) as address:
             return await closed_loop(address, [QUESTION], concurrency, window, **options)
@@ -35,7 +35,7 @@ def closed(handle, concurrency: int, window: Window, **options) -> ClosedLoopRes
     return run(main())
 
 
-def opened(handle, rate: float, window: Window, **options) -> OpenLoopResult:
+def opened(handle, rate: float, window: LoadWindow, **options) -> OpenLoopResult:
     async def main() -> OpenLoopResult:
         async with serving(handle) as address:
             return await open_loop(address, [QUESTION], rate, window, **options)
@@ -187,13 +187,13 @@ def test_warm_up_does_not_count() -> None:
     async def handle(request, writer):
         writer.write(answer(status="500 Internal Server Error" if next(numbers) < 3 else "200 OK"))
 
-    result = closed(handle, 1, Window(duration_s=0.1, warmup_s=0.3))
+    result = closed(handle, 1, LoadWindow(duration_s=0.1, warmup_s=0.3))
     assert result.errors == 0
     assert 0 < result.requests < next(numbers) - 3
 
 
 def test_an_open_loop_sends_every_arrival_of_its_seed() -> None:
-    window = Window(duration_s=0.4, warmup_s=0.1)
+    window = LoadWindow(duration_s=0.4, warmup_s=0.1)
     due = [at for at in itertools.takewhile(lambda at: at < 0.5, poisson_arrivals(1000, seed=7)) if at >= 0.1]
     result = opened(answering(answer()), 1000, window, seed=7)
     assert result.errors == 0
@@ -221,7 +221,7 @@ def test_a_stall_is_charged_for_everyone_whom_it_kept_waiting() -> None:
         writer.write(answer())
 
     # Two connections: all but two of the requests that fell due in the stall were not even sent then.
-    result = opened(handle, 500, Window(duration_s=0.5, warmup_s=0.0), max_connections=2)
+    result = opened(handle, 500, LoadWindow(duration_s=0.5, warmup_s=0.0), max_connections=2)
     began, ended = stalled
     assert result.errors == 0
     assert result.connections == 2
@@ -234,7 +234,7 @@ def test_arrivals_are_never_skipped_and_those_left_at_the_end_time_out() -> None
         await asyncio.Event().wait()
 
     due = list(itertools.takewhile(lambda at: at < 0.2, poisson_arrivals(500, seed=0)))
-    result = opened(handle, 500, Window(duration_s=0.2, warmup_s=0.0, timeout_s=0.2), max_connections=2)
+    result = opened(handle, 500, LoadWindow(duration_s=0.2, warmup_s=0.0, timeout_s=0.2), max_connections=2)
     assert abs(result.requests - len(due)) <= 1
     assert result.errors_by_kind == {"time-out": result.requests}
     assert result.throughput == 0
@@ -249,7 +249,7 @@ def test_late_answers_are_awaited_but_do_not_count_as_throughput() -> None:
 
     async def main() -> OpenLoopResult:
         async with serving(handle) as address:
-            load = asyncio.create_task(open_loop(address, [QUESTION], 200, Window(duration_s=0.2, warmup_s=0.0)))
+            load = asyncio.create_task(open_loop(address, [QUESTION], 200, LoadWindow(duration_s=0.2, warmup_s=0.0)))
             asyncio.get_running_loop().call_later(0.8, released.set)
             return await load
 
@@ -269,7 +269,7 @@ def test_an_open_loop_survives_drops() -> None:
         else:
             writer.write(answer())
 
-    result = opened(handle, 500, Window(duration_s=0.3, warmup_s=0.0))
+    result = opened(handle, 500, LoadWindow(duration_s=0.3, warmup_s=0.0))
     assert set(result.errors_by_kind) == {"connection dropped"}
     assert result.errors >= result.requests // 20
 
@@ -293,6 +293,6 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="no requests"):
         run(closed_loop(NOBODY, [], 1))
     with pytest.raises(InvalidArgument, match="no end"):
-        run(closed_loop(NOBODY, [QUESTION], 1, Window(duration_s=None)))
+        run(closed_loop(NOBODY, [QUESTION], 1, LoadWindow(duration_s=None)))
     with pytest.raises(InvalidArgument, match="needs a duration"):
-        run(open_loop(NOBODY, [QUESTION], 1, Window(max_requests=3)))
+        run(open_loop(NOBODY, [QUESTION], 1, LoadWindow(max_requests=3)))

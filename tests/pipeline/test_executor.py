@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError, Unavailable
 from penstock.pipeline.condition import Condition
-from penstock.pipeline.executor import Run, Told, Work
-from penstock.pipeline.graph import Graph, Step, declare
+from penstock.pipeline.executor import PipelineRun, Told, Work
+from penstock.pipeline.graph import Graph, PipelineStep, declare
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 
 class Job(msgspec.Struct, eq=False):
     """A step under way."""
 
-    step: Step
+    step: PipelineStep
     inputs: dict[str, Array]
     done: Callable[[Told], None]
     cancelled: bool = False
@@ -37,7 +37,7 @@ class Job(msgspec.Struct, eq=False):
         done(outputs)
 
 
-def compute(step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def compute(step: PipelineStep, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Another array for every output; what is computed depends on all inputs and their names."""
     total = sum(array * (len(own) + int(own[1:])) for own, array in inputs.items())
     return {own: np.asarray(total + int(own[1:]) + 1) for own in step.outputs}
@@ -47,12 +47,12 @@ def spec(name: str) -> TensorSpec:
     return TensorSpec(name, DataType.INT64, (1,))
 
 
-def make(inputs: list[str], outputs: list[str], *steps: Step, **more: Any) -> Graph:
+def make(inputs: list[str], outputs: list[str], *steps: PipelineStep, **more: Any) -> Graph:
     return declare(Signature(tuple(map(spec, inputs)), tuple(map(spec, outputs))), steps, **more)
 
 
-def step(name: str, reads: list[str], gives: list[str], condition: str = "", **more: Any) -> Step:
-    return Step(
+def step(name: str, reads: list[str], gives: list[str], condition: str = "", **more: Any) -> PipelineStep:
+    return PipelineStep(
         name,
         {f"i{n}": tensor for n, tensor in enumerate(reads)},
         {f"o{n}": tensor for n, tensor in enumerate(gives)},
@@ -71,9 +71,9 @@ class Bench:
         self.told: list[Told] = []
         self.refuse: dict[str, Exception] = {}
         self.alive: dict[int, tuple[frozenset[str], weakref.ref[Array]]] = {}
-        self.run = Run(self.plan, self.start, self.told.append)
+        self.run = PipelineRun(self.plan, self.start, self.told.append)
 
-    def start(self, one: Step, inputs: dict[str, Array], done: Callable[[Told], None]) -> Work:
+    def start(self, one: PipelineStep, inputs: dict[str, Array], done: Callable[[Told], None]) -> Work:
         if one.name in self.refuse:
             raise self.refuse[one.name]
         job = Job(one, inputs, done)
@@ -181,13 +181,13 @@ def test_a_run_that_is_cancelled_cancels_its_steps() -> None:
 def test_a_step_that_was_being_started_when_the_run_ended_is_cancelled() -> None:
     jobs: list[Job] = []
 
-    def start(one: Step, inputs: dict[str, Array], done: Callable[[Told], None]) -> Work:
+    def start(one: PipelineStep, inputs: dict[str, Array], done: Callable[[Told], None]) -> Work:
         jobs.append(Job(one, inputs, done))
         run.cancel()
         return jobs[-1]
 
     told: list[Told] = []
-    run = Run(DIAMOND.plan(["y"]), start, told.append)
+    run = PipelineRun(DIAMOND.plan(["y"]), start, told.append)
     run.begin({"x": np.array([1])})
     assert jobs[0].cancelled
     assert len(told) == 1
@@ -196,7 +196,7 @@ def test_a_step_that_was_being_started_when_the_run_ended_is_cancelled() -> None
 def test_many_steps_that_are_done_at_once_are_no_recursion() -> None:
     chain = [step(str(n), [f"t{n}"], [f"t{n + 1}"]) for n in range(3000)]
     told: list[Told] = []
-    run = Run(
+    run = PipelineRun(
         make(["t0"], ["t3000"], *chain).plan(["t3000"]),
         lambda one, inputs, done: done(compute(one, inputs)),
         told.append,

@@ -8,18 +8,18 @@ import pytest
 
 from penstock.errors import InvalidConfig
 from penstock.pipeline.condition import Condition
-from penstock.pipeline.graph import Graph, Step, declare
+from penstock.pipeline.graph import Graph, PipelineStep, declare
 from penstock.tensor import DataType, Signature, TensorSpec
 
 
-def step(name: str, **more: Any) -> Step:
+def step(name: str, **more: Any) -> PipelineStep:
     """``a.b>c.d`` reads tensors a and b and gives c and d; its own names are i0, i1 … and o0, o1 …"""
     read, _, given = name.partition(">")
     inputs = {f"i{n}": tensor for n, tensor in enumerate(filter(None, read.split(".")))}
     outputs = {f"o{n}": tensor for n, tensor in enumerate(filter(None, given.split(".")))}
     if "condition" in more:
         more["condition"] = Condition.parse(more["condition"])
-    return Step(**{"name": name, "inputs": inputs, "outputs": outputs} | more)
+    return PipelineStep(**{"name": name, "inputs": inputs, "outputs": outputs} | more)
 
 
 def spec(name: str, kind: str = "FP32", *shape: int) -> TensorSpec:
@@ -30,12 +30,12 @@ def whole(inputs: str, outputs: str) -> Signature:
     return Signature(tuple(map(spec, inputs.split("."))), tuple(map(spec, outputs.split("."))))
 
 
-def graph(inputs: str, outputs: str, *steps: str | Step, **more: Any) -> Graph:
+def graph(inputs: str, outputs: str, *steps: str | PipelineStep, **more: Any) -> Graph:
     made = [step(one) if isinstance(one, str) else one for one in steps]
     return declare(whole(inputs, outputs), made, **more)
 
 
-def names(steps: tuple[Step, ...]) -> list[str]:
+def names(steps: tuple[PipelineStep, ...]) -> list[str]:
     return [one.name for one in steps]
 
 
@@ -91,7 +91,7 @@ def test_one_tensor_may_be_several_inputs_of_a_step() -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_refused(steps: list[str | Step], message: str) -> None:
+def test_what_cannot_run_is_refused(steps: list[str | PipelineStep], message: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         graph("x", "y", *steps)
     assert message in str(caught.value)
@@ -102,7 +102,9 @@ def test_an_unknown_optional_output_is_refused() -> None:
         graph("x", "y", "x>y", optional=frozenset({"z"}))
 
 
-def typed(shape: tuple[int, ...] = (-1, 2), kind: str = "FP32", *, batchable: bool = False, **more: Any) -> Step:
+def typed(
+    shape: tuple[int, ...] = (-1, 2), kind: str = "FP32", *, batchable: bool = False, **more: Any
+) -> PipelineStep:
     """A step from ``shape`` and ``kind`` to FP32 (-1, 2)."""
     signature = Signature((spec("i0", kind, *shape),), (spec("o0"),))
     return step("x>y", signature=signature, batchable=batchable, **more)
@@ -119,7 +121,7 @@ def typed(shape: tuple[int, ...] = (-1, 2), kind: str = "FP32", *, batchable: bo
     ],
     ids=["same", "batches", "free", "a batch of one", "one row"],
 )
-def test_tensors_that_fit(one: Step, batchable: bool) -> None:
+def test_tensors_that_fit(one: PipelineStep, batchable: bool) -> None:
     graph("x", "y", one, batchable=batchable)
 
 
@@ -140,7 +142,7 @@ def test_tensors_that_fit(one: Step, batchable: bool) -> None:
         (typed(condition="x"), False, "'x != 0' of step 'x>y' needs one number, but the tensor is FP32"),
     ],
 )
-def test_tensors_that_do_not_fit(one: Step, batchable: bool, message: str) -> None:
+def test_tensors_that_do_not_fit(one: PipelineStep, batchable: bool, message: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         graph("x", "y", one, batchable=batchable)
     assert message in str(caught.value)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.telemetry.quantiles import QUANTILES, WINDOW_NS, RecentDurations, Window
+from penstock.telemetry.quantiles import QUANTILES, WINDOW_NS, RecentDurations, RecentWindow
 
 T = 10**15
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=50), st.sampled_from(QUANTILES))
 def test_a_quantile_is_off_by_less_than_two_percent(durations: list[int], quantile: float) -> None:
-    window = Window()
+    window = RecentWindow()
     for ns in durations:
         window.add(ns, 1, T)
     (found,) = window.quantiles([quantile], T)
@@ -24,7 +24,7 @@ def test_a_quantile_is_off_by_less_than_two_percent(durations: list[int], quanti
 
 
 def test_what_is_older_than_a_minute_is_forgotten_and_takes_no_room() -> None:
-    window = Window()
+    window = RecentWindow()
     window.add(1000, 5, T)
     window.add(50, 2, T + WINDOW_NS // 2)
     assert window.quantiles([0.5], T + WINDOW_NS // 2) == pytest.approx([1000], rel=0.016)

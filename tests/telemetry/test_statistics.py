@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from penstock.telemetry.statistics import (
     BOUNDS_NS,
     MAX_RESPONSES,
-    Answer,
     BatchTimes,
     Failure,
     ModelStatistics,
     Reason,
+    ResponseKind,
     merge,
 )
 
@@ -121,11 +121,11 @@ def test_cache_hits_are_successes_that_nothing_computed() -> None:
 
 def test_responses_of_a_decoupled_model() -> None:
     statistics = ModelStatistics()
-    statistics.responded(0, Answer.SUCCESS, T, T + 10, output_ns=T + 7)
-    statistics.responded(1, Answer.EMPTY, T + 10, T + 12)
-    statistics.responded(0, Answer.FAIL, T, T + 4)
-    statistics.responded(1, Answer.CANCEL, T, T + 1)
-    statistics.responded(MAX_RESPONSES, Answer.SUCCESS, T, T + 1)
+    statistics.responded(0, ResponseKind.SUCCESS, T, T + 10, output_ns=T + 7)
+    statistics.responded(1, ResponseKind.EMPTY, T + 10, T + 12)
+    statistics.responded(0, ResponseKind.FAIL, T, T + 4)
+    statistics.responded(1, ResponseKind.CANCEL, T, T + 1)
+    statistics.responded(MAX_RESPONSES, ResponseKind.SUCCESS, T, T + 1)
     nothing = {"count": 0, "ns": 0}
     assert statistics.to_dict()["response_stats"] == {
         "0": {
@@ -221,7 +221,7 @@ def test_merging_sums_everything_but_moments_and_names() -> None:
         each.failed(Failure.CANCELED, T, T + 1)
         each.cache_hit(T, 1, T + 2)
         each.cache_miss(1)
-    other.responded(1, Answer.SUCCESS, T, T + 1)
+    other.responded(1, ResponseKind.SUCCESS, T, T + 1)
     other.responded_first(T, T + 1)
     stranger = ModelStatistics("a", "1")
     first, merged = merge([[one], [stranger, other]])
@@ -238,7 +238,7 @@ def test_merging_sums_everything_but_moments_and_names() -> None:
 
 def test_a_snapshot_is_independent_and_crosses_processes() -> None:
     statistics = two_batches()
-    statistics.responded(0, Answer.SUCCESS, T, T + 1)
+    statistics.responded(0, ResponseKind.SUCCESS, T, T + 1)
     copy = statistics.snapshot()
     assert copy == statistics
     for encode, decode in (
@@ -247,6 +247,6 @@ def test_a_snapshot_is_independent_and_crosses_processes() -> None:
     ):
         assert decode(encode(statistics), type=ModelStatistics) == copy
     statistics.executed([T], 5, Reason.IDLE, BatchTimes(T, T, T, T), T)
-    statistics.responded(0, Answer.SUCCESS, T, T + 1)
+    statistics.responded(0, ResponseKind.SUCCESS, T, T + 1)
     assert copy.batches[5].count == 1
-    assert copy.responses[0].answers[Answer.SUCCESS].count == 1
+    assert copy.responses[0].answers[ResponseKind.SUCCESS].count == 1

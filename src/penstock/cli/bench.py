@@ -21,7 +21,7 @@ from penstock.offline.dataset import load_dataset
 from penstock.perf.grpc_client import GrpcConnector, framed
 from penstock.perf.http_client import Address, connect
 from penstock.perf.load import closed_loop, open_loop, run
-from penstock.perf.loops import Target, Window
+from penstock.perf.loops import LoadWindow, Target
 from penstock.perf.oip_client import fetch_signature, infer_message, infer_request, random_inputs
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
 from penstock.tensor import Array, Signature
@@ -115,7 +115,7 @@ def bench(
         raise typer.Exit(1)
 
 
-def _measure(target: Target, window: Window, concurrencies: Sequence[int], rates: Sequence[float]) -> Iterator[Row]:
+def _measure(target: Target, window: LoadWindow, concurrencies: Sequence[int], rates: Sequence[float]) -> Iterator[Row]:
     address, requests = target.address, target.requests
     loads = [_connections(concurrency) for concurrency in concurrencies] + [f"{rate:g}/s" for rate in rates]
     seconds = (window.duration_s or 0.0) + window.warmup_s
@@ -199,10 +199,10 @@ def _parse_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def _window(duration_s: float, warmup_s: float, timeout_s: float) -> Window:
+def _window(duration_s: float, warmup_s: float, timeout_s: float) -> LoadWindow:
     if not (0 < duration_s < math.inf and 0 <= warmup_s < math.inf and 0 < timeout_s < math.inf):
         raise InvalidArgument(
             f"cannot measure for {duration_s:g} s after a warm-up of {warmup_s:g} s with a time-out of {timeout_s:g} s",
             "give positive numbers of seconds; only the warm-up may be 0",
         )
-    return Window(duration_s, warmup_s, timeout_s)
+    return LoadWindow(duration_s, warmup_s, timeout_s)

@@ -28,7 +28,7 @@ from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
-from penstock.perf.loops import Window
+from penstock.perf.loops import LoadWindow
 from penstock.perf.oip_client import infer_all, infer_request
 from penstock.perf.report import ServedRow, check_report_target, write_report
 from penstock.perf.tally import ClosedLoopResult
@@ -167,7 +167,7 @@ def measure(original: Served, built: Served, data: Dataset, rounds: int, progres
             progress(stage, number, rounds)
             for served in both if number % 2 else both[::-1]:
                 requests = _requests(served, data)
-                window = Window(duration_s=1.0, warmup_s=0.3)
+                window = LoadWindow(duration_s=1.0, warmup_s=0.3)
                 found = run(closed_loop(served.address, requests, connections, window))
                 if found.errors:
                     raise PenstockError(f"{found.errors} requests to '{served.model}' failed: {found.errors_by_kind}")

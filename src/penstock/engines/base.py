@@ -6,10 +6,11 @@ A ``LoadedModel`` exists only loaded, so there is no state in which ``forward`` 
 
 from __future__ import annotations
 
+import abc
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -141,6 +142,34 @@ class Engine(Protocol):
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         """Load. Raises InvalidModel if the engine refuses the artifact, InvalidConfig on unknown options."""
         ...
+
+
+class OptionsEngine(abc.ABC):
+    """What engines with a struct of options and a cost in proportion to the model's size have in common."""
+
+    name: ClassVar[str]
+    version: str
+    formats: ClassVar[frozenset[Format]]
+    options: ClassVar[type[msgspec.Struct]]
+    """Has a field ``threads``."""
+    copies: ClassVar[int]
+    """How often a loaded model holds its weights, at most."""
+    fixed_bytes: ClassVar[int]
+    """Memory that a loaded model takes besides."""
+
+    def gpus(self) -> int:
+        return 0
+
+    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
+        typed_options(self.name, options, self.options)
+        return check_artifact(artifact, self.formats)
+
+    def estimate(self, artifact: Artifact, options: Options) -> Resources:
+        threads: int = msgspec.structs.asdict(typed_options(self.name, options, self.options))["threads"]
+        return Resources(memory_bytes=self.copies * artifact.size_bytes + self.fixed_bytes, cores=max(1, threads))
+
+    @abc.abstractmethod
+    def load(self, artifact: Artifact, options: Options) -> LoadedModel: ...
 
 
 def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Finding]:

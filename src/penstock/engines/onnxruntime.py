@@ -19,6 +19,7 @@ from penstock.engines.base import (
     Finding,
     LoadedModel,
     Options,
+    OptionsEngine,
     Severity,
     check_artifact,
     missing_data,
@@ -27,25 +28,11 @@ from penstock.engines.base import (
 )
 from penstock.engines.model_bytes import has_control_flow, has_external_data
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
-from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
-_BY_ORT_TYPE = {
-    "tensor(bool)": DataType.BOOL,
-    "tensor(uint8)": DataType.UINT8,
-    "tensor(uint16)": DataType.UINT16,
-    "tensor(uint32)": DataType.UINT32,
-    "tensor(uint64)": DataType.UINT64,
-    "tensor(int8)": DataType.INT8,
-    "tensor(int16)": DataType.INT16,
-    "tensor(int32)": DataType.INT32,
-    "tensor(int64)": DataType.INT64,
-    "tensor(float16)": DataType.FP16,
-    "tensor(bfloat16)": DataType.BF16,
-    "tensor(float)": DataType.FP32,
-    "tensor(double)": DataType.FP64,
-    "tensor(string)": DataType.BYTES,
-}
+_ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "string"}
+"""Where they are not numpy's."""
+_BY_ORT_TYPE = {f"tensor({_ORT_NAMES.get(each, each.dtype.name)})": each for each in DataType}
 
 _GRAPH_LEVELS = {
     "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -55,7 +42,6 @@ _GRAPH_LEVELS = {
 }
 
 _CUDA = "CUDAExecutionProvider"
-_FIXED_COST_BYTES = 32 << 20
 _LARGE_BYTES = 1 << 20
 """From here on parsing takes longer than requests to other models should wait, which is about half a millisecond."""
 # What goes wrong reaches the caller as an exception; ONNX Runtime would also print it.
@@ -81,24 +67,22 @@ class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
     """Number of the GPU that ``CUDAExecutionProvider`` computes on."""
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(OptionsEngine):
     """Loads ONNX models into ONNX Runtime sessions."""
 
     name = "onnxruntime"
     version: str = ort.__version__
     formats = frozenset({Format.ONNX})
+    options = OnnxRuntimeOptions
+    copies = 3  # weights once as stored, once as initialisers, once as the kernels pack them
+    fixed_bytes = 32 << 20
 
     def gpus(self) -> int:
         return len(glob.glob("/dev/nvidia[0-9]*")) if _CUDA in ort.get_available_providers() else 0
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, OnnxRuntimeOptions)
-        return [*_missing_providers(typed), *check_artifact(artifact, self.formats)]
-
-    def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        # Weights once as stored, once as initialisers, once as the kernels pack them.
-        typed = typed_options(self.name, options, OnnxRuntimeOptions)
-        return Resources(memory_bytes=3 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+        return [*_missing_providers(typed), *super().validate(artifact, options)]
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, OnnxRuntimeOptions)

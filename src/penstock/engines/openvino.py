@@ -16,6 +16,7 @@ from penstock.engines.base import (
     Finding,
     LoadedModel,
     Options,
+    OptionsEngine,
     Severity,
     check_artifact,
     missing_data,
@@ -24,27 +25,20 @@ from penstock.engines.base import (
 )
 from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unavailable, Unsupported
-from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _BY_OPENVINO_TYPE = {
     "boolean": DataType.BOOL,
-    "u8": DataType.UINT8,
-    "u16": DataType.UINT16,
-    "u32": DataType.UINT32,
-    "u64": DataType.UINT64,
-    "i8": DataType.INT8,
-    "i16": DataType.INT16,
-    "i32": DataType.INT32,
-    "i64": DataType.INT64,
-    "f16": DataType.FP16,
     "bf16": DataType.BF16,
-    "f32": DataType.FP32,
-    "f64": DataType.FP64,
     "string": DataType.BYTES,
+    **{
+        f"{kind}{bits}": DataType(f"{name}{bits}")
+        for kind, name in (("u", "UINT"), ("i", "INT"))
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"f{bits}": DataType(f"FP{bits}") for bits in (16, 32, 64)},
 }
 
-_FIXED_COST_BYTES = 128 << 20
 
 # The CPU plug-in computes these in 32 bits with a sign and says nothing when a value does not fit.
 _NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
@@ -64,19 +58,19 @@ class OpenVinoOptions(msgspec.Struct, frozen=True):
     """Arithmetic of float operators. OpenVINO itself would silently take BF16 where the CPU has it; we ask for what is meant."""
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(OptionsEngine):
     """Compiles ONNX and IR models for the CPU plug-in."""
 
     name = "openvino"
     version: str = ov.__version__.partition("-")[0]
     formats = frozenset({Format.ONNX, Format.OPENVINO_IR})
-
-    def gpus(self) -> int:
-        return 0
+    options = OpenVinoOptions
+    copies = 4  # the model's bytes, OpenVINO's own copy of the weights and the packed one
+    fixed_bytes = 128 << 20
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
         typed = typed_options(self.name, options, OpenVinoOptions)
-        findings = check_artifact(artifact, self.formats)
+        findings = super().validate(artifact, options)
         if typed.precision.upper() not in capabilities() and typed.precision != "f32":
             findings.append(
                 Finding(
@@ -85,11 +79,6 @@ class OpenVinoEngine:
                 )
             )
         return findings
-
-    def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        # The model's bytes, OpenVINO's own copy of the weights and the packed one.
-        typed = typed_options(self.name, options, OpenVinoOptions)
-        return Resources(memory_bytes=4 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, OpenVinoOptions)

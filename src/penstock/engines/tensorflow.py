@@ -11,12 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Finding, LoadedModel, Options, check_artifact, refuse_errors, typed_options
+from penstock.engines.base import LoadedModel, Options, OptionsEngine, check_artifact, refuse_errors, typed_options
 from penstock.errors import InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
-from penstock.resources import Resources
 from penstock.tensor import Array, DataType, Signature, TensorSpec
-
-_FIXED_COST_BYTES = 256 << 20
 
 
 class TensorFlowOptions(msgspec.Struct, frozen=True):
@@ -28,24 +25,15 @@ class TensorFlowOptions(msgspec.Struct, frozen=True):
     """Which of the model's signatures to run."""
 
 
-class TensorFlowEngine:
+class TensorFlowEngine(OptionsEngine):
     """Loads SavedModels from their folders."""
 
     name = "tensorflow"
     version: str = tf.__version__
     formats = frozenset({Format.SAVED_MODEL})
-
-    def gpus(self) -> int:
-        return 0
-
-    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
-        typed_options(self.name, options, TensorFlowOptions)
-        return check_artifact(artifact, self.formats)
-
-    def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        # Variables as restored, while they are read, and as oneDNN packs them.
-        typed = typed_options(self.name, options, TensorFlowOptions)
-        return Resources(memory_bytes=4 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+    options = TensorFlowOptions
+    copies = 4  # variables as restored, while they are read, and as oneDNN packs them
+    fixed_bytes = 256 << 20
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, TensorFlowOptions)

@@ -11,12 +11,10 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Finding, LoadedModel, Options, check_artifact, refuse_errors, typed_options
+from penstock.engines.base import LoadedModel, Options, OptionsEngine, check_artifact, refuse_errors, typed_options
 from penstock.errors import InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
-from penstock.resources import Resources, usable_cores
+from penstock.resources import usable_cores
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
-
-_FIXED_COST_BYTES = 64 << 20
 
 
 class TfLiteOptions(msgspec.Struct, frozen=True):
@@ -30,24 +28,15 @@ class TfLiteOptions(msgspec.Struct, frozen=True):
     """Which of the model's signatures to run; empty: its first, or without any the whole graph under its tensors' names."""
 
 
-class TfLiteEngine:
+class TfLiteEngine(OptionsEngine):
     """Loads TensorFlow Lite models into interpreters with XNNPACK's kernels."""
 
     name = "tflite"
     version: str = ai_edge_litert.__version__
     formats = frozenset({Format.TFLITE})
-
-    def gpus(self) -> int:
-        return 0
-
-    def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
-        typed_options(self.name, options, TfLiteOptions)
-        return check_artifact(artifact, self.formats)
-
-    def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        # The model's bytes, of which the interpreter uses the weights, and those that XNNPACK packs.
-        typed = typed_options(self.name, options, TfLiteOptions)
-        return Resources(memory_bytes=3 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+    options = TfLiteOptions
+    copies = 3  # the model's bytes, of which the interpreter uses the weights, and those that XNNPACK packs
+    fixed_bytes = 64 << 20
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, TfLiteOptions)

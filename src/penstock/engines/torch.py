@@ -22,6 +22,7 @@ from penstock.engines.base import (
     Finding,
     LoadedModel,
     Options,
+    OptionsEngine,
     check_artifact,
     declared_signature,
     refuse_errors,
@@ -29,26 +30,11 @@ from penstock.engines.base import (
 )
 from penstock.engines.torch_archive import check_kind, check_program, check_script, record_names
 from penstock.errors import InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
-from penstock.resources import Resources, usable_cores
+from penstock.resources import usable_cores
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
-_BY_TORCH_TYPE = {
-    torch.bool: DataType.BOOL,
-    torch.uint8: DataType.UINT8,
-    torch.uint16: DataType.UINT16,
-    torch.uint32: DataType.UINT32,
-    torch.uint64: DataType.UINT64,
-    torch.int8: DataType.INT8,
-    torch.int16: DataType.INT16,
-    torch.int32: DataType.INT32,
-    torch.int64: DataType.INT64,
-    torch.float16: DataType.FP16,
-    torch.bfloat16: DataType.BF16,
-    torch.float32: DataType.FP32,
-    torch.float64: DataType.FP64,
-}
+_BY_TORCH_TYPE = {getattr(torch, each.dtype.name): each for each in DataType if each is not DataType.BYTES}
 
-_FIXED_COST_BYTES = 128 << 20
 
 # torch reads one program at a time, and fails if asked to read a second meanwhile.
 _program_lock = threading.Lock()
@@ -70,25 +56,22 @@ class TorchOptions(msgspec.Struct, frozen=True):
     """Declared outputs."""
 
 
-class TorchEngine:
+class TorchEngine(OptionsEngine):
     """Loads TorchScript and exported programs."""
 
     name = "torch"
     version: str = torch.__version__.partition("+")[0]
     formats = frozenset({Format.TORCHSCRIPT, Format.EXPORTED_PROGRAM})
+    options = TorchOptions
+    copies = 3  # the weights as read from the file, as tensors, and as oneDNN packs them
+    fixed_bytes = 128 << 20
 
     def gpus(self) -> int:
         return int(torch.cuda.device_count())
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
-        typed_options(self.name, options, TorchOptions)
         declared_signature(options)
-        return check_artifact(artifact, self.formats)
-
-    def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        # The weights as read from the file, as tensors, and as oneDNN packs them.
-        typed = typed_options(self.name, options, TorchOptions)
-        return Resources(memory_bytes=3 * artifact.size_bytes + _FIXED_COST_BYTES, cores=max(1, typed.threads))
+        return super().validate(artifact, options)
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, TorchOptions)

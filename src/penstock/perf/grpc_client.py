@@ -1,6 +1,6 @@
 """A raw gRPC client for measuring: unary calls of one method over HTTP/2 (RFC 9113), messages serialised beforehand.
 
-A ``Lane`` takes the place that ``http_client.Connection`` has in the load loops: it has one call in flight. Several lanes share
+A ``Lane`` takes the place that ``HttpConnection`` has in the load loops: it has one call in flight. Several lanes share
 a connection, as the threads or tasks of a gRPC client share a channel. Only what a correct server may send is understood; all
 else ends the connection.
 """
@@ -17,7 +17,7 @@ import hpack
 import msgspec
 
 from penstock.errors import Unavailable
-from penstock.perf.http_client import DROPPED, UNREADABLE, Address, Head
+from penstock.perf.http_client import DROPPED, UNREADABLE, Address, AnswerHead
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -35,7 +35,7 @@ _LAST_ID = 2**31 - 1
 _REFUSED_STREAM, _CANCEL = 7, 8
 _READY_TIMEOUT_S = 10.0
 
-OnAnswer = Callable[["Lane", Head], None]
+OnAnswer = Callable[["Lane", AnswerHead], None]
 OnLost = Callable[["Lane", str], None]
 
 
@@ -73,7 +73,7 @@ class GrpcConnector:
 
 
 class Lane:
-    """One call at a time; the interface of ``http_client.Connection``. Requests are ``framed`` messages."""
+    """One call at a time; the interface of ``HttpConnection``. Requests are ``framed`` messages."""
 
     __slots__ = (
         "_connection", "_lost", "_on_answer", "_on_lost",
@@ -115,7 +115,7 @@ class Lane:
         self._connection.leave(self)
         asyncio.get_running_loop().call_soon(self.lost, why)
 
-    def answered(self, head: Head) -> None:
+    def answered(self, head: AnswerHead) -> None:
         self.busy = False
         self._on_answer(self, head)
 
@@ -429,7 +429,7 @@ class GrpcConnection(asyncio.Protocol):
         if lane.status is None:
             lane.status = _Status(2, b"the call ended without a status")
         code = lane.status.code or 0
-        lane.answered(_OK if code == 0 else Head(code, 0, None, False, "gRPC"))
+        lane.answered(_OK if code == 0 else AnswerHead(code, 0, None, False, "gRPC"))
 
     def _forget(self, stream: int) -> None:
         self._calls.pop(stream, None)
@@ -452,7 +452,7 @@ class GrpcConnection(asyncio.Protocol):
             lane.lost(why)
 
 
-_OK = Head(200, 0, None, False, "gRPC")
+_OK = AnswerHead(200, 0, None, False, "gRPC")
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """A raw HTTP/1.1 client for measuring: whole requests in as bytes, status and sizes out, nothing else is looked at.
 
-``Connection`` is the hot path: no task, future or timer per request. ``Session`` is for callers who await each answer.
+``HttpConnection`` is the hot path: no task, future or timer per request. ``HttpSession`` is for callers who await each answer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"http://{self.authority}"
 
 
-class Head(NamedTuple):
+class AnswerHead(NamedTuple):
     """What is read of an answer's head. ``json_size`` is the Inference-Header-Content-Length, None without one."""
 
     status: int
@@ -67,7 +67,7 @@ class Head(NamedTuple):
 
 # A server's heads differ in little but their lengths, so nearly every one has been seen before.
 @functools.lru_cache(maxsize=1024)
-def parse_head(head: bytes) -> Head:
+def parse_head(head: bytes) -> AnswerHead:
     """Read a status line and header lines (without the empty one). Raises Unsupported if it is not such, or has no length."""
     status_line, *lines = head.split(b"\r\n")
     version, _, rest = status_line.partition(b" ")
@@ -80,10 +80,14 @@ def parse_head(head: bytes) -> Head:
         raise Unsupported("the answer has no Content-Length that can be read", "chunked answers are not measured")
     wish = fields.get(b"connection", b"").lower()
     close = wish == b"close" or (version == b"HTTP/1.0" and wish != b"keep-alive")
-    return Head(int(status), int(length), None if json_size is None else int(json_size), close)
+    return AnswerHead(int(status), int(length), None if json_size is None else int(json_size), close)
 
 
-class Connection(asyncio.Protocol):
+OnAnswer = Callable[["HttpConnection", AnswerHead], None]
+OnLost = Callable[["HttpConnection", str], None]
+
+
+class HttpConnection(asyncio.Protocol):
     """One keep-alive connection with at most one request in flight.
 
     ``on_answer(connection, head)`` is called when an answer is complete; the request is then over and the next may be sent
@@ -96,9 +100,7 @@ class Connection(asyncio.Protocol):
         "busy", "index", "sent", "started",
     )  # fmt: skip
 
-    def __init__(
-        self, on_answer: Callable[[Connection, Head], None], on_lost: Callable[[Connection, str], None]
-    ) -> None:
+    def __init__(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
         self.busy = False
         self.started = self.sent = 0.0
         self.index = 0
@@ -173,22 +175,22 @@ class Connection(asyncio.Protocol):
         self._expected = expected
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     body: bytes
     json_size: int | None
 
 
-class Session:
+class HttpSession:
     """A connection whose owner awaits each answer, one at a time. Reconnects by itself where the server closed after an answer."""
 
     def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._connection: Connection | None = None
-        self._answer: asyncio.Future[Answer]
+        self._connection: HttpConnection | None = None
+        self._answer: asyncio.Future[HttpAnswer]
 
-    async def ask(self, request: bytes) -> Answer:
+    async def ask(self, request: bytes) -> HttpAnswer:
         """Send a whole request and await its answer. Raises Unavailable (no connection, or lost), DeadlineExceeded."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
@@ -208,13 +210,13 @@ class Session:
             self._connection.drop(DROPPED)
             self._connection = None
 
-    def _on_answer(self, connection: Connection, head: Head) -> None:
+    def _on_answer(self, connection: HttpConnection, head: AnswerHead) -> None:
         if not self._answer.done():
-            self._answer.set_result(Answer(head.status, connection.body(), head.json_size))
+            self._answer.set_result(HttpAnswer(head.status, connection.body(), head.json_size))
         if head.close:
             self.close()
 
-    def _on_lost(self, connection: Connection, why: str) -> None:
+    def _on_lost(self, connection: HttpConnection, why: str) -> None:
         if connection is not self._connection:
             return
         self._connection = None
@@ -223,13 +225,13 @@ class Session:
             self._answer.set_exception(Unavailable(f"no answer from {self._address.url}: {why}", hint))
 
 
-async def connect(
-    address: Address, on_answer: Callable[[Connection, Head], None], on_lost: Callable[[Connection, str], None]
-) -> Connection:
+async def connect(address: Address, on_answer: OnAnswer, on_lost: OnLost) -> HttpConnection:
     """Open a connection. Raises Unavailable if nobody listens there."""
     loop = asyncio.get_running_loop()
     try:
-        _, connection = await loop.create_connection(lambda: Connection(on_answer, on_lost), address.host, address.port)
+        _, connection = await loop.create_connection(
+            lambda: HttpConnection(on_answer, on_lost), address.host, address.port
+        )
     except OSError as error:
         reason = error.strerror or str(error)
         raise Unavailable(

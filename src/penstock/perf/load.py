@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from penstock.errors import InvalidArgument
 from penstock.perf.http_client import Address, connect
-from penstock.perf.loops import Check, ClosedLoop, Connect, OpenLoop, Target, Window
+from penstock.perf.loops import Check, ClosedLoop, Connect, LoadWindow, OpenLoop, Target
 from penstock.perf.pacing import poisson_arrivals
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
 
 _T = TypeVar("_T")
-_WINDOW = Window()
+_WINDOW = LoadWindow()
 _MAX_RATE = 1_000_000
 
 
@@ -27,7 +27,7 @@ async def closed_loop(
     address: Address,
     requests: Sequence[bytes],
     concurrency: int,
-    window: Window = _WINDOW,
+    window: LoadWindow = _WINDOW,
     check: Check | None = None,
     *,
     connect: Connect = connect,
@@ -49,7 +49,7 @@ async def open_loop(
     address: Address,
     requests: Sequence[bytes],
     rate: float,
-    window: Window = _WINDOW,
+    window: LoadWindow = _WINDOW,
     *,
     check: Check | None = None,
     max_connections: int = 256,

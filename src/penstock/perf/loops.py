@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.errors import InvalidArgument, Unavailable
-from penstock.perf.http_client import Address, Head
+from penstock.perf.http_client import Address, AnswerHead
 from penstock.perf.pacing import PreciseTimer
 from penstock.perf.tally import Tally
 
@@ -31,8 +31,8 @@ WRONG = "wrong answer"
 _RETRY_S = 0.05
 
 
-class Connection(Protocol):
-    """What carries one request at a time; see ``http_client.Connection``, and ``grpc_client.Lane`` for gRPC."""
+class LoadConnection(Protocol):
+    """What carries one request at a time; see ``HttpConnection``, and ``grpc_client.Lane`` for gRPC."""
 
     busy: bool
     started: float
@@ -45,7 +45,8 @@ class Connection(Protocol):
 
 
 Connect = Callable[
-    [Address, Callable[[Connection, Head], None], Callable[[Connection, str], None]], Awaitable[Connection]
+    [Address, Callable[[LoadConnection, AnswerHead], None], Callable[[LoadConnection, str], None]],
+    Awaitable[LoadConnection],
 ]
 """``(address, on_answer, on_lost)``: opens a connection. Raises Unavailable."""
 
@@ -59,7 +60,7 @@ class Target(msgspec.Struct, frozen=True):
     connect: Connect
 
 
-class Window(msgspec.Struct, frozen=True):
+class LoadWindow(msgspec.Struct, frozen=True):
     """How long to measure."""
 
     duration_s: float | None = 5.0
@@ -75,14 +76,14 @@ class Window(msgspec.Struct, frozen=True):
 class Loop(abc.ABC):
     """What both loops share: connections that come back, warm-up, window and drain."""
 
-    def __init__(self, target: Target, max_connections: int, window: Window, check: Check | None) -> None:
+    def __init__(self, target: Target, max_connections: int, window: LoadWindow, check: Check | None) -> None:
         if not target.requests:
             raise InvalidArgument("there are no requests to send")
         self.window = window
         self.max_connections = max_connections
         self.most_connections = 0
         self.tally = Tally()
-        self._connections: set[Connection] = set()
+        self._connections: set[LoadConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._busy = 0  # connections with a request in flight
         self._target = target
@@ -98,15 +99,15 @@ class Loop(abc.ABC):
         """Whether a request waits, or will come, to be sent."""
 
     @abc.abstractmethod
-    def _next(self, connection: Connection, now: float) -> None:
+    def _next(self, connection: LoadConnection, now: float) -> None:
         """Send the next request on a free connection that counts as busy, or count it as such no more."""
 
-    def _connected(self, connection: Connection) -> None:
+    def _connected(self, connection: LoadConnection) -> None:
         self._busy += 1
         self._next(connection, perf_counter())
 
     @abc.abstractmethod
-    def _disconnected(self, connection: Connection) -> None:
+    def _disconnected(self, connection: LoadConnection) -> None:
         """Make up for a lost connection if it is needed."""
 
     @abc.abstractmethod
@@ -177,11 +178,11 @@ class Loop(abc.ABC):
 
     # The hot path.
 
-    def _send(self, connection: Connection, started: float, now: float) -> None:
+    def _send(self, connection: LoadConnection, started: float, now: float) -> None:
         index = next(self._indices)
         connection.send(self._requests[index], index, started, now)
 
-    def _on_answer(self, connection: Connection, head: Head) -> None:
+    def _on_answer(self, connection: LoadConnection, head: AnswerHead) -> None:
         now = perf_counter()
         if head.status != 200:
             self.tally.failed(f"{head.protocol} {head.status}", connection.started, connection.body())
@@ -220,7 +221,7 @@ class Loop(abc.ABC):
                 self._connected(connection)
                 return
 
-    def _on_lost(self, connection: Connection, why: str) -> None:
+    def _on_lost(self, connection: LoadConnection, why: str) -> None:
         self._connections.discard(connection)
         if connection.busy:
             self._busy -= 1
@@ -258,7 +259,7 @@ class ClosedLoop(Loop):
             for connection in self._connections:
                 super()._connected(connection)
 
-    def _connected(self, connection: Connection) -> None:
+    def _connected(self, connection: LoadConnection) -> None:
         if self._begun:
             super()._connected(connection)
 
@@ -268,7 +269,7 @@ class ClosedLoop(Loop):
     def _has_more(self) -> bool:
         return self._left > 0
 
-    def _next(self, connection: Connection, now: float) -> None:
+    def _next(self, connection: LoadConnection, now: float) -> None:
         if self._left:
             self._left -= 1
             self._send(connection, now, now)
@@ -276,7 +277,7 @@ class ClosedLoop(Loop):
             self._busy -= 1
             self._finish_if_done()
 
-    def _disconnected(self, connection: Connection) -> None:
+    def _disconnected(self, connection: LoadConnection) -> None:
         if self._left:
             self._connect()
 
@@ -290,13 +291,13 @@ class OpenLoop(Loop):
     """Requests are sent when due if a connection is idle; otherwise they wait for one, in order of their due times."""
 
     def __init__(
-        self, target: Target, max_connections: int, window: Window, check: Check | None, arrivals: Iterator[float]
+        self, target: Target, max_connections: int, window: LoadWindow, check: Check | None, arrivals: Iterator[float]
     ) -> None:
         """``arrivals``: due times in seconds after the start of the run, rising without end."""
         super().__init__(target, max_connections, window, check)
         self._arrivals = arrivals
         self._due = self._end = self._origin = 0.0
-        self._idle: list[Connection] = []
+        self._idle: list[LoadConnection] = []
         self._waiting: deque[float] = deque()
         self._over = False
         self._timer: PreciseTimer | None = None
@@ -325,7 +326,7 @@ class OpenLoop(Loop):
     def _has_more(self) -> bool:
         return not self._over or bool(self._waiting)
 
-    def _next(self, connection: Connection, now: float) -> None:
+    def _next(self, connection: LoadConnection, now: float) -> None:
         if self._waiting:
             self._send(connection, self._waiting.popleft(), now)
             return
@@ -333,7 +334,7 @@ class OpenLoop(Loop):
         self._idle.append(connection)
         self._finish_if_done()
 
-    def _disconnected(self, connection: Connection) -> None:
+    def _disconnected(self, connection: LoadConnection) -> None:
         if connection in self._idle:
             self._idle.remove(connection)
         self._grow()

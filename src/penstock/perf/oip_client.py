@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from penstock.errors import InvalidArgument, InvalidData, NotFound, PenstockError, Unavailable, Unsupported
-from penstock.perf.http_client import Address, Answer, Session
+from penstock.perf.http_client import Address, HttpAnswer, HttpSession
 from penstock.protocol import messages
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes, from_wire, to_wire
 
@@ -29,7 +29,7 @@ class _Metadata(msgspec.Struct):
 
 async def fetch_signature(address: Address, model: str, timeout_s: float = 10.0) -> Signature:
     """The signature of ``model`` as its server tells it. Raises Unavailable, NotFound, DeadlineExceeded, PenstockError."""
-    session = Session(address, timeout_s)
+    session = HttpSession(address, timeout_s)
     try:
         answer = await session.ask(
             f"GET /v2/models/{quote(model, safe='')} HTTP/1.1\r\nHost: {address.authority}\r\n\r\n".encode()
@@ -63,7 +63,7 @@ async def infer_all(
     numbers = iter(range(len(requests)))  # shared: each worker takes the next one
 
     async def work() -> None:
-        session = Session(address, timeout_s)
+        session = HttpSession(address, timeout_s)
         try:
             for number in numbers:
                 answer = await session.ask(infer_request(address, model, requests[number], binary=binary))
@@ -217,7 +217,7 @@ def _shape(spec: TensorSpec, batch: int) -> tuple[int, ...]:
     return tuple(free[axis] if dim == -1 else dim for axis, dim in enumerate(spec.shape))
 
 
-def _refusal(answer: Answer, what: str) -> PenstockError:
+def _refusal(answer: HttpAnswer, what: str) -> PenstockError:
     try:
         reason = str(_loads(answer.body)["error"])
     except (KeyError, TypeError, ValueError):

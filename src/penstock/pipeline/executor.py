@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from penstock.errors import Cancelled, InvalidArgument, PenstockError, prefixed
-from penstock.pipeline.graph import Plan, Step
+from penstock.pipeline.graph import GraphPlan, PipelineStep
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
@@ -27,16 +27,16 @@ class Work(Protocol):
 
 Told = Mapping[str, Array] | PenstockError
 """Arrays by name, or what went wrong."""
-Start = Callable[[Step, dict[str, Array], Callable[[Told], None]], Work | None]
+Start = Callable[[PipelineStep, dict[str, Array], Callable[[Told], None]], Work | None]
 """``start(step, inputs, done)`` begins a step on ``inputs``, by its own names, which nobody writes to. ``done`` is called once with
 the outputs, by its own names too, perhaps before this returns None. Raises PenstockError."""
 
 
-class Run:
+class PipelineRun:
     """Ends once: ``done`` gets the wanted outputs that there are, in order, or the first error; whatever else is under way is
     cancelled then. Belongs to one thread."""
 
-    def __init__(self, plan: Plan, start: Start, done: Callable[[Told], None]) -> None:
+    def __init__(self, plan: GraphPlan, start: Start, done: Callable[[Told], None]) -> None:
         self._plan = plan
         self._start = start
         self._done: Callable[[Told], None] | None = done
@@ -104,7 +104,7 @@ class Run:
             elif self._done is None and work is not None:
                 work.cancel()  # the run was ended while the step was being started
 
-    def _take(self, step: Step) -> dict[str, Array] | None:
+    def _take(self, step: PipelineStep) -> dict[str, Array] | None:
         """What ``step`` is given; None if it is skipped. Lets go of what nobody else reads. Raises InvalidArgument."""
         arrays = self._arrays
         found = {own: arrays[tensor] for own, tensor in step.inputs.items()}

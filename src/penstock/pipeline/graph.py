@@ -16,7 +16,7 @@ from penstock.pipeline.condition import Condition
 from penstock.tensor import DataType, Signature, TensorSpec
 
 
-class Step(msgspec.Struct, frozen=True, eq=False):
+class PipelineStep(msgspec.Struct, frozen=True, eq=False):
     """One step. ``inputs`` and ``outputs`` tell for its own names of them which tensors of the graph they are."""
 
     name: str
@@ -38,10 +38,10 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         return frozenset(read) if self.condition is None else frozenset((*read, self.condition.tensor))
 
 
-class Plan(msgspec.Struct, frozen=True, eq=False):
+class GraphPlan(msgspec.Struct, frozen=True, eq=False):
     """What is to be run for ``wanted``. A tensor can be freed when it has been read ``uses`` times."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     """In an order in which they could run one after the other."""
     inputs: tuple[str, ...]
     wanted: tuple[str, ...]
@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 class Graph(msgspec.Struct, frozen=True, eq=False):
     """A checked pipeline; made by ``declare``."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     """In an order in which they could run one after the other."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -66,7 +66,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
     warnings: tuple[str, ...]
     """What is allowed and probably not meant."""
 
-    def plan(self, wanted: Sequence[str]) -> Plan:
+    def plan(self, wanted: Sequence[str]) -> GraphPlan:
         """For the outputs ``wanted``, none of them unknown; steps that none of them depends on are left out."""
         needed, kept = set(wanted), []
         for step in reversed(self.steps):
@@ -79,11 +79,15 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
                 readers[tensor].append(position)
         uses = Counter({tensor: len(them) for tensor, them in readers.items()}) + Counter(wanted)
         givers = Counter([*self.inputs, *(tensor for step in kept for tensor in step.outputs.values())])
-        return Plan(tuple(reversed(kept)), self.inputs, tuple(wanted), self.optional, dict(readers), uses, givers)
+        return GraphPlan(tuple(reversed(kept)), self.inputs, tuple(wanted), self.optional, dict(readers), uses, givers)
 
 
 def declare(
-    signature: Signature, steps: Sequence[Step], *, batchable: bool = False, optional: frozenset[str] = frozenset()
+    signature: Signature,
+    steps: Sequence[PipelineStep],
+    *,
+    batchable: bool = False,
+    optional: frozenset[str] = frozenset(),
 ) -> Graph:
     """The graph of ``steps`` that takes and gives ``signature``, whose outputs ``optional`` may be absent, and so may any input.
 
@@ -112,9 +116,9 @@ def declare(
     return Graph(ordered, inputs, outputs, optional, warnings)
 
 
-def _givers(inputs: Sequence[str], steps: Iterable[Step]) -> dict[str, list[Step]]:
+def _givers(inputs: Sequence[str], steps: Iterable[PipelineStep]) -> dict[str, list[PipelineStep]]:
     """By tensor the steps that give it."""
-    givers: dict[str, list[Step]] = {}
+    givers: dict[str, list[PipelineStep]] = {}
     for step in steps:
         for own, tensor in step.outputs.items():
             if tensor in inputs:
@@ -129,7 +133,7 @@ def _givers(inputs: Sequence[str], steps: Iterable[Step]) -> dict[str, list[Step
     return givers
 
 
-def _sort(steps: Sequence[Step], givers: Mapping[str, Sequence[Step]]) -> tuple[Step, ...]:
+def _sort(steps: Sequence[PipelineStep], givers: Mapping[str, Sequence[PipelineStep]]) -> tuple[PipelineStep, ...]:
     """``steps``, each after those whose tensors it reads."""
     waits = {step: {giver for tensor in step.reads for giver in givers.get(tensor, ())} for step in steps}
     left, followers = {step: len(before) for step, before in waits.items()}, defaultdict(list)
@@ -147,9 +151,9 @@ def _sort(steps: Sequence[Step], givers: Mapping[str, Sequence[Step]]) -> tuple[
     return tuple(ordered)
 
 
-def _cycle(waits: Mapping[Step, set[Step]], stuck: set[Step]) -> str:
+def _cycle(waits: Mapping[PipelineStep, set[PipelineStep]], stuck: set[PipelineStep]) -> str:
     """One cycle among the steps that cannot start, each of which waits for another of them."""
-    step, path = min(stuck, key=lambda one: one.name), list[Step]()
+    step, path = min(stuck, key=lambda one: one.name), list[PipelineStep]()
     while step not in path:
         path.append(step)
         step = min(waits[step] & stuck, key=lambda one: one.name)
@@ -177,7 +181,7 @@ class _End(msgspec.Struct, frozen=True):
         return f"{self.spec.datatype.value} {list(self.spec.shape)} {self.place}"
 
 
-def _check_types(signature: Signature, batchable: bool, steps: Sequence[Step]) -> None:
+def _check_types(signature: Signature, batchable: bool, steps: Sequence[PipelineStep]) -> None:
     sinks = [_End("as an output", spec.name, spec, batchable) for spec in signature.outputs]
     sources = defaultdict(
         list, {spec.name: [_End("as an input", spec.name, spec, batchable)] for spec in signature.inputs}
@@ -206,7 +210,7 @@ def _check_types(signature: Signature, batchable: bool, steps: Sequence[Step]) -
                 )
 
 
-def _ends(step: Step, kind: str, specs: Sequence[TensorSpec], mapping: Mapping[str, str]) -> Iterator[_End]:
+def _ends(step: PipelineStep, kind: str, specs: Sequence[TensorSpec], mapping: Mapping[str, str]) -> Iterator[_End]:
     by_name = {spec.name: spec for spec in specs}
     for own, tensor in mapping.items():
         if own not in by_name:

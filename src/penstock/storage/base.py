@@ -14,7 +14,7 @@ import msgspec
 from penstock.errors import InvalidArgument, NotFound
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StorageEntry(msgspec.Struct, frozen=True):
     """A file or folder in a listing."""
 
     name: str
@@ -32,7 +32,7 @@ class Storage(Protocol):
     below, every method raises InvalidArgument for a path that leaves the root.
     """
 
-    def list(self, folder: str = "") -> Sequence[Entry]:
+    def list(self, folder: str = "") -> Sequence[StorageEntry]:
         """What ``folder`` holds, by name; files that are still being written are left out. Raises NotFound."""
         ...
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.artifact import sha256_of_file
 from penstock.errors import AlreadyExists, InvalidArgument, NotFound, PenstockError
 from penstock.storage.atomic import PARTIAL, replacing, write_durable_folder, write_whole
-from penstock.storage.base import Entry, check_contained, missing, too_large
+from penstock.storage.base import StorageEntry, check_contained, missing, too_large
 
 
 class LocalStorage:
@@ -26,7 +26,7 @@ class LocalStorage:
         self.root = root
         self._follows_links = follows_links
 
-    def list(self, folder: str = "") -> Sequence[Entry]:
+    def list(self, folder: str = "") -> Sequence[StorageEntry]:
         try:
             with os.scandir(self._at(folder) if folder else self.root) as entries:
                 return sorted(
@@ -96,14 +96,14 @@ class LocalStorage:
         return target
 
 
-def _entry(found: os.DirEntry[str]) -> Entry:
+def _entry(found: os.DirEntry[str]) -> StorageEntry:
     try:
         if found.is_dir():
-            return Entry(found.name, is_folder=True)
+            return StorageEntry(found.name, is_folder=True)
         stat = found.stat()
     except OSError:  # a link that leads nowhere, or in a circle; a file that has just been removed
-        return Entry(found.name)
-    return Entry(found.name, False, stat.st_size, f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
+        return StorageEntry(found.name)
+    return StorageEntry(found.name, False, stat.st_size, f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
 
 
 def _unreadable(path: str, error: OSError) -> PenstockError:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from penstock.telemetry.quantiles import RecentDurations, Window
+from penstock.telemetry.quantiles import RecentDurations, RecentWindow
 from penstock.telemetry.statistics import BOUNDS_NS, FIRST_RESPONSE_BOUNDS_NS, ModelStatistics
 from penstock.telemetry.usage import MachineUsage, ProcessUsage
 
@@ -156,7 +156,7 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
     ),
 )
 
-Summary = tuple[Window, int, int]
+Summary = tuple[RecentWindow, int, int]
 """The durations of the last minute, and how many there ever were and their sum in nanoseconds."""
 
 _SummaryOf = Callable[[RecentDurations, ModelStatistics], Summary]

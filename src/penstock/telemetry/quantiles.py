@@ -18,7 +18,7 @@ _SLICE_NS = WINDOW_NS // 6
 _BITS = 5
 
 
-class Window(msgspec.Struct):
+class RecentWindow(msgspec.Struct):
     """Durations of the last minute."""
 
     slices: dict[int, dict[int, int]] = {}
@@ -49,13 +49,13 @@ class Window(msgspec.Struct):
 class RecentDurations(msgspec.Struct):
     """A window for each stage of a model's requests."""
 
-    request: Window = msgspec.field(default_factory=Window)
-    queue: Window = msgspec.field(default_factory=Window)
-    compute_input: Window = msgspec.field(default_factory=Window)
-    compute_infer: Window = msgspec.field(default_factory=Window)
-    compute_output: Window = msgspec.field(default_factory=Window)
-    cache_hit: Window = msgspec.field(default_factory=Window)
-    cache_miss: Window = msgspec.field(default_factory=Window)
+    request: RecentWindow = msgspec.field(default_factory=RecentWindow)
+    queue: RecentWindow = msgspec.field(default_factory=RecentWindow)
+    compute_input: RecentWindow = msgspec.field(default_factory=RecentWindow)
+    compute_infer: RecentWindow = msgspec.field(default_factory=RecentWindow)
+    compute_output: RecentWindow = msgspec.field(default_factory=RecentWindow)
+    cache_hit: RecentWindow = msgspec.field(default_factory=RecentWindow)
+    cache_miss: RecentWindow = msgspec.field(default_factory=RecentWindow)
 
     def executed(
         self, arrived_ns: Sequence[int], taken_ns: int, compute_ns: tuple[int, int, int], done_ns: int

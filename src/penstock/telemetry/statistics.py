@@ -20,29 +20,8 @@ import msgspec
 from penstock.errors import Code, PenstockError
 from penstock.telemetry.quantiles import RecentDurations
 
-BOUNDS_NS = tuple(
-    int(microseconds * 1000)
-    for microseconds in (
-        50,
-        100,
-        250,
-        500,
-        1e3,
-        2.5e3,
-        5e3,
-        10e3,
-        25e3,
-        50e3,
-        100e3,
-        250e3,
-        500e3,
-        1e6,
-        2.5e6,
-        5e6,
-        10e6,
-        30e6,
-    )
-)
+_BOUNDS_US = (50, 100, 250, 500, 1e3, 2.5e3, 5e3, 10e3, 25e3, 50e3, 100e3, 250e3, 500e3, 1e6, 2.5e6, 5e6, 10e6, 30e6)
+BOUNDS_NS = tuple(int(microseconds * 1000) for microseconds in _BOUNDS_US)
 """Upper bounds, inclusive, of the histograms' buckets; one more bucket holds what is above the last."""
 
 FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
@@ -89,7 +68,7 @@ _FAILURES = {Code.CANCELLED: Failure.CANCELED, Code.INTERNAL: Failure.BACKEND} |
 )
 
 
-class Answer(enum.StrEnum):
+class ResponseKind(enum.StrEnum):
     """What one response of a decoupled model was."""
 
     SUCCESS = "success"
@@ -153,7 +132,7 @@ class ResponseStatistics:
 
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
-    answers: dict[Answer, Duration] = field(default_factory=lambda: {kind: Duration() for kind in Answer})
+    answers: dict[ResponseKind, Duration] = field(default_factory=lambda: {kind: Duration() for kind in ResponseKind})
 
 
 def _buckets() -> list[int]:
@@ -219,7 +198,7 @@ class ModelStatistics:
         self.executed_all([(arrived_ns, rows, reason, times, done_ns)])
 
     def executed_all(self, batches: Sequence[Executed]) -> None:
-        """Several batches (>= 1), in the order in which they were answered; each as of ``executed``."""
+        """Count one or more batches, in the order in which they were answered."""
         all_input_ns = all_infer_ns = all_output_ns = all_waited_ns = all_took_ns = 0
         reasons, sizes = self.reasons, self.batches
         waiting, taking, computing = self.queue_buckets, self.request_buckets, self.compute_buckets
@@ -285,7 +264,7 @@ class ModelStatistics:
         if self.recent is not None:
             self.recent.cache_miss.add(lookup_ns, 1, time.monotonic_ns())
 
-    def responded(self, number: int, kind: Answer, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
+    def responded(self, number: int, kind: ResponseKind, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
         """A decoupled model gave the response ``number`` (from 0) of a request.
 
         It worked on it from ``started_ns``, and from ``output_ns`` on its outputs (0: it had none).
@@ -295,7 +274,7 @@ class ModelStatistics:
         response = self.responses.get(number)
         if response is None:
             response = self.responses[number] = ResponseStatistics()
-        if kind is not Answer.CANCEL:
+        if kind is not ResponseKind.CANCEL:
             response.compute_infer.add((output_ns or now_ns) - started_ns)
         if output_ns:
             response.compute_output.add(now_ns - output_ns)
@@ -332,7 +311,8 @@ class ModelStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``model_stats`` in the protocol's JSON form."""
-        success, computed = self.success, self.computed_count
+        success = self.success
+        stages = {name: _entry(stage.count, stage.ns) for name, stage in sorted(self.stages.items())}
         return {
             "name": self.name,
             "version": self.version,
@@ -343,29 +323,17 @@ class ModelStatistics:
                 "success": _entry(success.count, success.ns),
                 "fail": _entry(self.fail.count, self.fail.ns),
                 "queue": _entry(success.count, self.queue_ns),
-                "compute_input": _entry(computed, self.compute_input_ns),
-                "compute_infer": _entry(computed, self.compute_infer_ns),
-                "compute_output": _entry(computed, self.compute_output_ns),
+                **_compute(self, self.computed_count),
                 "cache_hit": _entry(self.hits.count, self.hits.ns),
                 "cache_miss": _entry(self.misses.count, self.misses.ns),
             },
             "response_stats": {str(number): _response(self.responses[number]) for number in sorted(self.responses)},
             "batch_stats": [
-                {
-                    "batch_size": rows,
-                    "compute_input": _entry(batch.count, batch.compute_input_ns),
-                    "compute_infer": _entry(batch.count, batch.compute_infer_ns),
-                    "compute_output": _entry(batch.count, batch.compute_output_ns),
-                }
-                for rows, batch in sorted(self.batches.items())
+                {"batch_size": rows, **_compute(batch, batch.count)} for rows, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
-            **self._stage_entries(),
+            **({"stage_stats": stages} if stages else {}),
         }
-
-    def _stage_entries(self) -> dict[str, Any]:
-        stages = {name: _entry(stage.count, stage.ns) for name, stage in sorted(self.stages.items())}
-        return {"stage_stats": stages} if stages else {}
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
@@ -421,6 +389,14 @@ def _observe(buckets: list[int], starts: Sequence[int], first: int, last: int, e
 
 def _entry(count: int, ns: int) -> dict[str, int]:
     return {"count": count, "ns": ns}
+
+
+def _compute(totals: ModelStatistics | BatchStatistics, count: int) -> dict[str, dict[str, int]]:
+    return {
+        "compute_input": _entry(count, totals.compute_input_ns),
+        "compute_infer": _entry(count, totals.compute_infer_ns),
+        "compute_output": _entry(count, totals.compute_output_ns),
+    }
 
 
 def _response(response: ResponseStatistics) -> dict[str, dict[str, int]]:

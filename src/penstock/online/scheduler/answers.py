@@ -11,7 +11,7 @@ from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.queue import Pending
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.batch_log import BatchLog
-from penstock.telemetry.statistics import Answer, BatchTimes, Failure, ModelStatistics
+from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics, ResponseKind
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
 
@@ -89,7 +89,7 @@ class Answers:
         if pending.done is None:
             return
         now_ns = self._now_ns()
-        self._statistics.responded(number, Answer.SUCCESS, times.merged_ns, now_ns, times.ran_ns)
+        self._statistics.responded(number, ResponseKind.SUCCESS, times.merged_ns, now_ns, times.ran_ns)
         if not number:
             self._statistics.responded_first(pending.arrived_ns, now_ns)
         answer = _response(pending.request, outputs)
@@ -104,7 +104,13 @@ class Answers:
         (pending,) = batch.requests
         self._record(batch, times)
         now_ns = self._now_ns()
-        kind = Answer.CANCEL if pending.done is None else Answer.FAIL if error is not None else Answer.EMPTY
+        kind = (
+            ResponseKind.CANCEL
+            if pending.done is None
+            else ResponseKind.FAIL
+            if error is not None
+            else ResponseKind.EMPTY
+        )
         self._statistics.responded(number, kind, times.ran_ns, now_ns)
         if error is not None:
             self.fail(pending, error, Failure.BACKEND)

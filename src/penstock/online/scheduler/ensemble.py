@@ -21,8 +21,8 @@ from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.layout import Reshape
 from penstock.online.scheduler.queue import Pending
-from penstock.pipeline.executor import Run, Told
-from penstock.pipeline.graph import Graph, Step
+from penstock.pipeline.executor import PipelineRun, Told
+from penstock.pipeline.graph import Graph, PipelineStep
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics, Reason
 from penstock.telemetry.tracing import Tracer
@@ -60,7 +60,7 @@ class Ensemble(msgspec.Struct, frozen=True):
 class _Passing(Pending, eq=False):
     """A request on its way through the ensemble; ``request`` is what those to the parts are made from."""
 
-    run: Run | None = None
+    run: PipelineRun | None = None
     owned: Mapping[Key, Handle] = {}
     """The models to be released at its end; none if an ensemble around this one holds them."""
     started_ns: int = 0
@@ -140,7 +140,7 @@ class EnsembleScheduler:
         passed = msgspec.structs.replace(request, outputs=(), held=request.held or owned)
         passing = _Passing(self, self._submitted, passed, rows, key, done, now_ns, owned=owned)
         plan = self.ensemble.graph.plan(request.outputs) if request.outputs else self._whole
-        passing.run = Run(plan, partial(self._ask, passing), partial(self._ended, passing))
+        passing.run = PipelineRun(plan, partial(self._ask, passing), partial(self._ended, passing))
         self._statistics.pending += 1
         self._waiting[passing] = None
         if request.deadline is not None and self.ensemble.max_inside:
@@ -180,7 +180,7 @@ class EnsembleScheduler:
             self._ended(passing, DeadlineExceeded("the request's deadline passed while it waited"))
 
     def _ask(
-        self, passing: _Passing, step: Step, inputs: dict[str, Array], done: Callable[[Told], None]
+        self, passing: _Passing, step: PipelineStep, inputs: dict[str, Array], done: Callable[[Told], None]
     ) -> Cancellable | None:
         assert passing.request.held is not None
         handle: Handle = passing.request.held[self.ensemble.models[step.name]]

@@ -609,7 +609,7 @@ def test_states_are_not_for_clients() -> None:
     assert list(outcome.outputs) == ["y"]
 
 
-class FailsOnNegative:
+class FailsOnNegative(LoadedModel):
     """As ``model``, but for batches that hold a negative number."""
 
     reentrant = False

@@ -16,7 +16,7 @@ from penstock.online.repository.loading.input_check import client_signature
 from penstock.online.scheduler.ensemble import Ensemble, EnsembleScheduler, Key
 from penstock.online.scheduler.layout import Reshape
 from penstock.pipeline.condition import Condition
-from penstock.pipeline.graph import Step, declare
+from penstock.pipeline.graph import PipelineStep, declare
 from penstock.protocol.messages import Message, ModelConfig
 
 Find = Callable[[str, str], Handle]
@@ -78,7 +78,7 @@ def _read(config: Message, find: Find) -> Ensemble:
         _check_part(config, names[number], handle)
         optional = frozenset(tensor.name for tensor in handle.config.input if tensor.optional)
         wiring = dict(step.input_map), dict(step.output_map), conditions.get(number), optional
-        steps.append(Step(names[number], *wiring, handle.signature, handle.config.max_batch_size > 0))
+        steps.append(PipelineStep(names[number], *wiring, handle.signature, handle.config.max_batch_size > 0))
     # Looking up what is not there would add it.
     listed = config.parameters[_OPTIONAL].string_value if _OPTIONAL in config.parameters else ""
     optional = frozenset(filter(None, map(str.strip, listed.split(","))))
