@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.harm import output_harm
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
@@ -155,7 +155,7 @@ class _Trials:
         options: RangeChoiceOptions,
     ) -> None:
         self._scheme, self._data, self._options = scheme, data, options
-        self._model = FloatModel(artifact)
+        self._model = float_model(artifact)
         self._roundable = set(_roundable(self._model, placement))
         self._end = None if options.time_s is None else time.monotonic() + options.time_s
         self._signature = signature_of(artifact)
