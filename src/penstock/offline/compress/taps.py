@@ -106,12 +106,12 @@ class Taps:
             for batch in self.batches:
                 yield _rows(batch), {name: batch[name] for name in group}
             return
-        with loaded(self._showing(group), self._threads, as_written=True) as model:
+        with loaded(self.showing(group), self._threads, as_written=True) as model:
             for batch in self.batches:
                 yield _rows(batch), model.forward({**batch, **values})
 
     def _one_call(self, names: list[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        with loaded(self._showing(names), self._threads, as_written=True) as model:
+        with loaded(self.showing(names), self._threads, as_written=True) as model:
             return model.forward(inputs)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
@@ -130,7 +130,7 @@ class Taps:
             _check_memory({name: sizes[name] for name in computed}, rows, smallest)
         return sizes
 
-    def _showing(self, outputs: Sequence[str]) -> Artifact:
+    def showing(self, outputs: Sequence[str]) -> Artifact:
         """The model with ``outputs`` in place of its own; what they do not need is not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)

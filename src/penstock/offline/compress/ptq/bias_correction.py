@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.taps import Progress, Taps, no_progress
@@ -25,8 +24,8 @@ from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.offline.optimize.passes.dead_code import DeadCode
-from penstock.offline.sessions import loaded, signature_of
-from penstock.tensor import Array
+from penstock.offline.sessions import Overridden, loaded, signature_of
+from penstock.tensor import Array, Signature
 
 _INT32 = np.iinfo(np.int32)
 Corrections = dict[str, Array]
@@ -74,7 +73,7 @@ def correct_biases(
         options.held_out, signature.smallest_batch
     )
     wanted = _means(Taps(plain, fit, **_taps(options), signature=signature), {one.wanted: one.axis for one in layers})
-    probe = _Probe(quantised, layers, fit, held_out, _answers(plain, held_out, options), options)
+    probe = _Probe(quantised, layers, fit, held_out, _answers(original, held_out, options), signature, options)
     first = probe.error({})
     for judged in (False, True):
         corrections, left = _correct(probe, layers, wanted, judged, progress)
@@ -137,6 +136,7 @@ class _Probe:
         fit: Dataset,
         held_out: Dataset,
         reference: Outputs,
+        signature: Signature,
         options: BiasCorrectionOptions,
     ) -> None:
         self._held_out, self._reference, self._options = held_out, reference, options
@@ -151,9 +151,11 @@ class _Probe:
             except Unsupported as refusal:
                 self.refusals[layer.name] = refusal.message
         model.graph.inputs.extend(bias.value for bias in self.biases.values())
-        self._artifact = Artifact.from_bytes(to_bytes(model))
-        self._taps = Taps(self._artifact, fit, **_taps(options), signature=signature_of(quantised))
-        self._groups = self._taps.groups([layer.found for layer in layers])
+        self._taps = Taps(Artifact.from_bytes(to_bytes(model)), fit, **_taps(options), signature=signature)
+        self._groups = self._taps.groups([*(layer.found for layer in layers), *signature.output_names])
+        outputs = set(signature.output_names)
+        self._whole = next((group for group in self._groups if outputs <= set(group)), signature.output_names)
+        self._signature = signature
 
     def mean(self, layer: _Layer, corrections: Corrections) -> Array:
         """The mean of each channel of ``layer`` with biases corrected so."""
@@ -162,27 +164,13 @@ class _Probe:
 
     def error(self, corrections: Corrections) -> float:
         """The mean relative error of the outputs on the samples held out, with biases corrected so."""
-        with loaded(self._artifact, self._options.threads, as_written=True) as model:
-            corrected = _Overridden(model, self._values(corrections))
-            return float(
-                sample_errors(self._reference, answers(corrected, self._held_out, self._options.batch_size)).mean()
-            )
+        with loaded(self._taps.showing(self._whole), self._options.threads, as_written=True) as model:
+            corrected = Overridden(model, self._values(corrections), self._signature)
+            outputs = answers(corrected, self._held_out, self._options.batch_size)
+        return float(sample_errors(self._reference, outputs).mean())
 
     def _values(self, corrections: Corrections) -> dict[str, Array]:
         return {f"{self.biases[name].value.name}": self.biases[name].lowered(by) for name, by in corrections.items()}
-
-
-class _Overridden:
-    """A loaded model whose optional inputs ``values`` are given in every call."""
-
-    reentrant = True
-
-    def __init__(self, model: LoadedModel, values: Mapping[str, Array]) -> None:
-        self.signature, self.unload = model.signature, model.unload
-        self._model, self._values = model, values
-
-    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return self._model.forward({**inputs, **self._values})
 
 
 def _correct(
