@@ -48,18 +48,21 @@ def signature_of(artifact: Artifact) -> Signature:
     return remembered("signature", artifact.digest, read, 0)
 
 
-class Overridden:
+class Overridden(LoadedModel):
     """A loaded model whose optional inputs are given ``values`` in every call, with the outputs that ``signature`` has."""
 
     reentrant = True
 
     def __init__(self, model: LoadedModel, values: Mapping[str, Array], signature: Signature | None = None) -> None:
-        self.signature, self.unload = signature or model.signature, model.unload
+        self.signature = signature or model.signature
         self._model, self._values = model, values
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         outputs = self._model.forward({**inputs, **self._values})
         return {name: outputs[name] for name in self.signature.output_names}
+
+    def unload(self) -> None:
+        self._model.unload()
 
 
 def call_rows(signature: Signature, rows: int) -> int:

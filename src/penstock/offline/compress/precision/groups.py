@@ -19,7 +19,13 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, QdqPlacement, float_model, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import (
+    LINEAR_OPS,
+    FloatModel,
+    QdqPlacement,
+    float_model,
+    nothing_to_quantise,
+)
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges

@@ -21,7 +21,13 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from penstock.artifact import Artifact, sha256
-from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, QdqPlacement, float_model, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import (
+    LINEAR_OPS,
+    FloatModel,
+    QdqPlacement,
+    float_model,
+    nothing_to_quantise,
+)
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import DataType

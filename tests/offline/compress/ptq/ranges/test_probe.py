@@ -25,7 +25,9 @@ DATA = make_dataset({"x": np.random.default_rng(0).standard_normal((40, 16)).ast
 def test_other_ranges_answer_as_if_they_had_been_written(placement: QdqPlacement, activation: DataType) -> None:
     model, scheme = networks.mlp(), IntegerScheme(activation, DataType.INT8, False, "test")
     statistics = collect(model, DATA)
-    first, other = (ranges(statistics, method, scheme, 90.0) for method in (RangeMethod.MIN_MAX, RangeMethod.PERCENTILE))
+    first, other = (
+        ranges(statistics, method, scheme, 90.0) for method in (RangeMethod.MIN_MAX, RangeMethod.PERCENTILE)
+    )
     probe = RangeProbe(quantize(model, first, scheme, placement), scheme)
     for found in (other, first):
         written = quantize(model, found, scheme, placement)
