@@ -30,6 +30,7 @@ from penstock.offline.build import BuildResult, Compression, Recipe, build, inst
 from penstock.offline.compress.planner.plan import Plan
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract
+from penstock.offline.model_store import SESSION, keep_models
 from penstock.offline.tune.space import Version
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close
@@ -456,3 +457,12 @@ def test_what_is_to_be_small_needs_no_second_model(model: Path, tmp_path: Path) 
     assert len(result.manifest.variants) == 1
     (stored,) = [entry.size_bytes for entry in result.manifest.files]
     assert stored == result.chosen.stored_bytes < model.stat().st_size
+
+
+def test_within_a_build_models_are_read_and_loaded_once(tmp_path: Path) -> None:
+    digits = Path(__file__).parents[2] / "examples" / "digits"
+    recipe = Recipe(engines=("onnxruntime",), budget_s=0.2)
+    with keep_models(8 << 30) as store:
+        build(digits / "model.onnx", tmp_path / "b.bundle", digits / "calibrate.npz", digits / "evaluate.npz", recipe)
+    assert store.made["parse"] <= 12
+    assert store.made[SESSION] <= 40

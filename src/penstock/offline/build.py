@@ -42,9 +42,11 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.data_notes import about, unproved
 from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.judge.contract import Contract
+from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
+from penstock.offline.sessions import signature_of
 from penstock.offline.tune.space import (
     BASELINE_ENGINE,
     ORIGINAL,
@@ -57,7 +59,7 @@ from penstock.offline.tune.space import (
 )
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
 from penstock.offline.versions import OnProgress, integer_versions
-from penstock.resources import MachineFacts, machine_facts
+from penstock.resources import MachineFacts, machine_facts, usable_memory
 from penstock.storage.atomic import check_writable
 from penstock.tensor import Array, Signature
 from penstock.version import __version__
@@ -67,6 +69,8 @@ Data = str | Path | Mapping[str, Array]
 _log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2
+_KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
+"""Of the usable memory one part in four holds models that may be needed again; these bytes where it is unknown."""
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
@@ -144,7 +148,18 @@ def build(
     ``calibrate`` is held out for it. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
     ResourceExhausted.
     """
-    output = Path(output)
+    with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
+        return _build(model, Path(output), calibrate, evaluate, recipe, on_progress)
+
+
+def _build(
+    model: str | Path | Artifact,
+    output: Path,
+    calibrate: Data | None,
+    evaluate: Data | None,
+    recipe: Recipe,
+    on_progress: OnProgress,
+) -> BuildResult:
     _check_target(output, recipe)
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
@@ -251,9 +266,7 @@ def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
 
 def _signature(original: Artifact) -> Signature:
     """What the model takes and gives; ONNX Runtime refuses a corrupt file here, before any long work."""
-    model = get_engine(BASELINE_ENGINE).load(original, {"threads": 1, "graph_level": "disabled"})
-    signature = model.signature
-    model.unload()
+    signature = signature_of(original)
     if not signature.inputs:
         raise InvalidModel("the model has no inputs: its answer is a constant", "export it with its inputs")
     return signature

@@ -6,12 +6,12 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
-from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.ptq.drift import find_drift, shift_warnings
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import make_reference
 from penstock.offline.judge.metrics import samples_needed
+from penstock.offline.sessions import loaded
 
 _REACHABLE = 20
 """Times the samples there are that it makes sense to ask for; a loss close to the bound takes any number."""
@@ -61,9 +61,8 @@ def about(
     ``artifact`` is the FP32 model, which takes ``multiple`` samples at a time. None where it does not run on them.
     """
     try:
-        model = get_engine("onnxruntime").load(artifact, {"threads": 1})
-        metric = make_reference(model.forward(judged.rows(0, multiple)), judged.labels).metric
-        model.unload()
+        with loaded(artifact) as model:
+            metric = make_reference(model.forward(judged.rows(0, multiple)), judged.labels).metric
     except PenstockError:
         return ()
     few = too_few(judged.count, metric, max_loss, "evaluation")

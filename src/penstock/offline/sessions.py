@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel, Options
 from penstock.engines.registry import get_engine
 from penstock.offline.model_store import borrowed, remembered
-from penstock.tensor import Signature
+from penstock.tensor import Array, Signature
 
 _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
 
@@ -46,6 +46,23 @@ def signature_of(artifact: Artifact) -> Signature:
             return model.signature
 
     return remembered("signature", artifact.digest, read, 0)
+
+
+class Overridden(LoadedModel):
+    """A loaded model whose optional inputs are given ``values`` in every call, with the outputs that ``signature`` has."""
+
+    reentrant = True
+
+    def __init__(self, model: LoadedModel, values: Mapping[str, Array], signature: Signature | None = None) -> None:
+        self.signature = signature or model.signature
+        self._model, self._values = model, values
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = self._model.forward({**inputs, **self._values})
+        return {name: outputs[name] for name in self.signature.output_names}
+
+    def unload(self) -> None:
+        self._model.unload()
 
 
 def call_rows(signature: Signature, rows: int) -> int:

@@ -48,9 +48,7 @@ def integer_versions(
     if anywhere:
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
     try:
-        statistics = collect(
-            fp32, calibration.inputs, progress=lambda done, total: on_progress("calibrate", done, total)
-        )
+        statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
     found: dict[str, Artifact] = {}

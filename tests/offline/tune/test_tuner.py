@@ -157,3 +157,24 @@ def test_progress_comes_in_order() -> None:
         lambda stage, done, total: stages.append(stage),
     ).run(cores=1)
     assert list(dict.fromkeys(stages)) == ["accuracy", "screen", "confirm", "profile"]
+
+
+def test_at_more_threads_only_the_best_versions_are_timed() -> None:
+    versions = {"lean": classifier(), **{f"slow{n}": classifier(ballast=20 + n) for n in range(4)}}
+    tried = [
+        Candidate(f"{name}-t{threads}", "onnxruntime", "fp32", threads, artifact, {"threads": threads})
+        for threads in (1, 2)
+        for name, artifact in {**versions, "wrong": classifier(factor=-1.0)}.items()
+    ]
+    original = classifier(ballast=30)
+    result = Tuner(originals(original, [1, 2]), tried, data(), CONTRACT, LIMITS).run(cores=2)
+    records = {record.name: record for record in result.records}
+    assert all(records[f"{name}-t1"].latency_ms for name in versions)
+    assert records["lean-t2"].latency_ms
+    wrong = records["wrong-t2"]
+    assert (wrong.status, wrong.latency_ms) == ("rejected", None)
+    untimed = [record for record in result.records if record.latency_ms is None and record is not wrong]
+    assert len(untimed) == 1
+    assert untimed[0].status == "outrun"
+    assert untimed[0].reason == "not timed: at fewer threads others were faster"
+    assert untimed[0].name.endswith("-t2")

@@ -19,7 +19,7 @@ from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.perf.measure import repeat_rows
 from penstock.resources import usable_memory
-from penstock.tensor import Array
+from penstock.tensor import Array, Signature
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in total."""
@@ -45,35 +45,50 @@ class Taps:
         batch_size: int = 32,
         threads: int = 1,
         memory_bytes: int = 256 << 20,
+        signature: Signature | None = None,
     ) -> None:
         """``memory_bytes`` bounds what the tapped tensors of one batch take, or the largest of them alone.
 
+        ``signature`` is the model's where it is known already.
         Raises as ``Batches`` if the data do not fit the model's inputs.
         """
         self._proto = read_proto(artifact)
         self._threads = threads
         self._memory_bytes = memory_bytes
-        self._signature = signature_of(artifact)
+        self._signature = signature or signature_of(artifact)
         self.batches = Batches(self._signature, data, batch_size)
 
-    def run(self, names: Sequence[str], progress: Progress = no_progress) -> Iterator[tuple[str, Array]]:
+    def run(
+        self,
+        names: Sequence[str],
+        progress: Progress = no_progress,
+        *,
+        group: Sequence[str] = (),
+        values: Mapping[str, Array] | None = None,
+    ) -> Iterator[tuple[str, Array]]:
         """Every tensor of ``names`` for every batch, in batches' order for each; the groups that fit in memory one by one.
 
+        ``group``, one of ``groups``, holds the names: the model that shows them all is run, so that it need not be loaded for each.
+        ``values`` are given to optional inputs.
         Raises InvalidData if one holds NaN or infinity, naming it, and the samples where its first axis counts them;
         ResourceExhausted if the largest tensor of one batch would take more than half of the memory.
         """
-        given = [name for name in dict.fromkeys(names) if name in self._signature.input_names]
-        groups = grouped(self.sizes(name for name in names if name not in given), self._memory_bytes)
-        passes = [given, *groups] if given else groups
-        for number, group in enumerate(passes):
+        passes = [list(group)] if group else self.groups(names)
+        for number, shown in enumerate(passes):
             first = 0
-            for done, (rows, outputs) in enumerate(self._outputs(group), 1):
+            for done, (rows, outputs) in enumerate(self._outputs(shown, values or {}), 1):
                 # No name for an array, which would keep it while the next batch runs.
-                for name in list(outputs):
+                for name in [name for name in outputs if name in names]:
                     _check_finite(name, outputs[name], first, rows)
                     yield name, outputs.pop(name)
                 first += rows
                 progress(number * self.batches.count + done, len(passes) * self.batches.count)
+
+    def groups(self, names: Sequence[str]) -> list[list[str]]:
+        """``names`` in groups that fit in memory, those of inputs first. Raises ResourceExhausted as ``run``."""
+        given = [name for name in dict.fromkeys(names) if name in self._signature.input_names]
+        groups = grouped(self.sizes(name for name in names if name not in given), self._memory_bytes)
+        return [given, *groups] if given else groups
 
     def sample(self, rows: int) -> dict[str, Array]:
         """Inputs for a call of ``rows`` samples, or of as many as a call takes."""
@@ -85,18 +100,18 @@ class Taps:
             name: array.shape for name, array in self._one_call(list(dict.fromkeys(names)), self.sample(rows)).items()
         }
 
-    def _outputs(self, group: list[str]) -> Iterator[tuple[int, dict[str, Array]]]:
+    def _outputs(self, group: list[str], values: Mapping[str, Array]) -> Iterator[tuple[int, dict[str, Array]]]:
         """The number of samples in each batch, and what ``group`` holds then; inputs are there without running anything."""
         if group[0] in self._signature.input_names:
             for batch in self.batches:
                 yield _rows(batch), {name: batch[name] for name in group}
             return
-        with loaded(self._showing(group), self._threads, as_written=True) as model:
+        with loaded(self.showing(group), self._threads, as_written=True) as model:
             for batch in self.batches:
-                yield _rows(batch), model.forward(batch)
+                yield _rows(batch), model.forward({**batch, **values})
 
     def _one_call(self, names: list[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        with loaded(self._showing(names), self._threads, as_written=True) as model:
+        with loaded(self.showing(names), self._threads, as_written=True) as model:
             return model.forward(inputs)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
@@ -115,7 +130,7 @@ class Taps:
             _check_memory({name: sizes[name] for name in computed}, rows, smallest)
         return sizes
 
-    def _showing(self, outputs: Sequence[str]) -> Artifact:
+    def showing(self, outputs: Sequence[str]) -> Artifact:
         """The model with ``outputs`` in place of its own; what they do not need is not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)

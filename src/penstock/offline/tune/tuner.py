@@ -14,18 +14,21 @@ the more faithful one is served.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord, Conditions, Interval, LatencyPoint
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import PenstockError
+from penstock.errors import ContractUnmet, PenstockError
 from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract, unmet
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import race_loaded
+from penstock.offline.sessions import session
 from penstock.offline.tune.search import (
+    FINALISTS,
     Trial,
     choose,
     choose_smallest,
@@ -103,27 +106,32 @@ class Tuner:
         """Measure and choose. Raises ContractUnmet if nothing meets the contract, and whatever keeps the original from running."""
         watch = ConditionsWatch(cores)
         bases, contract = list(self._bases.values()), self._contract
-        for base in bases:
-            base.model = _load(base.candidate)
         judge = Judge(bases[0].candidate.artifact, self._data, bases[0].candidate.threads)
-        for base in bases:
-            base.accuracy = judge.baseline.accuracy
-        for group in self._groups():
-            self._judge_accuracy(group, judge)
-            self._screen(group)
-        last = finalists(self._trials, self._smallest)
-        self._confirm(last)
-        self._reject_slow(last)
-        winner = choose_smallest(bases, last, contract) if self._smallest else choose(bases, last, contract, _compare)
-        if winner is None:
-            # A p99 counts only where it was confirmed, so the other trials cannot be named as a way out.
-            judged = [trial for trial in self._trials if trial in last or trial.status == "rejected"]
-            error = unmet(contract, [record(trial, contract) for trial in (*bases, *judged)])
-            tried = [record(trial, contract) for trial in (*bases, *self._trials)]
-            error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
-            raise error
-        (explain_sizes if self._smallest else explain)(winner, bases, self._trials)
-        return self._result(winner, watch)
+        with ExitStack() as stack:
+            for base in bases:
+                base.model, base.accuracy = _load(base, stack), judge.baseline.accuracy
+            for threads in self._bases:
+                for group in self._groups(self._promising(threads)):
+                    self._screen(group, judge)
+            last = finalists(self._trials, self._smallest)
+            self._confirm(last, stack)
+            self._reject_slow(last)
+            choice = (
+                choose_smallest(bases, last, contract) if self._smallest else choose(bases, last, contract, _compare)
+            )
+            if choice is None:
+                raise self._unmet(last)
+            (explain_sizes if self._smallest else explain)(choice, bases, self._trials)
+            return self._result(choice, watch)
+
+    def _unmet(self, last: Sequence[Trial]) -> ContractUnmet:
+        # A p99 counts only where it was confirmed, so the other trials cannot be named as a way out.
+        judged = [trial for trial in self._trials if trial in last or trial.status == "rejected"]
+        bases, contract = self._bases.values(), self._contract
+        error = unmet(contract, [record(trial, contract) for trial in (*bases, *judged)])
+        tried = [record(trial, contract) for trial in (*bases, *self._trials)]
+        error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
+        return error
 
     def _result(self, winner: Trial, watch: ConditionsWatch) -> TuneResult:
         self._profile(winner)
@@ -141,35 +149,51 @@ class Tuner:
             conditions=watch.finish(),
         )
 
-    def _judge_accuracy(self, group: Sequence[Trial], judge: Judge) -> None:
-        """Load a group and compare its answers with the original's; equal numerics are compared once."""
-        for trial in group:
-            self._on_progress("accuracy", self._trials.index(trial), len(self._trials))
+    def _promising(self, threads: int) -> list[Trial]:
+        """The trials at ``threads`` threads that are worth timing: all at the fewest, and then those of the best versions so far."""
+        trials = [trial for trial in self._trials if trial.candidate.threads == threads]
+        if threads == min(self._bases) or len(trials) <= FINALISTS:
+            return trials
+        best = {trial.candidate.numerics for trial in finalists(self._trials, self._smallest)}
+        for trial in trials:
             numerics = trial.candidate.numerics
-            try:
-                trial.model = _load(trial.candidate)
-                if numerics not in self._known:
-                    self._known[numerics] = judge.assess_loaded(trial.model).accuracy
-            except PenstockError as error:
-                trial.model, trial.status, trial.reason = None, "failed", error.message
-                continue
-            trial.accuracy = self._known[numerics]
-            objection = self._contract.accuracy_objection(trial.accuracy)
-            if objection:
-                trial.reject(objection)
+            if numerics not in best:
+                trial.accuracy = self._known.get(numerics)
+                trial.reason = "not timed: at fewer threads others were faster"
+                self._judge(trial)
+        return [trial for trial in trials if trial.candidate.numerics in best]
 
-    def _screen(self, group: Sequence[Trial]) -> None:
-        """Time a group, the inaccurate too, since the report shows what they would have bought; then let go of it."""
-        loaded = [trial for trial in group if trial.model is not None]
-        self._on_progress("screen", self._trials.index(group[-1]), len(self._trials))
-        self._time(loaded, _SCREEN_SHARE * self._budget_s * len(group) / len(self._trials), _SCREEN_PRECISION)
-        for trial in loaded:
-            trial.model = None
+    def _screen(self, group: Sequence[Trial], judge: Judge) -> None:
+        """Load a group, compare its answers with the original's, and time it; the report shows the speed of inaccurate ones too."""
+        with ExitStack() as stack:
+            for trial in group:
+                self._on_progress("accuracy", self._trials.index(trial), len(self._trials))
+                try:
+                    self._assess(trial, _load(trial, stack), judge)
+                except PenstockError as error:
+                    trial.status, trial.reason = "failed", error.message
+            loaded = [trial for trial in group if trial.model is not None]
+            self._on_progress("screen", self._trials.index(group[-1]), len(self._trials))
+            self._time(loaded, _SCREEN_SHARE * self._budget_s * len(group) / len(self._trials), _SCREEN_PRECISION)
+            for trial in loaded:
+                trial.model = None
 
-    def _confirm(self, last: Sequence[Trial]) -> None:
+    def _assess(self, trial: Trial, model: LoadedModel, judge: Judge) -> None:
+        numerics = trial.candidate.numerics
+        if numerics not in self._known:
+            self._known[numerics] = judge.assess_loaded(model).accuracy
+        trial.model, trial.accuracy = model, self._known[numerics]
+        self._judge(trial)
+
+    def _judge(self, trial: Trial) -> None:
+        objection = self._contract.accuracy_objection(trial.accuracy) if trial.accuracy else ""
+        if objection:
+            trial.reject(objection)
+
+    def _confirm(self, last: Sequence[Trial], stack: ExitStack) -> None:
         self._on_progress("confirm", 0, 1)
         for trial in last:
-            trial.model = _load(trial.candidate)
+            trial.model = _load(trial, stack)
         self._time(last, _CONFIRM_SHARE * self._budget_s, _PRECISION)
         self._on_progress("confirm", 1, 1)
 
@@ -204,12 +228,12 @@ class Tuner:
         """One timed call's worth of rows."""
         return repeat_rows(self._data.inputs, self._rows)
 
-    def _groups(self) -> list[list[Trial]]:
-        """The trials in groups that fit into memory beside the originals by their engines' estimates; mostly one group."""
+    def _groups(self, trials: Sequence[Trial]) -> list[list[Trial]]:
+        """``trials`` in groups that fit into memory beside the originals by their engines' estimates; mostly one group."""
         limit = _MEMORY_SHARE * self._memory_bytes if self._memory_bytes else float("inf")
         groups: list[list[Trial]] = []
         originals = used = sum(_memory(base) for base in self._bases.values())
-        for trial in self._trials:
+        for trial in trials:
             size = _memory(trial)
             if not groups or used + size > limit:
                 groups.append([])
@@ -225,8 +249,9 @@ class Tuner:
                 trial.reject(objection)
 
 
-def _load(candidate: Candidate) -> LoadedModel:
-    return get_engine(candidate.engine).load(candidate.artifact, candidate.options)
+def _load(trial: Trial, stack: ExitStack) -> LoadedModel:
+    candidate = trial.candidate
+    return stack.enter_context(session(candidate.artifact, candidate.engine, candidate.options))
 
 
 def _memory(trial: Trial) -> int:

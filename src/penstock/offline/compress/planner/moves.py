@@ -118,7 +118,7 @@ def int8(workshop: Workshop, state: State) -> Artifact:
 def mixed(workshop: Workshop, state: State) -> Artifact:
     """INT8 but for the groups that cost the most accuracy for the time they save."""
     prepared = equalized(state.model, workshop.fitted)
-    statistics = collect(prepared, workshop.fitted.inputs)
+    statistics = collect(prepared, workshop.fitted)
     model = MixedModel(prepared, statistics, int8_scheme(workshop), placement(workshop, state), RangeMethod.MSE)
     trials = Trials(model, workshop.judge)
     report = measure_sensitivity(trials, SensitivityOptions(budget_s=_RANKING_S), workshop.on_progress)

@@ -19,7 +19,13 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, QdqPlacement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import (
+    LINEAR_OPS,
+    FloatModel,
+    QdqPlacement,
+    float_model,
+    nothing_to_quantise,
+)
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
@@ -64,7 +70,7 @@ class MixedModel:
         """``statistics`` come from ``collect`` on calibration data."""
         self.artifact, self.statistics, self.scheme, self.placement = artifact, statistics, scheme, placement
         self.ranges: dict[str, Range] = ranges(statistics, method, scheme)
-        self.model = FloatModel(artifact)
+        self.model = float_model(artifact)
         self.groups = find_groups(self.model, self.model.integer_nodes(placement))
         if not self.groups:
             raise nothing_to_quantise()

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.batches import Data
-from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, TensorStatistics
 from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.dataset import Dataset
+from penstock.offline.model_store import remembered
+from penstock.offline.sessions import signature_of
+
+_STATISTICS_BYTES = 64 << 10
+"""About what the statistics of one tensor take."""
 
 
 def collect(
@@ -26,6 +32,7 @@ def collect(
     ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose
     shapes may differ: see ``batches.py``. Batches have at most ``batch_size`` samples; a model with a fixed first axis of k
     gets k at a time. How the data are cut does not change the histograms beyond how the engine's own results depend on it.
+    Within a build, statistics of the same model on the same ``Dataset`` are collected once.
     The state is one histogram a tensor; the outputs of one batch take up to ``memory_bytes``, or what the largest takes.
 
     A tensor that is always empty keeps an empty histogram, and one that never varies a constant one: ``ranges`` gives the
@@ -34,16 +41,30 @@ def collect(
     Raises as ``Taps`` if the data do not fit the model or the memory, or make a tensor NaN or infinite; Unsupported if the
     model has nothing to quantise; InvalidArgument if ``tensors`` names one that is not FP32.
     """
-    model = FloatModel(artifact)
+    model = float_model(artifact)
     names = _checked(model, tensors)
-    taps = Taps(model.artifact(), data, batch_size=batch_size, threads=threads, memory_bytes=memory_bytes)
+    known: dict[str, TensorStatistics] = {}
+    if isinstance(data, Dataset):
+        key = artifact.digest, data.digest, batch_size, threads
+        known = remembered("statistics", key, dict, _STATISTICS_BYTES * len(model.nodes))
     fixed, unclippable = model.fixed_ranges(), model.unclippable()
-    found = {name: TensorStatistics(Histogram(), name not in unclippable, fixed.get(name)) for name in names}
-    for name, array in taps.run([name for name in names if name not in fixed], progress or no_progress):
-        found[name].histogram.update(array)
-        # The name would keep it while the next batch runs.
-        del array
-    return found
+    missing = [name for name in names if name not in known]
+    if missing:
+        found = {name: TensorStatistics(Histogram(), name not in unclippable, fixed.get(name)) for name in missing}
+        taps = Taps(
+            model.artifact(),
+            data,
+            batch_size=batch_size,
+            threads=threads,
+            memory_bytes=memory_bytes,
+            signature=signature_of(artifact),
+        )
+        for name, array in taps.run([name for name in missing if name not in fixed], progress or no_progress):
+            found[name].histogram.update(array)
+            # The name would keep it while the next batch runs.
+            del array
+        known |= found
+    return {name: known[name] for name in names}
 
 
 def _checked(model: FloatModel, tensors: Sequence[str] | None) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.artifact import Artifact
 from penstock.errors import InvalidData
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram
 from penstock.offline.dataset import Dataset
 from penstock.tensor import Array
@@ -67,13 +67,12 @@ def find_drift(artifact: Artifact, calibration: Dataset, evaluation: Dataset, th
 
     Raises as ``collect``; InvalidData if there is neither, as for a model of integers only.
     """
-    model = FloatModel(artifact)
+    model = float_model(artifact)
     tensors = [name for name in model.input_names if model.is_float(name)] + _first_layer(model)
     if not tensors:
         raise InvalidData("the model has no FP32 input or first layer to compare data by")
     before, after = (
-        collect(artifact, data.inputs, list(dict.fromkeys(tensors)), threads=threads)
-        for data in (calibration, evaluation)
+        collect(artifact, data, list(dict.fromkeys(tensors)), threads=threads) for data in (calibration, evaluation)
     )
     counts = calibration.count, evaluation.count
     return [compare_histograms(name, before[name].histogram, after[name].histogram, counts) for name in before]

@@ -21,6 +21,7 @@ from onnx import numpy_helper
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.ranges.histogram import Range
+from penstock.offline.model_store import remembered
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array, DataType
 
@@ -189,6 +190,12 @@ class FloatModel:
     def _scalar(self, tensor: str) -> Array | None:
         weight = self.weights.get(tensor)
         return None if weight is None else numpy_helper.to_array(weight).reshape(())
+
+
+def float_model(artifact: Artifact) -> FloatModel:
+    """``FloatModel(artifact)``, made once within a build. Raises as ``FloatModel``."""
+    key = artifact.digest, artifact.path
+    return remembered("float model", key, lambda: FloatModel(artifact), 2 * artifact.size_bytes)
 
 
 def output_axis(node: onnx.NodeProto) -> int:

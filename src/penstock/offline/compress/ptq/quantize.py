@@ -21,7 +21,13 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from penstock.artifact import Artifact, sha256
-from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, QdqPlacement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import (
+    LINEAR_OPS,
+    FloatModel,
+    QdqPlacement,
+    float_model,
+    nothing_to_quantise,
+)
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import DataType
@@ -44,7 +50,7 @@ def quantize(
     Raises Unsupported if no operator can become integer, InvalidModel if the model cannot be read, InvalidArgument for a name
     that no node has.
     """
-    model = FloatModel(artifact)
+    model = float_model(artifact)
     nodes = [node for node in model.integer_nodes(placement, keep_float) if _has_ranges(model, node, ranges, placement)]
     linear = [node for node in nodes if node.op_type in LINEAR_OPS]
     if not linear:

@@ -18,6 +18,7 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
 from penstock.offline.dataset import Dataset
+from penstock.offline.model_store import remembered
 
 Progress = Callable[[int, int], None]
 
@@ -49,7 +50,7 @@ def quantize_with(
     progress(0, stages)
     prepared = equalized(artifact, data) if recipe.equalize else artifact
     progress(1, stages)
-    statistics = collect(prepared, data.inputs)
+    statistics = collect(prepared, data)
     progress(2, stages)
     if recipe.method is None:
         found = choose_ranges(prepared, statistics, data, scheme, recipe.placement, recipe.choice).ranges
@@ -65,7 +66,12 @@ def quantize_with(
 
 
 def equalized(artifact: Artifact, data: Dataset) -> Artifact:
-    """The same function with channels of like ranges, as far as either method applies to the model."""
+    """A model of the same function with channels of like ranges, by each method that applies to it."""
+    key = artifact.digest, artifact.path, data.digest
+    return remembered("equalized", key, lambda: _equalized(artifact, data), artifact.size_bytes)
+
+
+def _equalized(artifact: Artifact, data: Dataset) -> Artifact:
     for method in (equalize, smooth_quant):
         try:
             artifact = method(artifact, data)

@@ -33,7 +33,7 @@ def rounded(artifact: Artifact, tensor: str, x: Array, scheme: IntegerScheme, ra
     onnx.checker.check_model(suffix.artifact(scheme).data)
     batch = dict(Taps(artifact, {"x": x}).run([tensor, *suffix.beside]))
     with loaded(suffix.artifact(scheme)) as model:
-        found = RoundedModel(suffix, model, signature_of(artifact), [batch], scheme)
+        found = RoundedModel(suffix, tensor, model, signature_of(artifact), [batch], scheme)
         found.range = range
         return found.forward({})
 
@@ -93,3 +93,18 @@ def test_graphs_within_and_what_lies_beside() -> None:
     got = rounded(artifact, "inner", x, U8, range)
     assert list(got) == ["y"]
     np.testing.assert_allclose(got["y"], by_hand(x, U8, range) + x, atol=1e-6)
+
+
+@pytest.mark.parametrize("tensor", ["x", "hidden"])
+def test_tensors_share_a_suffix_and_are_rounded_one_at_a_time(tensor: str) -> None:
+    artifact, range = networks.mlp(), Range(-0.5, 1.5)
+    suffix = Suffix(FloatModel(artifact), "x")
+    assert suffix.take("hidden")
+    assert not suffix.take("elsewhere")
+    onnx.checker.check_model(suffix.artifact(U8).data)
+    with loaded(suffix.artifact(U8)) as model:
+        found = RoundedModel(suffix, tensor, model, signature_of(artifact), [{"x": X}], U8)
+        found.range = range
+        np.testing.assert_allclose(
+            found.forward({})["y"], rounded(artifact, tensor, X, U8, range)["y"], rtol=1e-5, atol=1e-6
+        )

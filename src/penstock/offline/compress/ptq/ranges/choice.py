@@ -2,8 +2,8 @@
 
 No method is best for all tensors: KL-entropy knows nothing of the energy of what it cuts off, min-max pays for one outlier with
 every step, MSE looks at the tensor alone. So each tensor is rounded by itself, with every candidate range, in an otherwise float
-model, and the range stays that harms the outputs least. At the end the choice as a whole must stand its ground, quantised, against
-every method used for all tensors, since what is best one by one need not be best together.
+model, and the range stays that harms the outputs least. At the end the choice as a whole must stand its ground against
+every method used for all tensors, in the quantised model, since what is best one by one need not be best together.
 
 Only what follows a tensor is run anew: see ``suffix.py``. Where the outputs are class scores the harm is the angle
 between the scores with and without rounding: their order does not depend on their size, and samples that are far from all
@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.harm import output_harm
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
+from penstock.offline.compress.ptq.ranges.probe import RangeProbe
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges, squared_error
 from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
@@ -45,6 +46,8 @@ CANDIDATES: dict[str, tuple[RangeMethod, float]] = {
 """Methods by name; of two whose ranges are alike, the first is tried."""
 
 _BATCH = 32
+_TOGETHER = 4
+"""Tensors that share one suffix."""
 _MEMORY_BYTES = 512 << 20
 """What suffixes read on all rows, held while their ranges are tried."""
 _ALIKE = 0.01
@@ -127,7 +130,7 @@ def choose_ranges(
     best = {name: tensors[name].range for name in statistics if name in tensors}
     errors: dict[str, float] = {}
     for name, found in {PER_TENSOR: best, **by_method}.items():
-        errors[name] = trials.whole(quantize(artifact, found, scheme, placement))
+        errors[name] = trials.whole(found)
         progress(len(order) + len(errors), len(order) + len(by_method) + 1)
     winner = min(errors, key=lambda name: errors[name])
     chosen = best if winner == PER_TENSOR else by_method[winner]
@@ -155,7 +158,9 @@ class _Trials:
         options: RangeChoiceOptions,
     ) -> None:
         self._scheme, self._data, self._options = scheme, data, options
-        self._model = FloatModel(artifact)
+        self._artifact, self._placement = artifact, placement
+        self._probe: RangeProbe | None = None
+        self._model = float_model(artifact)
         self._roundable = set(_roundable(self._model, placement))
         self._end = None if options.time_s is None else time.monotonic() + options.time_s
         self._signature = signature_of(artifact)
@@ -165,48 +170,63 @@ class _Trials:
             batch_size=call_rows(self._signature, _BATCH),
             threads=options.threads,
             memory_bytes=_MEMORY_BYTES,
+            signature=self._signature,
         )
-        self._reference = answers_of(artifact, data, options.threads, batch_size=_BATCH)
+        self._reference = answers_of(artifact, data, options.threads, batch_size=_BATCH, as_written=True)
         self.calls = 1
 
     def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
         """The harm of each candidate of each tensor, in order; None for a tensor with nothing to try, or beyond the budget."""
-        suffixes = {
-            name: Suffix(self._model, name)
-            for name, tried in candidates.items()
-            if len(tried) > 1 and name in self._roundable
-        }
-        groups = self._groups(suffixes)
+        segments = self._segments(
+            {name for name, tried in candidates.items() if len(tried) > 1 and name in self._roundable}
+        )
+        groups = self._groups(segments)
         held: list[dict[str, Array]] = []
         group: list[str] = []
         for name, tried in candidates.items():
-            if name not in suffixes or not self._affords(len(tried)):
+            if name not in segments or not self._affords(len(tried)):
                 yield name, None
                 continue
-            if name not in group:
-                group = next(group for group in groups if name in group)
+            if segments[name].tensors[0] not in group:
+                group = next(group for group in groups if segments[name].tensors[0] in group)
                 held = []  # gone before the next is there
-                held = self._hold([suffixes[one] for one in group])
-            yield name, self._harms(suffixes[name], held, list(tried.values()))
+                held = self._hold([segments[one] for one in group])
+            yield name, self._harms(segments[name], name, held, list(tried.values()))
 
-    def whole(self, quantised: Artifact) -> float:
-        """The harm that ``quantised`` does to the outputs."""
+    def whole(self, ranges: Mapping[str, Range]) -> float:
+        """The harm that quantising to ``ranges`` does to the outputs."""
         self.calls += 1
-        return output_harm(self._reference, answers_of(quantised, self._data, self._options.threads, batch_size=_BATCH))
+        if self._probe is None:
+            self._probe = RangeProbe(quantize(self._artifact, ranges, self._scheme, self._placement), self._scheme)
+        outputs = self._probe.answers(ranges, self._data, self._options.threads, _BATCH)
+        return output_harm(self._reference, outputs)
 
-    def _harms(self, suffix: Suffix, held: Sequence[Mapping[str, Array]], tried: Sequence[Range]) -> list[float]:
+    def _harms(
+        self, suffix: Suffix, tensor: str, held: Sequence[Mapping[str, Array]], tried: Sequence[Range]
+    ) -> list[float]:
         found = []
         with loaded(suffix.artifact(self._scheme), self._options.threads) as model:
-            rounded = RoundedModel(suffix, model, self._signature, held, self._scheme)
+            rounded = RoundedModel(suffix, tensor, model, self._signature, held, self._scheme)
             for rounded.range in tried:
                 outputs = self._reference | answers(rounded, self._data, _BATCH)
                 found.append(output_harm(self._reference, outputs))
         self.calls += len(tried)
         return found
 
-    def _groups(self, suffixes: Mapping[str, Suffix]) -> list[list[str]]:
-        """The tensors in groups: what the suffixes of one read on all rows fits in memory, or is that of a single tensor."""
-        read = {name: [name, *suffix.beside] for name, suffix in suffixes.items()}
+    def _segments(self, tensors: Collection[str]) -> dict[str, Suffix]:
+        """The suffix of each of ``tensors``; a few that follow one another share one."""
+        written = (name for node in self._model.nodes for name in node.output)
+        suffixes: list[Suffix] = []
+        for name in (*self._model.input_names, *written):
+            if name not in tensors:
+                continue
+            if not suffixes or len(suffixes[-1].tensors) == _TOGETHER or not suffixes[-1].take(name):
+                suffixes.append(Suffix(self._model, name))
+        return {name: suffix for suffix in suffixes for name in suffix.tensors}
+
+    def _groups(self, segments: Mapping[str, Suffix]) -> list[list[str]]:
+        """The first tensors of the suffixes in groups: what one group reads on all rows fits in memory, or is that of one suffix."""
+        read = {segments[name].tensors[0]: segments[name].read for name in segments}
         sizes = self._taps.sizes([one for names in read.values() for one in names])
         batches = self._taps.batches.count
         return grouped(
@@ -214,9 +234,9 @@ class _Trials:
         )
 
     def _hold(self, suffixes: Sequence[Suffix]) -> list[dict[str, Array]]:
-        """What they read, for each batch."""
+        """The tensors that they read, for each batch."""
         batches: dict[str, list[Array]] = {}
-        for name, array in self._taps.run([name for suffix in suffixes for name in (suffix.tensor, *suffix.beside)]):
+        for name, array in self._taps.run([name for suffix in suffixes for name in suffix.read]):
             batches.setdefault(name, []).append(array)
         return [dict(zip(batches, arrays, strict=True)) for arrays in zip(*batches.values(), strict=True)]
 

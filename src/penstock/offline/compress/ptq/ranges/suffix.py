@@ -1,13 +1,15 @@
-"""What follows a tensor in a float model, as a model of its own in which the tensor is rounded, with any scale::
+"""What follows a tensor in a float model, as a model of its own in which the tensor can be rounded, with any scale::
 
-    value ── QuantizeLinear(scale, zero) ── DequantizeLinear ── t ── all that t leads to ── outputs
+    value ── QuantizeLinear(scale, zero) ── DequantizeLinear ─┐
+      └───────────────────────────────────────────────────────┴ Where(switch) ── t ── all that t leads to ── outputs
 
-To try a range, only this needs to run: what comes before the tensor, and beside it, stays as it was.
+To try a range, only this needs to run: what comes before the tensor, and beside it, does not change. Tensors shortly after the first
+share its model, each with a switch, so that fewer models are loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -21,14 +23,15 @@ from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType, Signature
 
-_VALUE, _SCALE, _ZERO = "penstock_value", "penstock_scale", "penstock_zero"
+_VALUE = "penstock_value"
 
 
 class Suffix:
     """All nodes of ``model`` that ``tensor`` leads to."""
 
     def __init__(self, model: FloatModel, tensor: str) -> None:
-        self.tensor, self._model = tensor, model
+        self.tensors, self._model = [tensor], model
+        """Those that can be rounded: the first, and others that these nodes compute."""
         reached, chosen = {tensor}, set[str]()
         for node in model.nodes:
             if not reached.isdisjoint(reads(node)):
@@ -45,35 +48,71 @@ class Suffix:
                     elif name in model.producers:  # of a type that an input must tell: computed here as well
                         chosen.add(model.producers[name].name)
         self._nodes = [node for node in model.nodes if node.name in chosen]
-        computed = {name for node in self._nodes for name in node.output}
-        self.beside = [name for name in dict.fromkeys(reversed(self.beside)) if name not in computed]
+        self._computed = {name for node in self._nodes for name in node.output}
+        self.beside = [name for name in dict.fromkeys(reversed(self.beside)) if name not in self._computed]
+
+    @property
+    def read(self) -> list[str]:
+        """The tensors that must be given."""
+        return [self.tensors[0], *self.beside]
+
+    def take(self, tensor: str) -> bool:
+        """Let ``tensor`` be rounded as well; False if it is not computed here."""
+        if tensor in self._computed:
+            self.tensors.append(tensor)
+        return tensor in self._computed
 
     def artifact(self, scheme: IntegerScheme) -> Artifact:
-        """The model: what ``tensor`` holds, its scale and zero point, and ``beside`` in, ``outputs`` out."""
-        value = onnx.ValueInfoProto(name=_VALUE, type=self._model.values[self.tensor].type)
-        inputs = [
-            value,
-            helper.make_tensor_value_info(_SCALE, DataType.FP32.onnx, []),
-            helper.make_tensor_value_info(_ZERO, scheme.activation.onnx, []),
-            *(self._model.values[name] for name in self.beside),
-        ]
-        rounding = [
-            helper.make_node("QuantizeLinear", [_VALUE, _SCALE, _ZERO], ["penstock_integer"]),
-            helper.make_node("DequantizeLinear", ["penstock_integer", _SCALE, _ZERO], [self.tensor]),
-        ]
+        """The model: the first tensor, ``beside``, and a scale, a zero point and a switch for each tensor in; ``outputs`` out."""
+        inputs = [onnx.ValueInfoProto(name=_VALUE, type=self._model.values[self.tensors[0]].type)]
+        for number in range(len(self.tensors)):
+            scale, zero, switch = _parameters(number)
+            inputs += [
+                helper.make_tensor_value_info(scale, DataType.FP32.onnx, []),
+                helper.make_tensor_value_info(zero, scheme.activation.onnx, []),
+                helper.make_tensor_value_info(switch, DataType.BOOL.onnx, []),
+            ]
+        inputs += [self._model.values[name] for name in self.beside]
         needed = set[str]().union(*map(reads, self._nodes))
         whole = self._model.proto
         proto = onnx.ModelProto(ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions)
         proto.graph.name = "suffix"
         proto.graph.input.extend(inputs)
-        proto.graph.node.extend([*rounding, *self._nodes])
+        proto.graph.node.extend([*_rounding(0, _VALUE, self.tensors[0]), *self._rounded_nodes()])
         proto.graph.output.extend(value for value in whole.graph.output if value.name in self.outputs)
         proto.graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in needed)
         return Artifact.from_bytes(proto.SerializeToString())
 
+    def _rounded_nodes(self) -> Iterator[onnx.NodeProto]:
+        """The nodes, each followed by the rounding of what it writes."""
+        numbers = {name: number for number, name in enumerate(self.tensors) if number}
+        for node in self._nodes:
+            rounded = [name for name in node.output if name in numbers]
+            if rounded:
+                node = onnx.NodeProto.FromString(node.SerializeToString())  # noqa: PLW2901 - a copy to rename outputs in
+                node.output[:] = [f"{name}_unrounded" if name in rounded else name for name in node.output]
+            yield node
+            for name in rounded:
+                yield from _rounding(numbers[name], f"{name}_unrounded", name)
+
+
+def _parameters(number: int) -> tuple[str, str, str]:
+    """The names of the scale, the zero point and the switch of a suffix's tensor."""
+    return f"penstock_scale{number}", f"penstock_zero{number}", f"penstock_switch{number}"
+
+
+def _rounding(number: int, source: str, target: str) -> list[onnx.NodeProto]:
+    scale, zero, switch = _parameters(number)
+    integer, rounded = f"penstock_integer{number}", f"penstock_rounded{number}"
+    return [
+        helper.make_node("QuantizeLinear", [source, scale, zero], [integer]),
+        helper.make_node("DequantizeLinear", [integer, scale, zero], [rounded]),
+        helper.make_node("Where", [switch, rounded, source], [target]),
+    ]
+
 
 class RoundedModel(LoadedModel):
-    """A model to those who know its own inputs only, in which one tensor is rounded; ``range`` says how.
+    """The whole model to its callers, with ``tensor`` rounded to ``range``; only the suffix runs.
 
     It answers for ``batches`` one after the other, again and again: what a suffix reads in each.
     """
@@ -81,6 +120,7 @@ class RoundedModel(LoadedModel):
     def __init__(
         self,
         suffix: Suffix,
+        tensor: str,
         loaded: LoadedModel,
         whole: Signature,
         batches: Sequence[Mapping[str, Array]],
@@ -90,16 +130,23 @@ class RoundedModel(LoadedModel):
         self.signature = msgspec.structs.replace(whole, outputs=outputs)
         self.range = Range(0.0, 0.0)
         self._loaded, self._scheme, self._at = loaded, scheme, 0
+        self._number = suffix.tensors.index(tensor)
+        self._off: dict[str, Array] = {}
+        for number in range(len(suffix.tensors)):
+            self._off |= self._rounding(number, 1.0, 0.0, on=False)
         self._batches = [
-            {_VALUE: batch[suffix.tensor], **{name: batch[name] for name in suffix.beside}} for batch in batches
+            {_VALUE: batch[suffix.tensors[0]], **{name: batch[name] for name in suffix.beside}} for batch in batches
         ]
 
     def forward(self, _inputs: Mapping[str, Array]) -> dict[str, Array]:
         scale, zero = self._scheme.parameters(np.array(self.range.low), np.array(self.range.high))
         fed = self._batches[self._at]
         self._at = (self._at + 1) % len(self._batches)
-        rounding = {_SCALE: np.asarray(scale, np.float32), _ZERO: np.asarray(zero, self._scheme.activation.dtype)}
-        return self._loaded.forward({**fed, **rounding})
+        return self._loaded.forward({**fed, **self._off, **self._rounding(self._number, scale, zero, on=True)})
 
     def unload(self) -> None:
         self._loaded.unload()
+
+    def _rounding(self, number: int, scale: Array | float, zero: Array | float, *, on: bool) -> dict[str, Array]:
+        values = np.asarray(scale, np.float32), np.asarray(zero, self._scheme.activation.dtype), np.asarray(on)
+        return dict(zip(_parameters(number), values, strict=True))

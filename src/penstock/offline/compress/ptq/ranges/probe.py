@@ -1,0 +1,53 @@
+"""A quantised model whose ranges can be changed without writing or loading it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import helper
+
+from penstock.artifact import Artifact
+from penstock.offline.compress.ptq.ranges.histogram import Range
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.dataset import Dataset
+from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.metrics import Outputs
+from penstock.offline.optimize.model import read_proto
+from penstock.offline.sessions import Overridden, loaded
+from penstock.tensor import Array
+
+_SCALE, _ZERO = "_scale", "_zero_point"
+"""What the writer appends to a tensor's name for the names of its constants."""
+
+
+class RangeProbe:
+    """``quantised``, by ``quantize``, with the scales and zero points of its activations as optional inputs.
+
+    It computes in floats between the roundings, as the graph says; integer kernels differ from that by a rounding here and there.
+    """
+
+    def __init__(self, quantised: Artifact, scheme: IntegerScheme) -> None:
+        proto = read_proto(quantised)
+        constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._scheme = scheme
+        self._known = {
+            node.input[1].removesuffix(_SCALE)
+            for node in proto.graph.node
+            if node.op_type == "QuantizeLinear" and node.input[1] in constants and node.input[2] in constants
+        }
+        names = [name + end for name in sorted(self._known) for end in (_SCALE, _ZERO)]
+        proto.graph.input.extend(
+            helper.make_tensor_value_info(name, constants[name].data_type, constants[name].dims) for name in names
+        )
+        self._artifact = Artifact.from_bytes(proto.SerializeToString())
+
+    def answers(self, ranges: Mapping[str, Range], data: Dataset, threads: int, batch_size: int) -> Outputs:
+        """The outputs on ``data`` with activations quantised to ``ranges``."""
+        values: dict[str, Array] = {}
+        for name in self._known & ranges.keys():
+            scale, zero = self._scheme.parameters(np.array(ranges[name].low), np.array(ranges[name].high))
+            values[name + _SCALE] = np.asarray(scale, np.float32)
+            values[name + _ZERO] = np.asarray(zero, self._scheme.activation.dtype)
+        with loaded(self._artifact, threads, as_written=True) as model:
+            return answers(Overridden(model, values), data, batch_size)
