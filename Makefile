@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP) ## build, serve and measure the digits example
-	$(BIN)/penstock demo
+	$(BIN)/python examples/digits/demo.py
 
 test: lint type ## all checks and all tests but the slow ones
 	$(BIN)/pytest -m 'not slow and not real' -n 2

@@ -90,7 +90,7 @@ def test_a_load_without_a_request_says_so() -> None:
     with serving_in_thread(double) as address:
         result = invoke(address.url, *SHORT, "--rate", "0.000001")
     assert result.exit_code == 1
-    assert "no request fell due at 1e-06/s" in result.stderr
+    assert "no request was due at 1e-06/s" in result.stderr
 
 
 def test_errors_are_shown_by_kind_and_give_exit_code_1() -> None:
@@ -162,4 +162,4 @@ def test_grpc_is_a_closed_loop_of_raw_tensors() -> None:
     for flags in (("--rate", "10"), ("--binary",)):
         result = invoke("http://127.0.0.1:1", "--grpc", "127.0.0.1:1", *SHORT, *flags)
         assert isinstance(result.exception, InvalidArgument)
-        assert result.exception.message == "--grpc goes with neither --rate nor --binary"
+        assert result.exception.message == "--grpc cannot be combined with --rate or --binary"

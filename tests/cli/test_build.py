@@ -159,7 +159,7 @@ def test_what_is_read_is_never_written(penstock, folder: Path, target: str) -> N
     for options in (("-o", target, "--force"), ("-o", "out.bundle", "--report", target)):
         done = penstock("build", "linear.onnx", "--evaluate", "data.npz", *options)
         assert done.code == 2
-        assert "is read by this command" in done.err
+        assert "is an input of this command" in done.err
     assert (folder / target).read_bytes() == before
     assert not (folder / "out.bundle").exists()
 

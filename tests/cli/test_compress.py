@@ -119,7 +119,7 @@ def test_a_plan_is_kept_where_it_is_asked_for(penstock, net: Path) -> None:  # t
         (("--train", "named.npz"), 2, "no array for input"),
         (("--train", "one.npz"), 2, "1 sample"),
         (("--train", "labels.npz"), 2, "labels go up to 9"),
-        (("-o", "net.onnx"), 2, "is read by this command"),
+        (("-o", "net.onnx"), 2, "is an input of this command"),
         (("-o", "train.npz/x.bundle"), 2, "cannot be written"),
         (("--resume", "net.onnx"), 2, "is not a folder"),
     ],

@@ -156,6 +156,12 @@ def test_an_unknown_command_is_guessed(penstock) -> None:
     assert "Did you mean 'build'?" in penstock("buidl").err
 
 
+def test_a_removed_command_names_its_replacement(penstock) -> None:
+    done = penstock("demo", "--quick")
+    assert done.code == 2
+    assert "fix: run `make demo`" in done.err
+
+
 def test_an_error_of_ours_ends_as_a_message(penstock, folder) -> None:
     done = penstock("inspect", "none.bundle", "--json")
     assert done.code == 3

@@ -1,4 +1,4 @@
-"""``penstock bench``: put load on a server and say how fast it answers."""
+"""``penstock bench``: send load to a server and report its throughput and latencies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Row = ClosedLoopResult | OpenLoopResult
 
 _CONCURRENCIES = (1, 16, 64)
 _RANDOM_REQUESTS = 16
-_MOST_REQUESTS = 1024  # made from a file: all are held in memory, ready to send
+_MOST_REQUESTS = 1024  # from a file; all are kept in memory, ready to send
 _SATURATED = 0.95  # of a core
 
 
@@ -38,18 +38,18 @@ def bench(
     url: Annotated[str, typer.Argument(help="The server, e.g. http://127.0.0.1:8000", show_default=False)],
     model: Annotated[str, typer.Option(help="Name of the model to send requests to.", show_default=False)],
     concurrency: Annotated[
-        str | None, typer.Option(help="Closed loop: numbers of connections to keep busy. Default: 1,16,64.")
+        str | None, typer.Option(help="Closed loop: numbers of busy connections. Default: 1,16,64.")
     ] = None,
     rate: Annotated[
         str | None, typer.Option(help="Open loop: requests per second, as Poisson arrivals, e.g. 500 or 100,500.")
     ] = None,
-    duration: Annotated[float, typer.Option(help="Seconds to measure, for each row.")] = 5.0,
-    warmup: Annotated[float, typer.Option(help="Seconds of load before that, not counted.")] = 1.0,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a missing answer is an error.")] = 10.0,
+    duration: Annotated[float, typer.Option(help="Seconds of measurement per row.")] = 5.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of load before the measurement.")] = 1.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer before it counts as an error.")] = 10.0,
     inputs: Annotated[
         Path | None,
         typer.Option(
-            help="An .npz of arrays named after the model's inputs, sent row by row. Default: random tensors."
+            help="npz file with arrays named after the model's inputs, sent row by row. Default: random tensors."
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 1,
@@ -64,14 +64,14 @@ def bench(
 ) -> None:
     """Measure throughput and latency of a model behind any Open Inference Protocol server.
 
-    A closed loop (--concurrency) shows how much the server can do: each connection
-    sends its next request when the last was answered.
+    A closed loop (--concurrency) measures capacity: each connection sends its next
+    request when the last one is answered.
 
-    An open loop (--rate) shows what users see at a given traffic: requests are sent
-    when they fall due, however slow the answers are, and latency counts from then, so
-    a stall is charged for everyone whom it kept waiting.
+    An open loop (--rate) measures what users see at a given traffic: requests are sent
+    on schedule, even while answers are slow, and latency counts from the scheduled
+    time, so a stall counts for every request that it delays.
 
-    Exits with 0 if all answers were right, 1 if there were errors.
+    The exit code is 0 if all answers were correct, 1 if there were errors.
 
     [bold]Examples[/bold]
 
@@ -86,7 +86,9 @@ def bench(
     window = _window(duration, warmup, timeout)
     rates = _parse_rates(rate) if rate else ()
     if grpc and (rates or binary):
-        raise InvalidArgument("--grpc goes with neither --rate nor --binary", "over gRPC tensors are always raw bytes")
+        raise InvalidArgument(
+            "--grpc cannot be combined with --rate or --binary", "leave those out; gRPC always sends raw tensors"
+        )
     concurrencies = parse_counts(concurrency) if concurrency else () if rate else _CONCURRENCIES
     address = Address.parse(url)
     signature = run(fetch_signature(address, model, timeout))
@@ -110,7 +112,7 @@ def bench(
         _print(f"{model} at {address.url}", rows)
     _explain(rows)
     if any(row.client_cpu > _SATURATED for row in rows):
-        print("note: this tool used a whole core; the server may be faster than it could measure", file=sys.stderr)
+        print("note: this client used a whole core; the server may be faster than the figures", file=sys.stderr)
     if any(row.errors for row in rows) or not any(row.requests for row in rows):
         raise typer.Exit(1)
 
@@ -120,7 +122,7 @@ def _measure(target: Target, window: LoadWindow, concurrencies: Sequence[int], r
     loads = [_connections(concurrency) for concurrency in concurrencies] + [f"{rate:g}/s" for rate in rates]
     seconds = (window.duration_s or 0.0) + window.warmup_s
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    # Drawn between the rows only: a thread that redraws would disturb what is measured.
+    # Redrawn only between rows: a background thread would disturb the measurement.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
         task = progress.add_task("", total=len(loads))
         for number, load in enumerate(loads):
@@ -150,18 +152,18 @@ def _print(title: str, rows: Sequence[Row]) -> None:
 
 
 def _explain(rows: Sequence[Row]) -> None:
-    """Say on stderr what the server said to failed requests, once for each kind, and why a row is empty."""
+    """Print on stderr the first error message of each kind, and the reason for an empty row."""
     said: dict[str, str] = {}
     for row in rows:
         said = row.first_errors | said
         if not row.requests and isinstance(row, OpenLoopResult):
-            print(f"note: no request fell due at {row.rate:g}/s: raise --rate or --duration", file=sys.stderr)
+            print(f"note: no request was due at {row.rate:g}/s; raise --rate or --duration", file=sys.stderr)
     for kind, body in said.items():
         print(f"first {kind}: {_text(body)}", file=sys.stderr)
 
 
 def _text(body: str) -> str:
-    """The text in an error's body: the field ``error`` where it is as the protocol says, else all, in one line."""
+    """The message in an error's body: the protocol's field ``error``, or else the whole body, on one line."""
     try:
         text = msgspec.json.decode(body, type=dict[str, Any])["error"]
     except (msgspec.DecodeError, KeyError):
@@ -203,6 +205,6 @@ def _window(duration_s: float, warmup_s: float, timeout_s: float) -> LoadWindow:
     if not (0 < duration_s < math.inf and 0 <= warmup_s < math.inf and 0 < timeout_s < math.inf):
         raise InvalidArgument(
             f"cannot measure for {duration_s:g} s after a warm-up of {warmup_s:g} s with a time-out of {timeout_s:g} s",
-            "give positive numbers of seconds; only the warm-up may be 0",
+            "use positive numbers of seconds; only the warm-up may be 0",
         )
     return LoadWindow(duration_s, warmup_s, timeout_s)

@@ -1,4 +1,4 @@
-"""``penstock build``."""
+"""``penstock build``: make a bundle of a model."""
 
 from __future__ import annotations
 
@@ -20,42 +20,46 @@ from penstock.offline.judge.contract import Contract
 from penstock.perf.report import check_report_target, write_report
 
 _BEST = "best"
-"""The method of each tensor that harms the answers least, with equalised channels and corrected biases."""
+"""Calibrates every tensor with the method that changes the outputs least, equalises channels and corrects biases."""
 
 
 def build(
     model: Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the bundle.", show_default=False)],
-    calibrate: Annotated[Path | None, typer.Option(help="npz with samples for INT8 calibration, some hundred.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Path of the bundle.", show_default=False)],
+    calibrate: Annotated[
+        Path | None, typer.Option(help="npz file with a few hundred samples for INT8 calibration.")
+    ] = None,
     evaluate: Annotated[
-        Path | None, typer.Option(help="npz with samples, and `labels` if there are any, to judge accuracy on.")
+        Path | None,
+        typer.Option(help="npz file with samples to measure accuracy on; an array named `labels` is used if present."),
     ] = None,
     max_accuracy_loss: Annotated[
-        str, typer.Option(help="Loss of accuracy allowed against the original, e.g. 1%.")
+        str, typer.Option(help="Maximum loss of accuracy against the original, e.g. 1%.")
     ] = "1%",
-    p99: Annotated[str | None, typer.Option(help="p99 latency of one call that is demanded, e.g. 5ms.")] = None,
+    p99: Annotated[str | None, typer.Option(help="Required p99 latency of one call, e.g. 5ms.")] = None,
     prove_accuracy: Annotated[
-        bool, typer.Option("--prove-accuracy", help="Demand the loss bound at 95% confidence.")
+        bool, typer.Option("--prove-accuracy", help="Require the loss bound at 95% confidence.")
     ] = False,
     objective: Annotated[
-        Literal["latency", "throughput"], typer.Option(help="Be fastest at single rows, or at batches of 16.")
+        Literal["latency", "throughput"],
+        typer.Option(help="Optimise single rows (latency) or batches of 16 (throughput)."),
     ] = "latency",
-    name: Annotated[str, typer.Option(help="Name of the model when served; default: the bundle's file name.")] = "",
-    engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; may be repeated.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the served model; default: the bundle's file name.")] = "",
+    engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; repeatable.")] = None,
     threads: Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Try only this INT8 calibration, `best` or `none`; may be repeated.")
+        list[str] | None, typer.Option(help="Try only this INT8 calibration, `best` or `none`; repeatable.")
     ] = None,
     budget: Annotated[str, typer.Option(help="Time to spend on measuring candidates.")] = "20s",
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")] = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a target that is not a bundle.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a target that is not a bundle.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
     The arrays in the npz files are named after the model's inputs, one row per sample; `labels` holds class numbers.
-    Without --calibrate INT8 is not tried; without --evaluate a fifth of the calibration data is held out.
+    Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
 
     [bold]Examples[/bold]
 
@@ -89,11 +93,13 @@ def build(
 
 
 def check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
-    """Refuse, before the work, to write over what the command reads or to write the report into the bundle."""
+    """Check, before the build, that no output overwrites an input and the report is outside the bundle."""
     places = {given.resolve() for given in inputs}
     for target in (output, *([report] if report else [])):
         if target.resolve() in places:
-            raise InvalidArgument(f"'{target}' is read by this command, so it cannot be written", "choose another name")
+            raise InvalidArgument(
+                f"'{target}' is an input of this command, so it cannot be overwritten", "choose another name"
+            )
     if report is not None:
         if output.resolve() in (report.resolve(), *report.resolve().parents):
             raise InvalidArgument(f"the report '{report}' cannot be in the bundle's place", "choose another name")
@@ -101,7 +107,7 @@ def check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
 
 
 def summary(result: BuildResult) -> dict[str, Any]:
-    """What scripts read: the stable JSON form of a build."""
+    """The stable JSON form of a build, for scripts."""
     chosen, baseline = result.chosen, result.evidence.baseline
     accuracy = chosen.accuracy
     return {
@@ -142,7 +148,7 @@ def _methods(names: list[str] | None) -> tuple[RangeMethod, ...]:
     if names == ["none"]:
         return ()
     if "none" in names:
-        raise InvalidArgument("--method none excludes the others", "leave it out, or the others")
+        raise InvalidArgument("--method none excludes all other methods", "remove it, or remove the others")
     known = {method.value: method for method in RangeMethod}
     for name in names:
         if name not in known and name != _BEST:

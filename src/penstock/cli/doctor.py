@@ -1,4 +1,4 @@
-"""``penstock doctor``."""
+"""``penstock doctor``: check the configurations of a model repository."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 def doctor(
     repository: Annotated[list[Path], typer.Argument(help="Model repositories.", show_default=False)],
-    model: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None,
-    model_config_name: Annotated[str, typer.Option(help="Look at configs/NAME.pbtxt where it is there.")] = "",
-    write: Annotated[bool, typer.Option("--write", help="Write the mended files; the old ones stay as .bak.")] = False,
+    model: Annotated[list[str] | None, typer.Option(help="Check only this model; repeatable.")] = None,
+    model_config_name: Annotated[str, typer.Option(help="Check configs/NAME.pbtxt if the file exists.")] = "",
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the corrected files; the originals are kept as .bak.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
-    """Hold each model's configuration against the model, and show the mended file. Ends with 1 if a model would not be served.
+    """Check each model's configuration against the model, and show the corrected file.
+
+    The exit code is 1 if a model would not be served.
 
     [bold]Examples[/bold]
 
@@ -38,7 +42,7 @@ def doctor(
     names = sorted(models)
     for name in model or []:
         if name not in names:
-            raise NotFound(f"no model '{name}' there", did_you_mean(name, names))
+            raise NotFound(f"no model '{name}' in the repository", did_you_mean(name, names))
     found = [diagnose(models, name, model_config_name) for name in names if not model or name in model]
     for each in found:
         if write and each.mended is not None:

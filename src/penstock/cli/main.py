@@ -1,16 +1,16 @@
-"""The command ``penstock``: finds the sub-command, and is the one place where errors become messages and exit codes.
+"""The command ``penstock``: runs the sub-command, and turns every error into a message and an exit code.
 
 =====  =========================================================================
 exit   meaning
 =====  =========================================================================
 0      done
-1      a failure of ours, or of an engine; ``bench``: some requests failed; ``doctor``: problems
+1      a failure of Penstock or of an engine; ``bench``: some requests failed; ``doctor``: problems
 2      the caller must change the command, the file or the data
 3      no such file or model
 4      no candidate meets the contract
-5      a bundle was changed since it was packed
-6      something is not available now: port in use, engine not installed
-7      out of space, or past a limit
+5      a bundle was changed after it was packed
+6      something is unavailable: port in use, engine not installed
+7      out of disk space, or over a limit
 8      the target exists
 130    interrupted
 =====  =========================================================================
@@ -34,34 +34,38 @@ from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, Pen
 from penstock.version import __version__
 
 _PANELS = {
-    "Offline": {
-        "build": "Build a bundle: optimise, quantise, measure and choose under a contract.",
-        "compress": "Compress a model under a contract: prune, split, quantise, share, train; keep what pays.",
-        "inspect": "Show what is in a bundle, what was measured, and what was rejected and why.",
-        "demo": "Build, serve and measure the digits example, original against built.",
+    "Build a bundle": {
+        "build": "Optimise and quantise a model, measure the candidates, and pack the fastest within the contract.",
+        "compress": "Search for the best sequence of compression methods within a contract.",
+        "inspect": "Show a bundle's models, measurements, and rejected candidates with reasons.",
     },
-    "Online": {
+    "Serve": {
         "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
         "tritonserver": "Serve model repositories with the flags of Triton's tritonserver.",
-        "infer": "Run a bundle or model over the rows of an npz file, in this process.",
-        "config": "Show the server's settings and where each value comes from.",
-        "doctor": "Hold the configurations of a model repository against its models, and mend them.",
-        "bench": "Load a server, closed loop or open loop, and report latencies.",
+        "config": "Show the server's settings and the origin of each value.",
+        "doctor": "Check the configurations of a model repository against its models, and fix them.",
     },
-    "One method alone": {
-        "quantize": "Quantise to INT8, or store weights in fewer bits, after training.",
-        "qat": "Quantise to INT8, then train the integers to answer as the float model.",
-        "sensitivity": "Rank groups of operators by the accuracy that INT8 costs in each, and the time it saves.",
-        "prune": "Make the smallest weights zero, at once or step by step with retraining.",
-        "prune-channels": "Take channels and heads out, so that a smaller dense model is left.",
-        "low-rank": "Split heavy layers into thinner ones, as far as an error allows.",
-        "share": "Let weights share a few values, and write or read the coded model.",
-        "distill": "Train a student model to answer as a teacher does.",
+    "Run and measure": {
+        "infer": "Run a bundle or model on the rows of an npz file, without a server.",
+        "bench": "Send load to a server, closed or open loop, and report throughput and latencies.",
+    },
+    "Single compression methods": {
+        "quantize": "Quantise to INT8, or store weights in fewer bits, without training.",
+        "qat": "Quantise to INT8 with training (quantisation-aware training).",
+        "sensitivity": "Rank groups of operators by the accuracy that INT8 costs and the time that it saves.",
+        "prune": "Set the smallest weights to zero, at once or in steps with retraining.",
+        "prune-channels": "Remove whole channels and attention heads, which leaves a smaller dense model.",
+        "low-rank": "Split large layers into two thinner ones, within an error bound.",
+        "share": "Cluster weights onto a few shared values, and write or read the coded model.",
+        "distill": "Train a student model on the outputs of a teacher.",
     },
 }
-"""Every command and its one line of help, so that ``penstock --help`` loads none of them; by the panel that it is listed in."""
+"""Every command with one line of help, by panel, so that ``penstock --help`` imports none of them."""
 
 COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
+
+_REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a checkout"}
+"""Commands of earlier versions, and what replaces them."""
 
 _EXIT_CODES = {
     Code.INVALID_ARGUMENT: 2,
@@ -85,7 +89,7 @@ def run() -> None:
         sys.exit(fail(Cancelled("interrupted") if _interrupted(error) else error, as_json))
     except KeyboardInterrupt:
         sys.exit(fail(Cancelled("interrupted"), as_json))
-    except Exception as error:  # noqa: BLE001 - ours to mend, so with its traceback; scripts get their object all the same
+    except Exception as error:  # noqa: BLE001 - a defect of ours needs its traceback; scripts get their JSON object too
         if _interrupted(error):
             sys.exit(fail(Cancelled("interrupted"), as_json))
         traceback.print_exc()
@@ -94,7 +98,7 @@ def run() -> None:
             fail(PenstockError(message, "this is a defect of Penstock: please report it with the lines above"), as_json)
         )
     except SystemExit as exit:
-        # Typer has met an interrupt, or a command line that is wrong and told so; scripts get their object all the same.
+        # Typer has reported an interrupt or a wrong command line; scripts get their JSON object too.
         if exit.code == _EXIT_CODES[Code.CANCELLED]:
             fail(Cancelled("interrupted"), as_json)
         elif exit.code == _EXIT_CODES[Code.INVALID_ARGUMENT] and as_json:
@@ -103,10 +107,10 @@ def run() -> None:
 
 
 def make_app(command: str | None) -> typer.Typer:
-    """The application with only ``command`` loaded; the others are there for the list in ``--help``."""
+    """The application with ``command`` loaded; the other commands are only listed in ``--help``."""
     app = typer.Typer(
         help="Penstock: from a trained model to a served one, with every decision measured.",
-        epilog="A first look: penstock demo. Every command has --help with examples, and --json for scripts.",
+        epilog="Every command has --help with examples, and --json for scripts.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -117,14 +121,14 @@ def make_app(command: str | None) -> typer.Typer:
         for name, summary in commands.items():
             body: Callable[..., Any] = _load(name) if name == command else _unloaded
             text = None if name == command else summary
-            # The flags of another program are its command's to read.
+            # This command parses the flags of Triton itself.
             context = {"ignore_unknown_options": name == "tritonserver"}
             app.command(name, short_help=summary, help=text, rich_help_panel=panel, context_settings=context)(body)
     return app
 
 
 def fail(error: PenstockError, as_json: bool) -> int:
-    """Tell the user of ``error`` and return the exit code for it."""
+    """Print ``error`` and return its exit code."""
     print(f"error: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"  fix: {error.hint}", file=sys.stderr)
@@ -134,7 +138,7 @@ def fail(error: PenstockError, as_json: bool) -> int:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt is behind ``error``: packages that load native code tell of one as an ImportError."""
+    """True if an interrupt caused ``error``; packages that load native code turn interrupts into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -149,6 +153,8 @@ def _print_json(error: PenstockError) -> None:
 
 def _command(arguments: list[str]) -> str | None:
     first = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if first in _REMOVED:
+        raise InvalidArgument(f"penstock has no command '{first}' any more", _REMOVED[first])
     return first if first in COMMANDS else None
 
 
@@ -161,7 +167,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _noticing_interrupts() -> Iterator[None]:
-    """An interrupt stays one, even if a package that loads native code makes an ImportError of it that does not name its cause."""
+    """Raise KeyboardInterrupt even if a package that loads native code replaces it by an ImportError without a cause."""
     noticed = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -169,7 +175,7 @@ def _noticing_interrupts() -> Iterator[None]:
         signal.default_int_handler(number, frame)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # somebody else's matter, or to be ignored
+        yield  # another handler is installed, or interrupts are ignored
         return
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -183,7 +189,7 @@ def _noticing_interrupts() -> Iterator[None]:
 
 
 def _unloaded() -> None:
-    raise AssertionError("a command was run that was not the one asked for")
+    raise AssertionError("a command ran that was not loaded")
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""``penstock tritonserver``: serve model repositories for scripts that start Triton's ``tritonserver``."""
+"""``penstock tritonserver``: serve model repositories with the flags of Triton's ``tritonserver``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def tritonserver(
 ) -> None:
     """Serve model repositories as Triton's tritonserver does, with its flags and its defaults.
 
-    Every flag of Triton's is known; a line on stderr names those that have no effect. Settings without a flag come from the
-    environment (PENSTOCK_SERVER_...). Ends with 0 after SIGTERM or Ctrl-C, and with 1 on any error, as Triton does.
+    The command accepts every flag of Triton; a line on stderr names each one without effect. Settings without a flag come from
+    the environment (PENSTOCK_SERVER_NAME). As with Triton, the exit code is 0 after SIGTERM or Ctrl-C, and 1 after any error.
 
     [bold]Examples[/bold]
 

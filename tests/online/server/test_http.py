@@ -339,7 +339,7 @@ def test_draining_ends_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
         assert server.entered.acquire(timeout=PATIENCE_S)
         asyncio.run_coroutine_threadsafe(server.listener.drain(0, 0), server.loop).result(PATIENCE_S)
         assert client.is_closed
-    assert "1 connections were cut off" in caplog.text
+    assert "1 connections were aborted" in caplog.text
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

@@ -328,7 +328,7 @@ def test_draining_ends_after_its_time(server: Server, caplog: pytest.LogCaptureF
         next(peer.frames(h2.PING))
         server.run(server.listener.drain(0, 0))
         assert peer.is_closed
-    assert "1 connections were cut off" in caplog.text
+    assert "1 connections were aborted" in caplog.text
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

@@ -23,6 +23,6 @@ def test_a_shortage_is_told_once_in_a_while_and_everything_else_each_time(caplog
 
     asyncio.run(main())
     shortage, first, second = caplog.records
-    assert shortage.getMessage() == "no connection can be accepted: Too many open files; allow more with `ulimit -n`"
+    assert shortage.getMessage() == "cannot accept connections: Too many open files; raise the limit with `ulimit -n`"
     assert shortage.exc_info is None
     assert [record.exc_info[0] for record in (first, second) if record.exc_info] == [IndexError, KeyError]

@@ -152,7 +152,7 @@ def test_files_that_are_wrong(files: Files, tmp_path: Path) -> None:
         ({"tls_certificate": str(nonsense)}, "cannot use the certificate"),
         ({"tls_key": str(other.key)}, "key values mismatch"),
         ({"tls_client_ca": str(nonsense)}, "as an authority for clients"),
-        ({"tls_certificate": ""}, "'tls_key' is given, but no 'tls_certificate'"),
+        ({"tls_certificate": ""}, "'tls_key' requires 'tls_certificate'"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             make_context(files.config(**more))

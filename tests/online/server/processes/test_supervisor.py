@@ -138,9 +138,7 @@ def test_one_that_dies_is_started_again_at_once_and_then_later(supervised: Super
     supervised.process.send_signal(signal.SIGTERM)
     out, err = supervised.end()
     assert sorted(out.splitlines()) == sorted(f"stop {index} {pid}" for index, pid in pids.items())
-    assert err.splitlines() == [
-        f"process 1 ended with signal 9; it is started again in {delay} s" for delay in ("0", "0.5")
-    ]
+    assert err.splitlines() == [f"process 1 ended with signal 9; it restarts in {delay} s" for delay in ("0", "0.5")]
 
 
 def test_it_ends_while_one_is_not_there(supervised: Supervised) -> None:
@@ -150,7 +148,7 @@ def test_it_ends_while_one_is_not_there(supervised: Supervised) -> None:
         pids[1] = int(supervised.lines("start", 1)[0][2])
     os.kill(pids[1], signal.SIGKILL)
     assert supervised.process.stderr
-    while "again in 2 s" not in supervised.process.stderr.readline():
+    while "restarts in 2 s" not in supervised.process.stderr.readline():
         pass
     supervised.process.send_signal(signal.SIGTERM)
     out, _ = supervised.end()

@@ -1,1 +1,1 @@
-"""Sockets: listening, telling protocols apart, TLS, and the count of open connections."""
+"""Sockets: listening, protocol detection, TLS, and the open connections."""

@@ -1,4 +1,4 @@
-"""The open connections of a server, on whatever port and of whatever protocol: bounded, swept and drained together."""
+"""The open connections of a server, on all ports and of all protocols: limited, swept and drained together."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from contextlib import suppress
 from typing import ClassVar
 
 LAST_REQUEST_S = 0.5
-"""How long a connection of a draining server stays open for what its client may already have sent."""
+"""Seconds that an idle connection of a draining server stays open for a request that may already be under way."""
 
 
 class ServerConnection(asyncio.Protocol, ABC):
-    """A connection as the event loop and the server that holds it see it."""
+    """A connection, as the event loop and the server use it."""
 
     __slots__ = ()
 
     protocol: ClassVar[str] = ""
-    """What is spoken; empty while nobody knows."""
+    """The protocol; empty until it is known."""
 
     @abstractmethod
     def check_time(self, now: float) -> None:
-        """Cut the client off if nothing has come forward for longer than it may; ``now`` in seconds."""
+        """Abort the connection if a time limit has passed; ``now`` is in seconds."""
 
     @abstractmethod
     def begin_drain(self) -> None:
-        """Tell the client, if the protocol can, to ask elsewhere from now on; what it asks here is still answered."""
+        """Tell the client, if the protocol allows it, to connect elsewhere; requests on this connection are still answered."""
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """Take nothing new, and close, now or after the last answer."""
+        """Accept no further request, and close after the last answer, or now if there is none."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Close at once, whatever is in flight."""
+        """Close at once, without answering requests in flight."""
 
 
 def end_sending(transport: asyncio.Transport) -> bool:
-    """Tell the client that nothing more will come; False if there is no way to tell it but to close."""
+    """Half-close the connection after the last answer; False if the transport can only close it."""
     if not transport.can_write_eof():
         return False
     try:
         transport.write_eof()
     except OSError:
-        # The client is gone, which asyncio, unlike uvloop, finds out here.
+        # The client has left; asyncio, unlike uvloop, notices only here.
         transport.abort()
     return True
 
 
 class Connections:
-    """Belongs to the event loop. Each connection adds itself when it is made, and discards itself when it is lost."""
+    """All open connections. Each adds itself when it is made and discards itself when it is lost. Belongs to the event loop."""
 
     def __init__(self, limit: int) -> None:
         self.draining = False
-        """Whether connections are to be closed as soon as what was asked on them has been answered."""
+        """True if a connection closes once its requests are answered."""
         self.leaving = False
-        """Whether nobody listens any more: clients had better go elsewhere with what they ask next."""
+        """True once the server no longer listens, so clients should send their next request elsewhere."""
         self._limit = limit
         self._open: set[ServerConnection] = set()
         self._empty = asyncio.Event()
@@ -65,32 +65,32 @@ class Connections:
         return len(self._open)
 
     def add(self, connection: ServerConnection) -> bool:
-        """Count ``connection``; whether there may be that many. If not, it has to refuse its client and close."""
+        """Count ``connection``. Returns False if the limit is exceeded; the connection must then refuse its client and close."""
         self._open.add(connection)
         return len(self._open) <= self._limit
 
     def discard(self, connection: ServerConnection) -> None:
-        """``connection`` is closed."""
+        """Stop counting ``connection``, which is closed."""
         self._open.discard(connection)
         if not self._open:
             self._empty.set()
 
     def by_protocol(self) -> dict[str, int]:
-        """How many there are of each protocol."""
+        """The number of connections by protocol."""
         return dict(Counter(connection.protocol or "unknown" for connection in self._open))
 
     def check_time(self, now: float) -> None:
-        """Cut off those that take longer than they may."""
+        """Abort connections that exceed a time limit."""
         for connection in list(self._open):
             connection.check_time(now)
 
     def abort(self) -> None:
-        """Cut off all."""
+        """Abort all connections."""
         for connection in list(self._open):
             connection.abort()
 
     async def drain(self) -> None:
-        """Return when all are closed: each after its last answer, or once it has stayed idle for a moment."""
+        """Wait until all are closed: each after its last answer, or after a short idle time."""
         self.draining = self.leaving = True
         for connection in list(self._open):
             connection.begin_drain()

@@ -1,4 +1,4 @@
-"""Where the server listens: TCP ports and Unix sockets, with TLS or without, each for HTTP/1.1, HTTP/2 or both."""
+"""The sockets that the server listens on: TCP and Unix, with or without TLS, for HTTP/1.1, HTTP/2 or both."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ _DROP_SYN = b"".join(
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One place to listen on, and what is spoken there."""
+    """One address to listen on, and its protocols."""
 
     host: str = ""
-    """Name or address of this machine; empty is all of them."""
+    """Name or address of this machine; empty means all addresses."""
     port: int = 0
-    """0 picks a free one."""
+    """0 selects a free port."""
     unix_socket: str = ""
     """Path of a Unix socket to listen on instead; only the server's own user may connect."""
     reuse_port: bool = False
-    """Whether other processes may listen on the port too, and the system spreads connections over them."""
+    """Share the port with other processes; the operating system distributes the connections."""
     tls: ssl.SSLContext | None = None
-    """Its list of protocols (ALPN) is set to those of this endpoint, so one that speaks others needs another context."""
+    """The endpoint sets the context's ALPN protocols, so endpoints with different protocols need different contexts."""
     http: Factory | None = None
-    """Makes a connection that speaks HTTP/1.1."""
+    """Creates HTTP/1.1 connections."""
     http2: Factory | None = None
-    """Makes a connection that speaks HTTP/2; one of the two has to be given."""
+    """Creates HTTP/2 connections; at least one of the two factories is required."""
 
 
 class Listener:
-    """All that one server listens on. Belongs to the event loop."""
+    """All endpoints of one server. Belongs to the event loop."""
 
     def __init__(self, connections: Connections, config: ServerConfig, clock: Clock) -> None:
         self._connections = connections
@@ -73,13 +73,13 @@ class Listener:
 
     @property
     def is_serving(self) -> bool:
-        """Whether new connections are taken on every endpoint."""
+        """True if every endpoint accepts new connections."""
         return bool(self._servers) and all(server.is_serving() for server, _ in self._servers)
 
     async def listen(self, endpoint: Endpoint) -> tuple[str, int]:
         """Listen on ``endpoint`` as well; returns host and port bound, or the path and 0. Raises OSError."""
         if endpoint.tls is not None:
-            # Ours goes first: who offers both, as curl and browsers do, wants HTTP; who speaks gRPC offers h2 alone.
+            # HTTP/1.1 goes first: curl and browsers offer both and want HTTP; gRPC clients offer h2 alone.
             spoken = (("http/1.1", endpoint.http), ("h2", endpoint.http2))
             endpoint.tls.set_alpn_protocols([name for name, factory in spoken if factory is not None])
         if self._sweeper is None:
@@ -102,17 +102,15 @@ class Listener:
         return host, port
 
     def sweep(self) -> None:
-        """Cut off connections that take longer than they may: one pass over all, and no timer per connection."""
+        """Abort connections that exceed a time limit, in one pass over all, so that none needs its own timer."""
         self._connections.check_time(self._clock.now())
 
     def announce_end(self) -> None:
-        """From now on answers tell clients that the connection closes after them."""
+        """Let each further answer announce that its connection closes."""
         self._connections.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Stop listening after ``grace_s``; close each connection after its next answer, or once it has stayed idle for a
-        moment, and after ``timeout_s`` the rest.
-        """
+        """Stop listening after ``grace_s``, close each connection once it is idle, and abort the rest after ``timeout_s``."""
         self.announce_end()
         await asyncio.sleep(grace_s)
         await self._stop_listening()
@@ -120,11 +118,15 @@ class Listener:
             async with asyncio.timeout(timeout_s):
                 await self._connections.drain()
         except TimeoutError:
-            _log.warning("%d connections were cut off: not done within %g s", len(self._connections), timeout_s)
+            _log.warning(
+                "%d connections were aborted: still busy after the %g s drain timeout",
+                len(self._connections),
+                timeout_s,
+            )
         self.stop()
 
     def stop(self) -> None:
-        """Cut off everything."""
+        """Close all sockets and abort all connections."""
         for server, _ in self._servers:
             server.close()
         self._remove_paths()
@@ -161,12 +163,12 @@ class Listener:
         return lambda: Sniffer(self._connections, http, http2, self._config.request_timeout_s)
 
     async def _stop_listening(self) -> None:
-        """Close all servers, but take what has connected before: the system would reset what nobody has accepted."""
+        """Close all servers, but accept queued connections first: the operating system would reset them."""
         loop = asyncio.get_running_loop()
         turned_away = [_turn_away(listening) for server, _ in self._servers for listening in server.sockets]
         if any(turned_away):
             await asyncio.sleep(_LAST_HANDSHAKES_S)
-        # Of the loop's own sockets, which close with their server, these keep the queues alive.
+        # Duplicates of the loop's sockets keep the queues alive after the servers are closed.
         queues = [
             (socket.socket(fileno=os.dup(listening.fileno())), endpoint)
             for server, endpoint in self._servers
@@ -175,7 +177,7 @@ class Listener:
         for server, _ in self._servers:
             for listening in server.sockets:
                 loop.remove_reader(listening.fileno())
-        # asyncio needs the servers for one more turn to set up what it has just accepted.
+        # asyncio needs the servers for one more iteration to set up the connections that it has just accepted.
         await asyncio.sleep(0)
         for server, _ in self._servers:
             server.close()
@@ -188,7 +190,7 @@ class Listener:
                     while True:
                         accepted.append((queue.accept()[0], endpoint))
         await asyncio.gather(*(self._take(client, endpoint) for client, endpoint in accepted))
-        # What the loop accepted itself is among the connections only some turns later, and after the handshake.
+        # Connections that the loop accepted itself are registered some iterations later, after the handshake.
         for _ in range(_ACCEPT_TURNS):
             await asyncio.sleep(0)
         if any(endpoint.tls for _, endpoint in self._servers):
@@ -196,7 +198,7 @@ class Listener:
 
     async def _take(self, client: socket.socket, endpoint: Endpoint) -> None:
         client.setblocking(False)
-        with suppress(OSError):  # of a client that has left, or that breaks off the TLS handshake
+        with suppress(OSError):  # the client has left, or aborted the TLS handshake
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._factory(endpoint),
                 client,
@@ -205,7 +207,7 @@ class Listener:
             )
 
     def _remove_paths(self) -> None:
-        """Remove our Unix sockets; not what somebody has put in their place."""
+        """Remove our Unix sockets, but not files that have replaced them."""
         for path, identity in self._paths.items():
             with suppress(FileNotFoundError):
                 status = os.stat(path)
@@ -225,8 +227,8 @@ class Listener:
 def _lengthen_queues(server: asyncio.Server) -> None:
     """Let many clients wait until they are accepted.
 
-    Not by asyncio's ``backlog``: asyncio also tries as many times in one turn to accept, even if there is no descriptor left
-    for any, and reports each.
+    asyncio's ``backlog`` is no alternative: asyncio also tries to accept that many times per iteration, even if no descriptor
+    is left, and reports each failure.
     """
     for listening in server.sockets:
         with socket.socket(fileno=os.dup(listening.fileno())) as queue:
@@ -234,10 +236,10 @@ def _lengthen_queues(server: asyncio.Server) -> None:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A socket bound to ``path``, which only our user may connect to. Raises OSError, if another server listens there too."""
+    """A socket bound to ``path`` that only our user may connect to. Raises OSError, also if another server listens there."""
     bound = socket.socket(socket.AF_UNIX)
     try:
-        # Linux takes the path's permissions from the socket's, so there is no moment at which it is open to all.
+        # Linux copies the socket's permissions to the path, so it is never open to other users.
         os.fchmod(bound.fileno(), _OWNER_ONLY)
         try:
             bound.bind(path)
@@ -253,7 +255,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _is_stale(path: str) -> bool:
-    """Whether ``path`` is a socket that nobody listens on: left by a server that was killed."""
+    """True if ``path`` is a socket without a listener, left by a server that was killed."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as probe:
@@ -268,9 +270,9 @@ def _is_stale(path: str) -> bool:
 
 
 def _turn_away(listening: socket.socket) -> bool:
-    """Have the system drop what would open another connection, while those that are being opened still are; whether it does.
+    """Make the operating system drop new SYN packets, while handshakes under way complete. Returns False if it cannot.
 
-    Else one could be complete after the last look at the queue and before the socket is closed, and be reset.
+    Otherwise a connection could complete after the last accept and before the socket is closed, and be reset.
     """
     if listening.family == socket.AF_UNIX or sys.platform != "linux":
         return False
@@ -285,7 +287,7 @@ def _turn_away(listening: socket.socket) -> bool:
 
 
 async def _one_address(host: str) -> str:
-    """An address of ``host``, of IPv4 where there is one: each of several would get another free port. Raises OSError."""
+    """One address of ``host``, IPv4 if possible: with several, each would get a different free port. Raises OSError."""
     addresses = await asyncio.get_running_loop().getaddrinfo(
         host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

@@ -1,4 +1,4 @@
-"""What nobody catches on the event loop: told in the server's own log, and, of a shortage that lasts, only now and then."""
+"""Logs exceptions that nothing on the event loop catches; repeats a lasting shortage only every few seconds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LoopErrors:
         """See ``loop.set_exception_handler``."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
-            # Each attempt to accept a connection fails until somebody closes one.
+            # Every accept fails until another connection is closed.
             if loop.time() >= self._silent_until:
                 self._silent_until = loop.time() + _SILENCE_S
-                _log.error("no connection can be accepted: %s; allow more with `ulimit -n`", error.strerror)
+                _log.error("cannot accept connections: %s; raise the limit with `ulimit -n`", error.strerror)
             return
-        _log.error("on the event loop: %s", context.get("message", "an error"), exc_info=error)
+        _log.error("error on the event loop: %s", context.get("message", "an error"), exc_info=error)

@@ -1,4 +1,4 @@
-"""Which protocol a client speaks on a port that has both: told by TLS, or by the first bytes."""
+"""Finds out which protocol a client speaks on a port with both, by ALPN or by the first bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import cast
 from penstock.online.server.network.connections import Connections, ServerConnection
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What every HTTP/2 client says first (RFC 9113, section 3.4); no HTTP/1.1 request begins like it."""
+"""The first bytes of every HTTP/2 client (RFC 9113, section 3.4); no HTTP/1.1 request starts with them."""
 
 
 Factory = Callable[[], ServerConnection]
 
 
 class Sniffer(ServerConnection):
-    """Reads until the protocol is known, hands the connection over, and costs nothing from then on."""
+    """Reads until the protocol is known, then hands the connection over and leaves the path."""
 
     __slots__ = ("_connections", "_http", "_http2", "_received", "_since", "_timeout_s", "_transport")
 
@@ -34,7 +34,7 @@ class Sniffer(ServerConnection):
         tls = transport.get_extra_info("ssl_object")
         agreed = tls.selected_alpn_protocol() if tls is not None else None
         if not self._connections.add(self) or agreed == "http/1.1":
-            self._hand_over(self._http)  # which refuses its client if there are too many
+            self._hand_over(self._http)  # which refuses its client if the limit is exceeded
         elif agreed == "h2":
             self._hand_over(self._http2)
 
@@ -50,14 +50,14 @@ class Sniffer(ServerConnection):
             self._hand_over(self._http2)
 
     def check_time(self, now: float) -> None:
-        """Close if the client says nothing, or too little to be understood, for longer than it may."""
+        """Abort if the client has not sent enough to tell its protocol within the time limit."""
         if self._since is None:
             self._since = now
         elif now - self._since >= self._timeout_s:
             self.abort()
 
     def begin_drain(self) -> None:
-        """Nothing has been asked, and nobody knows yet in which words to say it."""
+        """Do nothing: there is no request, and the protocol to answer in is unknown."""
 
     def close_if_idle(self) -> None:
         """Close."""

@@ -1,4 +1,4 @@
-"""TLS: the certificate that the server shows, and those of clients that it asks for."""
+"""TLS: the server's certificate, and the certificates that it requires of clients."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from penstock.online.server.config import ServerConfig
 
 
 def make_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """What ``tls_certificate``, ``tls_key`` and ``tls_client_ca`` say; None without a certificate.
+    """The TLS context for ``tls_certificate``, ``tls_key`` and ``tls_client_ca``; None without a certificate.
 
-    TLS 1.2 is the least; of it only ciphers with forward secrecy and authentication. With ``tls_client_ca`` only clients with a
-    certificate of that authority are let in. Raises InvalidConfig where a file is missing, is not what it should be, or
-    the key does not belong to the certificate.
+    The minimum is TLS 1.2 with forward-secret authenticated ciphers. With ``tls_client_ca`` clients need a certificate of that
+    authority. Raises InvalidConfig if a file is missing or malformed, or the key does not match the certificate.
     """
     if not config.tls_certificate:
         for name in ("tls_key", "tls_client_ca"):
             if getattr(config, name):
-                raise InvalidConfig(f"'{name}' is given, but no 'tls_certificate'")
+                raise InvalidConfig(f"'{name}' requires 'tls_certificate'")
         return None
     certificate, key = config.tls_certificate, config.tls_key or config.tls_certificate
     for name, path in (("tls_certificate", certificate), ("tls_key", key), ("tls_client_ca", config.tls_client_ca)):
@@ -28,15 +27,15 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
-    # A client could make the server pay for one handshake after the other on one connection.
+    # Renegotiation lets a client force repeated handshakes on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:
-        # Without this OpenSSL would ask on the terminal for the password of a key that has one.
+        # Without a callback OpenSSL asks for the key's password on the terminal.
         context.load_cert_chain(certificate, key, password=_refuse_password)
     except ssl.SSLError as error:
         raise InvalidConfig(
             f"cannot use the certificate '{certificate}' with the key '{key}': {_reason(error)}",
-            "both must be PEM, the certificate with those that lead to its authority, and the key must be its own",
+            "both must be PEM; the certificate needs its chain, and the key must match it",
         ) from None
     if config.tls_client_ca:
         try:
@@ -59,7 +58,7 @@ def _check_readable(name: str, path: str) -> None:
 
 def _refuse_password() -> str:
     raise InvalidConfig(
-        "the key of the certificate has a password", "give a key without one, readable by the server only"
+        "the certificate's key has a password", "use a key without a password, readable by the server only"
     )
 
 

@@ -1,10 +1,10 @@
-"""One server in several processes: a supervisor that starts them, keeps them running and takes them down.
+"""One server in several processes: a supervisor that starts them, restarts those that die, and stops them.
 
-All processes listen on the same ports (SO_REUSEPORT), and the system spreads connections over them. The supervisor loads
-what can be shared before it forks: a model that has no threads of its own, whose weights, as loaded and packed by the
-engine, are then in memory once for all processes, however often one is started again. Other models are loaded by each.
+All processes listen on the same ports (SO_REUSEPORT), and the operating system distributes the connections. Before it forks, the
+supervisor loads the models without threads, so that all processes, also restarted ones, share their weights in memory. Each
+process loads the other models itself.
 
-The supervisor runs neither an event loop nor a thread, so that a fork of it is a clean start.
+The supervisor runs neither an event loop nor a thread, so that its forks start clean.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Which process of how many this one is, where they meet, and what can be read at its end once the supervisor is gone."""
+    """The position of one process: its index of ``count``, and the folder where all processes meet."""
 
     index: int
     count: int
     folder: Path
     lifeline: int
+    """Descriptor that becomes readable when the supervisor dies."""
     is_replacement: bool
-    """Whether it takes the place of one that has died, while the others go on."""
+    """True if it replaces a process that has died while the others run on."""
 
 
 class Message(msgspec.Struct):
-    """From a process to its supervisor: that it is ready, with what it has to say, or why it could not."""
+    """From a process to its supervisor: it is ready, with its facts, or it failed with an error."""
 
     ready: dict[str, Any] | None = None
     error: tuple[str, str, str] | None = None
@@ -54,7 +55,7 @@ class Message(msgspec.Struct):
 
 
 Serve = Callable[[Place, Callable[[dict[str, Any]], None]], None]
-"""Runs one process of the server until SIGTERM; calls its argument once when it is ready. Raises PenstockError."""
+"""Runs one process of the server until SIGTERM; calls its second argument once, when it is ready. Raises PenstockError."""
 
 
 class _Process:
@@ -67,7 +68,7 @@ class _Process:
 
 
 class Supervisor:
-    """``run`` keeps ``count`` processes at ``serve`` until it is told to stop."""
+    """Keeps ``count`` processes running ``serve`` until a signal stops it."""
 
     def __init__(self, count: int, serve: Serve, on_ready: Callable[[dict[str, Any]], None]) -> None:
         self._count = count
@@ -76,7 +77,7 @@ class Supervisor:
         self._processes: dict[int, _Process] = {}
         self._deaths: dict[int, list[float]] = {}
         self._due: dict[int, float] = {}
-        """When processes that died are to be started again."""
+        """By index: the time to restart a process that died."""
         self._selector = selectors.DefaultSelector()
         self._announced = False
         self._stops = 0
@@ -84,12 +85,12 @@ class Supervisor:
         self._exit = 0
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT and return when all processes have ended.
+        """Serve until SIGTERM or SIGINT, and return when all processes have ended.
 
-        Raises what kept a process from getting ready at the start, and Unavailable if one did not end cleanly.
+        Raises the error of a process that failed to start, and Unavailable if a process did not end cleanly.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
-        # Closed by the system when the supervisor dies, whatever of: then the processes end by themselves.
+        # The operating system closes it when the supervisor dies for any reason; the processes then end by themselves.
         self._lifeline, self._lifeline_end = os.pipe()
         before = self._catch_signals()
         try:
@@ -108,7 +109,7 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
         if self._exit:
-            raise Unavailable(f"a server process ended with code {self._exit}", "its messages stand above")
+            raise Unavailable(f"a server process ended with code {self._exit}", "see its messages above")
 
     def _catch_signals(self) -> dict[int, Any]:
         self._wake, self._wake_end = socket.socketpair()
@@ -120,7 +121,7 @@ class Supervisor:
         return before
 
     def _turn(self) -> None:
-        """Wait for something to happen, and see to it."""
+        """Wait for one event and handle it."""
         now = time.monotonic()
         for index in [index for index, due in self._due.items() if due <= now]:
             del self._due[index]
@@ -135,7 +136,7 @@ class Supervisor:
                 self._read(key.data)
 
     def _stop(self) -> None:
-        """Pass a signal to end on; the second one ends a process at once."""
+        """Forward a termination signal; the second one ends a process at once."""
         self._stops += 1
         self._due.clear()
         for process in self._processes.values():
@@ -151,11 +152,11 @@ class Supervisor:
         self._selector.register(pipe, selectors.EVENT_READ, process)
 
     def _fork(self, index: int) -> tuple[int, int]:
-        """A new process, and where to read what it says. Raises OSError."""
+        """Start a process; returns its id and the pipe to read its messages from. Raises OSError."""
         read, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        # What it is told before it can listen is kept for it, and not taken for the supervisor's.
+        # Signals that arrive before the child has its own handlers stay pending for it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -171,10 +172,10 @@ class Supervisor:
         return pid, read
 
     def _be(self, index: int, pipe: int, mask: set[signal.Signals | int]) -> None:
-        """Be a process of the server, and end; ``mask`` are the signals that it does not listen to."""
+        """Run as a process of the server, then exit. ``mask`` holds the signals to block."""
         code = 1
         try:
-            # A group of its own: Ctrl-C in a terminal is for the supervisor alone, which passes it on.
+            # A separate process group: Ctrl-C reaches only the supervisor, which forwards it.
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             for number in _SIGNALS:
@@ -191,7 +192,7 @@ class Supervisor:
             _send(pipe, Message(error=(type(error).__name__, error.message, error.hint)))
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-        except BaseException:  # noqa: BLE001 - nothing of the supervisor's may run in this process
+        except BaseException:  # noqa: BLE001 - the supervisor's own code must not continue in this process
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -199,7 +200,7 @@ class Supervisor:
             os._exit(code)
 
     def _read(self, process: _Process) -> None:
-        """Take what a process says, or notice that it has ended."""
+        """Read the messages of a process, or notice its end."""
         data = os.read(process.pipe, _READ)
         process.received += data
         while b"\n" in process.received:
@@ -221,20 +222,20 @@ class Supervisor:
                 self._on_ready(message.ready)
 
     def _bury(self, process: _Process) -> None:
-        """See what a process that has ended leaves, and have it started again if it should not have ended."""
+        """Reap a process that has ended, and schedule its restart if it should not have ended."""
         self._selector.unregister(process.pipe)
         os.close(process.pipe)
         _, status = os.waitpid(process.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         del self._processes[process.index]
         if self._stops:
-            if code != -signal.SIGTERM or process.is_ready:  # else it was told before it could take notice
+            if code != -signal.SIGTERM or process.is_ready:  # otherwise the signal arrived before its handler was set
                 self._exit = self._exit or abs(code)
         else:
             self._miss(process.index, f"ended with signal {-code}" if code < 0 else f"ended with code {code}")
 
     def _miss(self, index: int, how: str) -> None:
-        """Have a process that is not there started again, unless it has never been ready, for then it will not be either."""
+        """Schedule the restart of a missing process. Before the first start-up is complete, fail instead."""
         if not self._announced:
             self._failure = self._failure or Unavailable(f"a server process {how} before it was ready")
             self._stop()
@@ -243,14 +244,14 @@ class Supervisor:
         deaths = self._deaths.setdefault(index, [])
         deaths[:] = [moment for moment in deaths if now - moment < CALM_S] + [now]
         delay = restart_delay_s(deaths, now)
-        _log.warning("process %d %s; it is started again in %g s", index, how, delay)
+        _log.warning("process %d %s; it restarts in %g s", index, how, delay)
         self._due[index] = now + delay
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that holds ``port`` of ``host``, 0 for a free one, for several processes to listen on.
+    """A socket that reserves ``port`` of ``host`` for several processes to listen on; 0 selects a free port.
 
-    Raises OSError, also if others listen there who would share it.
+    Raises OSError, also if another server listens there and would share the port.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

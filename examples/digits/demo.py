@@ -1,7 +1,12 @@
-"""``penstock demo``: the main job on a really trained model, original against built, from file to answers over HTTP."""
+"""The demo: build the digits model, serve the bundle and the original side by side, and compare them over HTTP.
+
+It optimises and quantises the model, measures the candidates on this machine and writes the bundle; it then sends the test
+images to both servers, prints accuracy, size, latency and throughput, and writes a report.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import signal
@@ -11,18 +16,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.build import summary
 from penstock.cli.inspect import make_console, show
+from penstock.cli.main import fail
 from penstock.cli.progress import StageProgress
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import Cancelled, PenstockError
 from penstock.offline.build import BuildResult, Recipe, build
 from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.judge.contract import Contract
@@ -34,6 +39,7 @@ from penstock.perf.report import ServedRow, check_report_target, write_report
 from penstock.perf.tally import ClosedLoopResult
 
 NAME = "digits"
+EXAMPLE = Path(__file__).parent
 CONNECTIONS = (1, 64)
 _CONTRACT = Contract(max_accuracy_loss=0.01, p99_ms=20.0)
 _REQUESTS = 256
@@ -43,7 +49,7 @@ _BUDGET_S, _QUICK_BUDGET_S = 20.0, 3.0
 
 
 class Served(msgspec.Struct):
-    """One of the two servers, and what was measured on it."""
+    """One of the two servers, and its measurements."""
 
     address: Address
     model: str
@@ -67,41 +73,38 @@ class Comparison(msgspec.Struct, frozen=True):
     ratio_high: float
 
 
-def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the bundle and the report.")] = Path(
-        "demo"
-    ),
-    quick: Annotated[bool, typer.Option("--quick", help="Measure for seconds only; the figures are rough.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-) -> None:
-    """Build, serve and measure the digits example, original against built.
+def main() -> None:
+    """Read the command line, run the demo, and report an error as the command ``penstock`` does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", "-o", type=Path, default=Path("demo"), help="folder for the bundle and the report")
+    parser.add_argument("--quick", action="store_true", help="measure for seconds only; the figures are rough")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    try:
+        run_demo(arguments.output, quick=arguments.quick, as_json=arguments.json)
+    except PenstockError as error:
+        sys.exit(fail(error, arguments.json))
+    except KeyboardInterrupt:
+        sys.exit(fail(Cancelled("interrupted"), arguments.json))
 
-    Takes the trained model of examples/digits; optimises and quantises it, measures the candidates on this machine and
-    writes the bundle; serves it and the untouched original side by side, sends the test images to both over HTTP, and
-    writes a report.
 
-    [bold]Examples[/bold]
-
-      penstock demo
-
-      penstock demo --quick --output /tmp/demo --json
-    """
-    example = example_folder()
-    console = Console(stderr=True) if json else make_console()
+def run_demo(output: Path, *, quick: bool, as_json: bool) -> None:
+    """Build the bundle, measure it against the original, and print the comparison."""
+    console = Console(stderr=True) if as_json else make_console()
     bundle, report = output / f"{NAME}.bundle", output / "report.html"
     check_report_target(report)
     with interrupted_by_sigterm(), StageProgress() as progress:
         result = build(
-            example / "model.onnx",
+            EXAMPLE / "model.onnx",
             bundle,
-            example / "calibrate.npz",
-            example / "evaluate.npz",
+            EXAMPLE / "calibrate.npz",
+            EXAMPLE / "evaluate.npz",
             Recipe(_CONTRACT, NAME, budget_s=_QUICK_BUDGET_S if quick else _BUDGET_S),
             progress,
         )
         show(console, result.manifest, result.bundle_bytes)
-        data = load_dataset(example / "evaluate.npz", result.manifest.signature)
-        with serving(example / "model.onnx") as first, serving(bundle) as second:
+        data = load_dataset(EXAMPLE / "evaluate.npz", result.manifest.signature)
+        with serving(EXAMPLE / "model.onnx") as first, serving(bundle) as second:
             original = Served(first, "model", result.evidence.baseline.size_bytes)
             built = Served(second, NAME, result.chosen.size_bytes)
             measure(original, built, data, _QUICK_ROUNDS if quick else _ROUNDS, progress)
@@ -109,23 +112,13 @@ def demo(
     write_report(report, result.manifest, [_served_row(row) for row in rows])
     _print(console, rows, data.count)
     console.print(f"bundle  {bundle}\nreport  {report}")
-    if json:
+    if as_json:
         print(msgspec.json.encode(_facts(result, rows, report)).decode())
-
-
-def example_folder() -> Path:
-    """The digits example: in the working directory, in the checkout, or in the installed package. Raises NotFound."""
-    package = Path(__file__).parent.parent
-    for root in (Path.cwd(), package.parent.parent, package):
-        folder = root / "examples" / "digits"
-        if (folder / "model.onnx").is_file():
-            return folder
-    raise NotFound("the digits example is not here", "run `penstock demo` in a checkout of Penstock")
 
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is within as Ctrl-C does, so that the servers are ended too."""
+    """Treat SIGTERM as Ctrl-C within the context, so that the servers are stopped too."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -135,10 +128,10 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def serving(target: Path) -> Iterator[Address]:
-    """A server for ``target`` in a process of its own, for as long as the context lasts; drained at its end."""
+    """Serve ``target`` in another process while the context lasts."""
     command = [sys.executable, "-m", "penstock", "serve", str(target), "--http-port", "0"]
-    # A preexec_fn may deadlock where other threads hold locks; this one takes none but the interpreter's.
-    process = subprocess.Popen(  # noqa: S603 - our own program
+    # A preexec_fn can deadlock if other threads hold locks; this one only needs the interpreter lock.
+    process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         text=True,
@@ -157,7 +150,7 @@ def serving(target: Path) -> Iterator[Address]:
 
 
 def measure(original: Served, built: Served, data: Dataset, rounds: int, progress: StageProgress) -> None:
-    """Accuracy over HTTP of both, then load on both in turn, round by round, the other one first in every second."""
+    """Measure the accuracy of both over HTTP, then load them in turn, in alternating order."""
     for served in (original, built):
         served.accuracy = _accuracy(served, data)
     both = [original, built]
@@ -194,7 +187,7 @@ def compare(original: Served, built: Served) -> list[Comparison]:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What a child calls to get SIGTERM when this process ends, even by SIGKILL; None where the system is not Linux."""
+    """A function for the child: it arranges SIGTERM for when this process ends, even by SIGKILL. None if not on Linux."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
@@ -260,3 +253,7 @@ def _print(console: Console, rows: Sequence[Comparison], images: int) -> None:
 
 def _facts(result: BuildResult, rows: Sequence[Comparison], report: Path) -> dict[str, Any]:
     return {**summary(result), "served": msgspec.to_builtins(list(rows)), "report": str(report)}
+
+
+if __name__ == "__main__":
+    main()
