@@ -23,7 +23,9 @@ DESCRIPTORS = "descriptors.binpb"
 POOL = DescriptorPool()
 
 
-for _schema in FileDescriptorSet.FromString(resources.files("penstock.protocol").joinpath(DESCRIPTORS).read_bytes()).file:
+for _schema in FileDescriptorSet.FromString(
+    resources.files("penstock.protocol").joinpath(DESCRIPTORS).read_bytes()
+).file:
     POOL.AddSerializedFile(_schema.SerializeToString())
 
 
