@@ -22,13 +22,15 @@ from penstock.online.repository.triton.check import parse
 from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.h2 import connection as h2_connection
 from penstock.online.server.http import connection as http_connection
-from penstock.online.server.http.shared import Shared
+from penstock.online.server.http.context import HttpContext
+from penstock.online.server.http.resources import make_resources
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.processes.group import ProcessGroup
@@ -87,9 +89,11 @@ class InProcess:
         metrics = MetricsPage(self._repository.statistics)
         control = ControlPlane(self._repository, shared_memory, tracer, LogSettings(), ProcessGroup(), metrics)
         connections = Connections(config.max_connections)
-        self._http = Shared(self.dataplane, control, config, connections)
-        service = GrpcService(self.dataplane, control, Access(None, clock), config.max_pipelined)
-        self._h2 = h2_connection.Shared(service.methods, config, connections, clock)
+        access = Access(None, clock)
+        table, resources = AccessTable(access), make_resources(self.dataplane, control, access, config)
+        self._http = HttpContext(resources, table, config, connections)
+        service = GrpcService(self.dataplane, control, table, config.max_pipelined)
+        self._h2 = h2_connection.H2Context(service.methods, config, connections, clock)
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -118,7 +122,7 @@ class InProcess:
     async def http(self, requests: int, in_flight: int, whole: Sequence[bytes]) -> None:
         """Have ``requests`` answered to connections that are fed with ``whole`` requests, in turn."""
         loop = _Countdown(requests)
-        connections = [http_connection.Connection(self._http) for _ in range(min(in_flight, requests))]
+        connections = [http_connection.HttpConnection(self._http) for _ in range(min(in_flight, requests))]
         call_soon = asyncio.get_running_loop().call_soon
         for number, connection in enumerate(connections):
 
@@ -149,7 +153,7 @@ class InProcess:
         client = GrpcConnection(
             head, in_flight, lambda _: None
         )  # need not wait: little is sent before the server's settings
-        server = h2_connection.Connection(self._h2)
+        server = h2_connection.H2Connection(self._h2)
         soon = asyncio.get_running_loop().call_soon
         server.connection_made(Pipe(lambda data: soon(client.data_received, data)))
         client.connection_made(Pipe(lambda data: soon(server.data_received, data)))

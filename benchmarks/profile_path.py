@@ -35,17 +35,17 @@ from penstock.online.repository.handle import Handle
 from penstock.online.scheduler import layout
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.decoder import RequestDecoder as GrpcRequestDecoder
-from penstock.online.server.grpc.encoder import AnswerEncoder as GrpcAnswerEncoder
+from penstock.online.server.grpc.decoder import GrpcRequestDecoder
+from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
 from penstock.online.server.grpc.inference import Inference
 from penstock.online.server.h2 import connection as h2_connection
 from penstock.online.server.h2.outbox import Outbox
-from penstock.online.server.h2.stream import Stream
+from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.http import connection as http_connection
-from penstock.online.server.http import exchange as http_exchange
-from penstock.online.server.http.decoder import RequestDecoder
-from penstock.online.server.http.encoder import AnswerEncoder
-from penstock.online.server.http.line import Line
+from penstock.online.server.http.decoder import HttpRequestDecoder
+from penstock.online.server.http.encoder import HttpAnswerEncoder
+from penstock.online.server.http.inference import HttpInference
+from penstock.online.server.http.responder import Responder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.perf.grpc_client import GrpcConnection
 from penstock.perf.http_client import Address
@@ -127,9 +127,9 @@ def whole_requests(inputs: Mapping[str, Array]) -> dict[str, list[bytes]]:
 def probes(model: LoadedModel) -> list[Probe]:
     """Which function belongs to which stage; a stage's own time is that of its functions without those of other stages."""
     return [
-        ("parse", http_connection.Connection, "data_received"),
-        ("parse", h2_connection.Connection, "data_received"),
-        ("decode", RequestDecoder, "__call__"),
+        ("parse", http_connection.HttpConnection, "data_received"),
+        ("parse", h2_connection.H2Connection, "data_received"),
+        ("decode", HttpRequestDecoder, "__call__"),
         ("decode", GrpcRequestDecoder, "__call__"),
         ("data plane", DataPlane, "infer"),
         ("queue", DynamicBatcher, "submit"),
@@ -142,13 +142,13 @@ def probes(model: LoadedModel) -> list[Probe]:
         ("hand-over", Instance, "_forward"),
         ("complete", DynamicBatcher, "_complete"),
         ("statistics", BatchLog, "executed"),
-        ("encode", AnswerEncoder, "__call__"),
+        ("encode", HttpAnswerEncoder, "__call__"),
         ("encode", GrpcAnswerEncoder, "__call__"),
         ("answer", Inference, "encode"),
-        ("answer", Stream, "send"),
-        ("answer", Stream, "finish"),
-        ("answer", http_exchange, "answer"),
-        ("answer", Line, "answered"),
+        ("answer", H2Stream, "send"),
+        ("answer", H2Stream, "finish"),
+        ("answer", HttpInference, "answer"),
+        ("answer", Responder, "answered"),
         ("answer", Outbox, "flush"),
         (_CLIENT, in_process.Pipe, "write"),
         (_CLIENT, in_process.Pipe, "writelines"),
@@ -226,13 +226,13 @@ def _copies(array: Array) -> dict[str, str]:
     length = int(head.partition(b"Inference-Header-Content-Length: ")[2].partition(b"\r\n")[0])
     message = whole["gRPC"][0][5:]
     handle = cast(Handle, SimpleNamespace(name="m", version="1"))  # all that a decoder looks at
-    request, form = RequestDecoder(shared_memory)(handle, body, length)
+    request, form = HttpRequestDecoder(shared_memory)(handle, body, length)
     grpc_infer, grpc_form = GrpcRequestDecoder(shared_memory)(message)
     view, grpc_view = request.inputs["input"], grpc_infer.inputs["input"]
     outputs = {"output": np.ones((2, array.shape[1]), np.float32)}
     part = layout.split(outputs, [1, 1])[0]
     answer = InferResponse("m", "1", part)
-    _, text, tensors = AnswerEncoder()(answer, form)
+    _, text, tensors = HttpAnswerEncoder()(answer, form)
     return {
         "decode, HTTP binary": _shared([body], view),
         "decode, gRPC": _shared([message], grpc_view),

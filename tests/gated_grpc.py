@@ -22,6 +22,7 @@ from penstock.errors import PenstockError
 from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -156,7 +157,7 @@ class GrpcServer:
             ProcessGroup(),
             MetricsPage(self.repository.statistics),
         )
-        self.service = GrpcService(self.dataplane, control, access, self.config.max_pipelined, self.budget)
+        self.service = GrpcService(self.dataplane, control, AccessTable(access), self.config.max_pipelined, self.budget)
         self.transport = self._make(self.service, self.config)
         self.address = await self.transport.start()
         self._started.set()

@@ -19,9 +19,9 @@ from penstock.clock import ManualClock
 from penstock.errors import NotFound
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.grpc.call import Call, Method, Receiver
+from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Receiver
 from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.connection import Connection, Shared
+from penstock.online.server.h2.connection import H2Connection, H2Context
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import PREFACE
@@ -36,7 +36,7 @@ FLOOD_BYTES = 1 << 16
 class Chat:
     """Answers each message with itself; "pause" holds back what follows until the server is told to go on."""
 
-    def __init__(self, server: GrpcServer, call: Call) -> None:
+    def __init__(self, server: GrpcServer, call: GrpcCall) -> None:
         self.server = server
         self.call = call
         call.on_cancel = server.cancelled.release
@@ -72,7 +72,7 @@ class GrpcServer:
 
     def __init__(self, loop: str = "uvloop", tls: ssl.SSLContext | None = None, **config: Any) -> None:
         self.clock = ManualClock()
-        self.held: list[Call] = []
+        self.held: list[GrpcCall] = []
         self.entered = threading.Semaphore(0)
         self.cancelled = threading.Semaphore(0)
         self.metadata: dict[str, str | bytes] = {}
@@ -124,33 +124,33 @@ class GrpcServer:
         while not self.call(condition):
             assert time.monotonic() < end, "it never came to hold"
 
-    def methods(self) -> dict[bytes, Method]:
+    def methods(self) -> dict[bytes, GrpcMethod]:
         unary = {ECHO: self._echo, FAIL: self._fail, BREAK: self._break, HOLD: self._hold, FLOOD: self._flood}
-        table = {path.encode(): Method(path.encode(), unary=method) for path, method in unary.items()}
-        streams: dict[str, Callable[[Call], Receiver]] = {
+        table = {path.encode(): GrpcMethod(path.encode(), unary=method) for path, method in unary.items()}
+        streams: dict[str, Callable[[GrpcCall], Receiver]] = {
             CHAT: lambda call: Chat(self, call),
             STALL: lambda call: Stall(self, call),
         }
-        return table | {path.encode(): Method(path.encode(), stream=method) for path, method in streams.items()}
+        return table | {path.encode(): GrpcMethod(path.encode(), stream=method) for path, method in streams.items()}
 
-    def _echo(self, call: Call, data: Buffer) -> None:
+    def _echo(self, call: GrpcCall, data: Buffer) -> None:
         self.metadata = dict(call.metadata)
         view = memoryview(data)
         call.send(view[: len(view) // 2], view[len(view) // 2 :])
         call.finish()
 
-    def _fail(self, call: Call, data: Buffer) -> None:
+    def _fail(self, call: GrpcCall, data: Buffer) -> None:
         call.finish(NotFound(bytes(data).decode()))
 
-    def _break(self, call: Call, data: Buffer) -> None:
+    def _break(self, call: GrpcCall, data: Buffer) -> None:
         raise ValueError("a bug")
 
-    def _hold(self, call: Call, data: Buffer) -> None:
+    def _hold(self, call: GrpcCall, data: Buffer) -> None:
         call.on_cancel = self.cancelled.release
         self.held.append(call)
         self.entered.release()
 
-    def _flood(self, call: Call, data: Buffer) -> None:
+    def _flood(self, call: GrpcCall, data: Buffer) -> None:
         """As many messages as asked for."""
         call.on_cancel = self.cancelled.release
         for n in range(int(bytes(data))):
@@ -167,9 +167,9 @@ class GrpcServer:
         self.connections = Connections(self._config.max_connections)
         self.listener = Listener(self.connections, self._config, self.clock)
         self.budget = ByteBudget(self._config.max_inflight_bytes)
-        shared = Shared(self.methods(), self._config, self.connections, self.clock, self.budget)
+        shared = H2Context(self.methods(), self._config, self.connections, self.clock, self.budget)
         self.address = await self.listener.listen(
-            Endpoint(host="127.0.0.1", tls=self._tls, http2=lambda: Connection(shared))
+            Endpoint(host="127.0.0.1", tls=self._tls, http2=lambda: H2Connection(shared))
         )
         self._started.set()
         await self._stop.wait()

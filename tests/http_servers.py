@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Self
 
@@ -21,11 +21,13 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.table import RULES, AccessRule, AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http.connection import Connection
-from penstock.online.server.http.shared import Shared
+from penstock.online.server.http.connection import HttpConnection
+from penstock.online.server.http.context import HttpContext
+from penstock.online.server.http.resources import make_resources
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
@@ -66,11 +68,12 @@ class GatedServer:
         access: Access | None = None,
         max_bytes: int = 0,
         tls: ssl.SSLContext | None = None,
+        rules: Iterable[AccessRule] = RULES,
         **config: Any,
     ) -> None:
         """``also``: more models by name; ``max_bytes``: of all requests in hand together, 0 is no bound."""
         self._also = also or {}
-        self._access, self._tls = access, tls
+        self._access, self._tls, self._rules = access, tls, rules
         self.budget = ByteBudget(max_bytes)
         self.clock = ManualClock()
         self.gate = threading.Event()
@@ -150,9 +153,12 @@ class GatedServer:
         )
         self.connections = Connections(self._config.max_connections)
         self.listener = Listener(self.connections, self._config, self.clock)
-        shared = Shared(self.dataplane, control, self._config, self.connections, self._access, self.budget)
-        self.shared = shared
-        http = functools.partial(Connection, shared)
+        self.control = control
+        access = self._access or Access(None, self.clock)
+        resources = make_resources(self.dataplane, control, access, self._config)
+        table = AccessTable(access, self._config.http_restricted_api, rules=self._rules)
+        self.context = HttpContext(resources, table, self._config, self.connections, self.budget)
+        http = functools.partial(HttpConnection, self.context)
         self.address = await self.listener.listen(
             Endpoint(host=self._config.host, port=self._config.http_port, http=http, tls=self._tls)
         )

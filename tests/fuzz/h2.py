@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.online.server.grpc.service import HEALTH, INFERENCE
 from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.connection import Connection, Shared
+from penstock.online.server.h2.connection import H2Connection, H2Context
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.headers import literal
 from penstock.online.server.network.sniffer import PREFACE
@@ -133,7 +133,7 @@ class H2Target:
         self.seeds = _seeds()
         self._lab = Lab()
         planes = self._lab.planes
-        self._shared = Shared(planes.service.methods, planes.config, planes.connections, self._lab.loop)
+        self._shared = H2Context(planes.service.methods, planes.config, planes.connections, self._lab.loop)
         content = infer_request()
         self._valid = b"".join((*_GREETING, *call(1, f"/{INFERENCE}/ModelInfer", message(content))))
 
@@ -153,8 +153,8 @@ class H2Target:
     def close(self) -> None:
         self._lab.close()
 
-    def _connect(self) -> Connection:
-        return Connection(self._shared)
+    def _connect(self) -> H2Connection:
+        return H2Connection(self._shared)
 
 
 def _with_length(part: bytes) -> bytes:

@@ -12,8 +12,9 @@ from random import Random
 import httptools
 import numpy as np
 
-from penstock.online.server.http.connection import Connection
-from penstock.online.server.http.shared import Shared
+from penstock.online.server.http.connection import HttpConnection
+from penstock.online.server.http.context import HttpContext
+from penstock.online.server.http.resources import make_resources
 from tests.fuzz.connection import Lab
 from tests.fuzz.mutator import Seed
 
@@ -144,9 +145,8 @@ class HttpTarget:
         self.seeds = _seeds()
         self._lab = Lab()
         planes = self._lab.planes
-        self._shared = Shared(
-            planes.dataplane, planes.control, planes.config, planes.connections, planes.access, planes.budget
-        )
+        resources = make_resources(planes.dataplane, planes.control, planes.access, planes.config)
+        self._context = HttpContext(resources, planes.table, planes.config, planes.connections, planes.budget)
         self._valid = b"".join(request("/v2/models/m/infer", _VALID))
 
     def join(self, parts: Sequence[bytes], random: Random) -> bytes:
@@ -165,8 +165,8 @@ class HttpTarget:
     def close(self) -> None:
         self._lab.close()
 
-    def _connect(self) -> Connection:
-        return Connection(self._shared)
+    def _connect(self) -> HttpConnection:
+        return HttpConnection(self._context)
 
 
 class _Answers:

@@ -14,8 +14,8 @@ from typing import cast
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
-from penstock.online.server.http.decoder import RequestDecoder
-from penstock.online.server.http.encoder import AnswerEncoder
+from penstock.online.server.http.decoder import HttpRequestDecoder
+from penstock.online.server.http.encoder import HttpAnswerEncoder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire
@@ -90,7 +90,7 @@ class OipTarget:
         self.seeds = _seeds()
         self._memory = SharedMemory(enabled=True)
         self._decode = self._make()
-        self._encode = AnswerEncoder()
+        self._encode = HttpAnswerEncoder()
         self._valid = [b"".join(seed) for seed in self.seeds]
         self._meant = [self._understand(data)[0] for data in self._valid]
         self._turn = 0
@@ -124,8 +124,8 @@ class OipTarget:
         meant, _ = self._understand(self._valid[self._turn])
         assert meant == self._meant[self._turn], "what is valid is not understood any more"
 
-    def _make(self) -> RequestDecoder:
-        return RequestDecoder(self._memory)
+    def _make(self) -> HttpRequestDecoder:
+        return HttpRequestDecoder(self._memory)
 
     def close(self) -> None:
         self._memory.close()

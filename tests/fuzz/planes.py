@@ -17,6 +17,7 @@ from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -77,9 +78,10 @@ class Planes:
         metrics = MetricsPage(repository.statistics)
         self.control = ControlPlane(repository, self.shared_memory, tracer, LogSettings(), ProcessGroup(), metrics)
         self.access = Access(None, loop)
+        self.table = AccessTable(self.access)
         self.budget = ByteBudget(self.config.max_inflight_bytes)
         self.connections = Connections(self.config.max_connections)
-        self.service = GrpcService(self.dataplane, self.control, self.access, self.config.max_pipelined, self.budget)
+        self.service = GrpcService(self.dataplane, self.control, self.table, self.config.max_pipelined, self.budget)
 
     def check_idle(self) -> None:
         """Whatever has been asked is over, and nothing is held for it."""

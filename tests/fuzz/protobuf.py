@@ -10,8 +10,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from penstock.online.server.answer_form import TEXT
-from penstock.online.server.grpc.decoder import RequestDecoder, request_id
-from penstock.online.server.grpc.encoder import AnswerEncoder, varint
+from penstock.online.server.grpc.decoder import GrpcRequestDecoder, request_id
+from penstock.online.server.grpc.encoder import GrpcAnswerEncoder, varint
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
 from penstock.request import InferRequest, InferResponse
@@ -111,8 +111,8 @@ class ProtobufTarget:
     def __init__(self) -> None:
         self.seeds = _seeds()
         self._memory = SharedMemory(enabled=True)
-        self._decode = RequestDecoder(self._memory)
-        self._encode = AnswerEncoder()
+        self._decode = GrpcRequestDecoder(self._memory)
+        self._encode = GrpcAnswerEncoder()
         self._valid = [b"".join(seed) for seed in self.seeds]
         self._meant = [self._understand(data)[0] for data in self._valid]
         self._turn = 0
@@ -126,7 +126,7 @@ class ProtobufTarget:
 
     def run(self, data: bytes) -> None:
         meant, request = self._understand(data)
-        again, _ = meaning(lambda: RequestDecoder(self._memory)(data), len(data))
+        again, _ = meaning(lambda: GrpcRequestDecoder(self._memory)(data), len(data))
         assert meant == again, f"remembered as {meant}, but it is {again}"
         self._compare(data, request)
         if request is not None:

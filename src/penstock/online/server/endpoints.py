@@ -1,4 +1,4 @@
-"""All that a server listens on: which protocols are spoken where, and starting and ending them together."""
+"""The addresses that a server listens on, with the protocols of each, started and stopped together."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from penstock.clock import Clock
 from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
-from penstock.online.server.access.restriction import guard_methods
+from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.h2 import connection as h2_connection
 from penstock.online.server.http import connection as http_connection
-from penstock.online.server.http.api import METRICS
-from penstock.online.server.http.shared import Shared
+from penstock.online.server.http.context import HttpContext
+from penstock.online.server.http.resources import make_resources, metrics_resources
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import Factory
@@ -45,7 +45,7 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class Endpoints:
-    """Belongs to the event loop. HTTP and gRPC are spoken on either's port, and on the Unix socket, as far as they are allowed."""
+    """Belongs to the event loop. Either port, and the Unix socket, take HTTP and gRPC, where the configuration allows them."""
 
     def __init__(
         self,
@@ -62,17 +62,18 @@ class Endpoints:
         for_metrics = Connections(_METRICS_CONNECTIONS)
         self._listener = Listener(connections, config, clock)
         self._metrics_listener = Listener(for_metrics, config, clock)
-        self._service = GrpcService(dataplane, control, access, config.max_pipelined, budget)
-        self._service.methods = guard_methods(self._service.methods, config.grpc_restricted_protocol)
+        table = AccessTable(access, config.http_restricted_api, config.grpc_restricted_protocol)
+        self._service = GrpcService(dataplane, control, table, config.max_pipelined, budget)
         self._grpcio: Any = None
         self._budget = budget
-        http = Shared(dataplane, control, config, connections, access, budget)
-        metrics = Shared(dataplane, control, config, for_metrics, access, budget, METRICS)
-        h2 = h2_connection.Shared(self._service.methods, config, connections, clock, budget)
+        resources = make_resources(dataplane, control, access, config)
+        http = HttpContext(resources, table, config, connections, budget)
+        metrics = HttpContext(metrics_resources(control), table, config, for_metrics, budget)
+        h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget)
         is_own = config.grpc_implementation == "h2"
-        self._http: Factory | None = (lambda: http_connection.Connection(http)) if config.allow_http else None
-        self._grpc: Factory | None = (lambda: h2_connection.Connection(h2)) if config.allow_grpc and is_own else None
-        self._metrics: Factory = lambda: http_connection.Connection(metrics)
+        self._http: Factory | None = (lambda: http_connection.HttpConnection(http)) if config.allow_http else None
+        self._grpc: Factory | None = (lambda: h2_connection.H2Connection(h2)) if config.allow_grpc and is_own else None
+        self._metrics: Factory = lambda: http_connection.HttpConnection(metrics)
 
     @staticmethod
     def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:

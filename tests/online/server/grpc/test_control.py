@@ -1,6 +1,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from calls import FakeCall
 from penstock.clock import SystemClock
 from penstock.errors import Code
 from penstock.online.server.access.auth import Access
-from penstock.online.server.grpc.control import GrpcControl
+from penstock.online.server.access.table import AccessTable
+from penstock.online.server.grpc.service import GrpcService
 from penstock.protocol import messages
 
 
@@ -43,8 +45,11 @@ def ask(method: str, access: Path | None = None, metadata: Any = None, **fields:
 
 async def run(method: str, data: bytes, access: Path | None, metadata: Any) -> tuple[Control, Any]:
     control, call = Control(), FakeCall(metadata)
-    methods = GrpcControl(None, control, Access(access, SystemClock())).methods()  # type: ignore[arg-type]
-    methods[method](call, data)
+    plane: Any = SimpleNamespace(shared_memory=None)
+    service = GrpcService(plane, control, AccessTable(Access(access, SystemClock())), 8)  # type: ignore[arg-type]
+    unary = service.methods[f"/inference.GRPCInferenceService/{method}".encode()].unary
+    assert unary is not None
+    unary(call, data)
     async with asyncio.timeout(20):
         while not call.ended:
             await asyncio.sleep(0)

@@ -18,15 +18,15 @@ from infer_requests import (
 )
 from penstock.errors import Code, InvalidArgument, PenstockError
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.grpc.decoder import RequestDecoder, check_version, request_id
+from penstock.online.server.grpc.decoder import GrpcRequestDecoder, check_version, request_id
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
 from penstock.request import MAX_BYTES_ELEMENTS, InferRequest
 from penstock.tensor import DataType, to_wire
 
 
-def decoder() -> RequestDecoder:
-    return RequestDecoder(SharedMemory(enabled=False))
+def decoder() -> GrpcRequestDecoder:
+    return GrpcRequestDecoder(SharedMemory(enabled=False))
 
 
 def decode(message: Any) -> InferRequest:
@@ -319,7 +319,7 @@ def shared_request() -> Any:
 
 def test_raw_contents_skip_inputs_in_shared_memory() -> None:
     memory = Recorded()
-    request, form = RequestDecoder(memory)(shared_request().SerializeToString())  # type: ignore[arg-type]
+    request, form = GrpcRequestDecoder(memory)(shared_request().SerializeToString())  # type: ignore[arg-type]
     assert list(request.inputs["x0"]) == list(request.inputs["x2"]) == [1]
     assert memory.asked == [("in", 4, 4, DataType.FP32, (1,))]
     assert form.placements == {"y": ("out", 0, 9)}
@@ -331,7 +331,7 @@ def test_raw_contents_skip_inputs_in_shared_memory() -> None:
 def test_a_lease_is_released_when_the_request_is_refused() -> None:
     memory = Recorded(fails=True)
     with pytest.raises(InvalidArgument, match="no room"):
-        RequestDecoder(memory)(shared_request().SerializeToString())  # type: ignore[arg-type]
+        GrpcRequestDecoder(memory)(shared_request().SerializeToString())  # type: ignore[arg-type]
     assert memory.leased == 0
 
 
@@ -361,7 +361,7 @@ def test_what_is_remembered_never_changes_what_is_read(known: bytes, data: bytes
         assert outcome(message, decode) == outcome(message, decoder())
 
 
-def outcome(data: bytes, decode: RequestDecoder) -> Any:
+def outcome(data: bytes, decode: GrpcRequestDecoder) -> Any:
     try:
         request, form = decode(data)
     except InvalidArgument as error:

@@ -9,7 +9,7 @@ from tritonclient.grpc import InferResult, service_pb2
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.grpc.encoder import AnswerEncoder, encode_parameters, streamed, streamed_error, varint
+from penstock.online.server.grpc.encoder import GrpcAnswerEncoder, encode_parameters, streamed, streamed_error, varint
 from penstock.protocol import messages
 from penstock.request import InferResponse
 from penstock.tensor import DataType, to_wire
@@ -28,7 +28,7 @@ def tensors(draw: st.DrawFn) -> np.ndarray:
 
 
 def written(response: InferResponse, form: AnswerForm = TEXT) -> Any:
-    return messages.ModelInferResponse.FromString(b"".join(AnswerEncoder()(response, form)))
+    return messages.ModelInferResponse.FromString(b"".join(GrpcAnswerEncoder()(response, form)))
 
 
 PARAMETERS = st.dictionaries(
@@ -49,7 +49,7 @@ def test_what_is_written_is_what_the_protobuf_class_would_write(
         datatype = DataType.from_numpy(array.dtype).value
         expected.outputs.add(name=output, datatype=datatype, shape=array.shape)
         expected.raw_output_contents.append(bytes(to_wire(array)))
-    encode = AnswerEncoder()
+    encode = GrpcAnswerEncoder()
     for _ in range(2):  # once as new, once as known
         parts = encode(InferResponse(name, "1", outputs, identity, parameters), TEXT)
         assert messages.ModelInferResponse.FromString(b"".join(parts)) == expected
@@ -72,7 +72,7 @@ def test_other_values_of_parameters_become_text() -> None:
 
 def test_large_tensors_are_not_copied_and_small_ones_travel_together() -> None:
     big, small = np.zeros(5000, np.float32), np.zeros(5, np.float32)
-    parts = AnswerEncoder()(InferResponse("m", "1", {"a": small, "b": big, "c": small, "d": small}), TEXT)
+    parts = GrpcAnswerEncoder()(InferResponse("m", "1", {"a": small, "b": big, "c": small, "d": small}), TEXT)
     assert [len(part) for part in parts[1:]] == [20_000, 2 * 22]
     assert np.shares_memory(np.frombuffer(parts[1], np.float32), big)
 
@@ -120,7 +120,7 @@ def test_lengths_are_varints(number: int) -> None:
 
 
 def test_memory_of_what_was_written_is_bounded() -> None:
-    encode = AnswerEncoder()
+    encode = GrpcAnswerEncoder()
     for n in range(2000):
         encode(InferResponse(f"m{n}", "1", {f"y{n}": np.zeros(1)}), TEXT)
     assert len(encode._heads) <= 1024

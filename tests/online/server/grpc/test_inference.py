@@ -5,9 +5,7 @@ import numpy as np
 
 from calls import FakeCall
 from gated_grpc import request, result
-from penstock.clock import SystemClock
 from penstock.errors import Code, NotFound
-from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.grpc.inference import Inference
 from penstock.protocol import messages
@@ -54,7 +52,7 @@ class Plane:
 
 def ask(message: Any, **metadata: str) -> tuple[Plane, FakeCall]:
     plane, call = Plane(), FakeCall(dict(metadata), Deadline(5.0))
-    Inference(plane, Access(None, SystemClock())).infer(call, message.SerializeToString())  # type: ignore[arg-type]
+    Inference(plane).infer(call, message.SerializeToString())  # type: ignore[arg-type]
     return plane, call
 
 
@@ -120,7 +118,7 @@ def test_an_unknown_model_ends_the_call_and_gives_the_shared_memory_back() -> No
 
 def test_an_answer_that_cannot_be_encoded_is_an_error() -> None:
     plane = Plane()
-    inference = Inference(plane, Access(None, SystemClock()))  # type: ignore[arg-type]
+    inference = Inference(plane)  # type: ignore[arg-type]
     for output, code in (
         (np.zeros((1, 2), np.float16), Code.INVALID_ARGUMENT),
         (np.zeros((1, 2), np.complex64), Code.UNIMPLEMENTED),

@@ -5,9 +5,11 @@ from penstock.clock import SystemClock
 from penstock.errors import Code
 from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.table import AccessTable
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.service import GrpcService
+from penstock.online.server.grpc.reflection import VERSIONS
+from penstock.online.server.grpc.service import HEALTH, INFERENCE, GrpcService
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
@@ -23,15 +25,17 @@ def service() -> GrpcService:
         repository, memory, tracer, LogSettings(), ProcessGroup(), MetricsPage(repository.statistics)
     )
     dataplane = DataPlane(repository, SystemClock(), memory, tracer)
-    return GrpcService(dataplane, control, Access(None, SystemClock()), 8)
+    return GrpcService(dataplane, control, AccessTable(Access(None, SystemClock())), 8)
+
+
+REFLECTION = [f"{package}.ServerReflection" for package in VERSIONS]
 
 
 def rpcs() -> dict[bytes, Any]:
     """Every RPC of the schema by its path."""
     return {
         f"/{service.full_name}/{rpc.name}".encode(): rpc
-        for name in messages.FILES
-        for service in messages.POOL.FindFileByName(name).services_by_name.values()
+        for service in map(messages.POOL.FindServiceByName, (INFERENCE, HEALTH, *REFLECTION))
         for rpc in service.methods
     }
 

@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from calls import FakeCall
 from gated_grpc import request
-from penstock.clock import SystemClock
 from penstock.errors import Cancelled, NotFound, PenstockError, Unavailable
 from penstock.online.server.access.admission import ByteBudget
-from penstock.online.server.access.auth import Access
 from penstock.online.server.grpc.inference import Inference
 from penstock.online.server.grpc.stream import InferStream
 from penstock.online.server.shared_memory.registry import SharedMemory
@@ -66,7 +64,7 @@ class Stream:
         self.call = FakeCall(dict(metadata), Deadline(5.0))
         self.ended = 0
         self.budget = ByteBudget(max_bytes)
-        inference = Inference(self.plane, Access(None, SystemClock()), self.budget)  # type: ignore[arg-type]
+        inference = Inference(self.plane, self.budget)  # type: ignore[arg-type]
         self.receiver = InferStream(self.call, "alice", inference, limit, self._end)
 
     def ask(self, model: str, identity: str, **parameters: bool) -> None:

@@ -33,7 +33,7 @@ from penstock.clock import SystemClock
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.service import GrpcService
 from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.connection import Connection, Shared
+from penstock.online.server.h2.connection import H2Connection, H2Context
 from penstock.online.server.h2.frames import ErrorCode
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
@@ -47,10 +47,10 @@ class Transport:
 
     def __init__(self, service: GrpcService, config: ServerConfig) -> None:
         connections = Connections(config.max_connections)
-        shared = Shared(service.methods, config, connections, SystemClock())
+        shared = H2Context(service.methods, config, connections, SystemClock())
         self._service = service
         self._listener = Listener(connections, config, SystemClock())
-        self._endpoint = Endpoint(host="127.0.0.1", tls=make_context(config), http2=lambda: Connection(shared))
+        self._endpoint = Endpoint(host="127.0.0.1", tls=make_context(config), http2=lambda: H2Connection(shared))
 
     async def start(self) -> tuple[str, int]:
         return await self._listener.listen(self._endpoint)

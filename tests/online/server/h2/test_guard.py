@@ -4,17 +4,17 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
-from penstock.online.server.h2.guard import BURST, RATE_PER_S, Guard
+from penstock.online.server.h2.guard import BURST, RATE_PER_S, FloodGuard
 
 
-def spend(guard: Guard, count: int) -> None:
+def spend(guard: FloodGuard, count: int) -> None:
     for _ in range(count):
         guard.charge()
 
 
 def test_it_runs_out_and_refills_with_time() -> None:
     clock = ManualClock()
-    guard = Guard(clock)
+    guard = FloodGuard(clock)
     spend(guard, BURST)
     clock.advance(2)
     spend(guard, int(2 * RATE_PER_S))
@@ -25,7 +25,7 @@ def test_it_runs_out_and_refills_with_time() -> None:
 
 def test_a_long_time_gives_no_more_than_a_burst() -> None:
     clock = ManualClock()
-    guard = Guard(clock)
+    guard = FloodGuard(clock)
     spend(guard, BURST)
     clock.advance(1e6)
     spend(guard, BURST)
@@ -34,7 +34,7 @@ def test_a_long_time_gives_no_more_than_a_burst() -> None:
 
 
 def test_answered_calls_pay_for_as_many() -> None:
-    guard = Guard(ManualClock())
+    guard = FloodGuard(ManualClock())
     for _ in range(3 * BURST):
         guard.earn()
         guard.charge()

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import NotFound, Unavailable
-from penstock.online.server.grpc.call import Method
+from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE, HeaderReader, literal, trailers
 
-METHOD = Method(b"/a/B", unary=lambda call, data: None)
+METHOD = GrpcMethod(b"/a/B", unary=lambda call, data: None)
 USUAL = {":method": "POST", ":scheme": "http", ":path": "/a/B", "content-type": "application/grpc"}
 
 

@@ -12,7 +12,7 @@ from h2_servers import CHAT, ECHO, FAIL, FLOOD, GrpcServer, data_frame, message
 from penstock.clock import ManualClock
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.connection import Connection, Shared
+from penstock.online.server.h2.connection import H2Connection, H2Context
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.sniffer import PREFACE
 
@@ -51,14 +51,14 @@ class Wire:
         return None
 
 
-def converse(pieces: list[bytes]) -> tuple[bytes, Connection]:
+def converse(pieces: list[bytes]) -> tuple[bytes, H2Connection]:
     """What a server writes that is sent ``pieces``, and its connection afterwards."""
 
-    async def run() -> tuple[bytes, Connection]:
+    async def run() -> tuple[bytes, H2Connection]:
         # The sockets and the thread of the server are not needed, only its methods.
         config = ServerConfig(max_request_bytes=10_000, max_streams=8, max_header_bytes=2000, max_unsent_bytes=500_000)
-        shared = Shared(GrpcServer().methods(), config, Connections(10), ManualClock())
-        connection, wire = Connection(shared), Wire()
+        shared = H2Context(GrpcServer().methods(), config, Connections(10), ManualClock())
+        connection, wire = H2Connection(shared), Wire()
         transport: Any = wire
         connection.connection_made(transport)
         for piece in pieces:

@@ -2,14 +2,22 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from http_servers import Client, GatedServer, get, infer, post
-from penstock.online.server.http.api import RESOURCES
+from penstock.clock import ManualClock
+from penstock.online.server.access.auth import Access
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.http.resources import make_resources
+
+NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None))
+"""Nothing is asked of it."""
+RESOURCES = make_resources(NO_PLANE, NO_PLANE, Access(None, ManualClock()), ServerConfig(dialects=()))
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from handles import described
 from penstock.errors import InvalidArgument, NotFound
 from penstock.online.server.answer_form import ALL, NONE
-from penstock.online.server.http.decoder import RequestDecoder
+from penstock.online.server.http.decoder import HttpRequestDecoder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest
 from penstock.tensor import DataType, TensorSpec, to_wire
 from tensors import tensors
 
-DECODE = RequestDecoder(SharedMemory(enabled=True))
+DECODE = HttpRequestDecoder(SharedMemory(enabled=True))
 
 
 def decode(body: Any, tail: bytes | None = None) -> InferRequest:
@@ -209,7 +209,7 @@ def test_what_is_in_shared_memory_is_read_anew_for_each_request() -> None:
     path.write_bytes(bytes(8))
     memory = SharedMemory(enabled=True)
     memory.register("r", path.name, 0, 8)
-    decode_shared = RequestDecoder(memory)
+    decode_shared = HttpRequestDecoder(memory)
     text = json.dumps(in_region(shared_memory_region="r", shared_memory_byte_size=8)).encode()
     for values in ([1.0, 2.0], [3.0, 4.0]):
         path.write_bytes(np.array(values, np.float32).tobytes())
@@ -241,7 +241,7 @@ def test_bool_bytes_are_checked() -> None:
 
 
 def decode_raw(spec: TensorSpec, body: bytes) -> InferRequest:
-    return RequestDecoder(SharedMemory(enabled=False))(described(spec), body, 0)[0]
+    return HttpRequestDecoder(SharedMemory(enabled=False))(described(spec), body, 0)[0]
 
 
 @pytest.mark.parametrize(

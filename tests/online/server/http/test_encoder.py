@@ -6,12 +6,12 @@ from hypothesis import given
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import BINARY, TEXT, AnswerForm
-from penstock.online.server.http.encoder import AnswerEncoder
+from penstock.online.server.http.encoder import HttpAnswerEncoder
 from penstock.request import InferResponse
 from penstock.tensor import DataType, to_wire
 from tensors import tensors
 
-ENCODE = AnswerEncoder()
+ENCODE = HttpAnswerEncoder()
 
 
 @given(tensors(list(DataType)))
@@ -108,7 +108,7 @@ def test_outputs_in_shared_memory_are_written_there_and_only_described() -> None
 
 
 def test_the_memory_of_templates_is_bounded() -> None:
-    encode = AnswerEncoder()
+    encode = HttpAnswerEncoder()
     for size in range(3000):
         encode(InferResponse("m", "1", {"y": np.zeros(size, np.int8)}), BINARY)
     assert len(encode._templates) <= 1024

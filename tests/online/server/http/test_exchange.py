@@ -280,10 +280,10 @@ def test_compression_both_ways_by_the_library(library: triton.InferenceServerCli
 
 
 def test_a_head_seen_before_means_the_same(server: GatedServer, client: Client) -> None:
-    server.call(server.shared.heads.clear)
+    server.call(server.context.heads.clear)
     for value in range(5):
         assert client.ask(infer(value)).data == [2 * value, 0]
-    assert server.call(lambda: len(server.shared.heads)) == 1
+    assert server.call(lambda: len(server.context.heads)) == 1
     client.send(b"".join(infer(value) for value in range(9)) + infer(9)[:-3])
     assert [client.read().data[0] for _ in range(9)] == [2 * value for value in range(9)]
     assert client.ask(infer(9)[-3:] + infer(1)).data == [18, 0]
@@ -464,7 +464,7 @@ def test_a_client_that_leaves_while_its_body_is_inflated_is_not_run(loop: str, m
             pass
         gate.set()
         assert server.connect().ask(infer(1)).data == [2, 0]
-        while server.call(lambda: server.budget.used or server.shared._tasks):
+        while server.call(lambda: server.budget.used or server.context._tasks):
             pass
         assert [call["x"].tolist() for call in server.model.calls] == [[[1, 0]]]
 

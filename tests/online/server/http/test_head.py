@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.head import MAX_KNOWN_BYTES, Head, Heads, is_plain
+from penstock.online.server.http.head import MAX_KNOWN_BYTES, KnownHeads, RequestHead, is_plain
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from penstock.online.server.http.head import MAX_KNOWN_BYTES, Head, Heads, is_pl
     ],
 )
 def test_headers_that_matter(name: bytes, value: bytes, field: str, expected: object) -> None:
-    head = Head()
+    head = RequestHead()
     head.read(name, value)
     assert getattr(head, field) == expected
 
@@ -30,27 +30,27 @@ def test_headers_that_matter(name: bytes, value: bytes, field: str, expected: ob
 @pytest.mark.parametrize("value", [b"", b"-1", b"1e3", b"9" * 30, b" 1"])
 def test_a_length_that_is_no_number(value: bytes) -> None:
     with pytest.raises(InvalidArgument, match="not a number of bytes"):
-        Head().read(b"Inference-Header-Content-Length", value)
+        RequestHead().read(b"Inference-Header-Content-Length", value)
 
 
 def test_only_heads_whose_end_all_agree_on_are_remembered() -> None:
-    heads = Heads()
+    heads = KnownHeads()
     for text in (
         b"\r\nGET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\nA: b\r\n\r\n",
         b"GET / HTTP/1.1\n\nbody\r\n\r\n",
         b"GET / HTTP/1.1\r\nA: %b\r\n\r\n" % (b"x" * MAX_KNOWN_BYTES),
     ):
-        heads.learn(text, Head())
+        heads.learn(text, RequestHead())
     assert not heads
-    heads.learn(b"GET / HTTP/1.1\r\n\r\n", Head())
+    heads.learn(b"GET / HTTP/1.1\r\n\r\n", RequestHead())
     assert len(heads) == 1
 
 
 def test_the_memory_of_heads_is_bounded() -> None:
-    heads = Heads()
+    heads = KnownHeads()
     for number in range(5000):
-        heads.learn(b"GET /%d HTTP/1.1\r\n\r\n" % number, Head())
+        heads.learn(b"GET /%d HTTP/1.1\r\n\r\n" % number, RequestHead())
     assert len(heads) <= 1024
 
 

@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import hypothesis
 import pytest
@@ -16,10 +18,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from http_servers import LOOPS, GatedServer, get, infer
-from penstock.online.server.config import DIALECTS
-from penstock.online.server.http.api import RESOURCES
-from penstock.online.server.http.dialects.registry import dialect_resources
+from penstock.clock import ManualClock
+from penstock.online.server.access.auth import Access
+from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.openapi import document
+from penstock.online.server.http.resources import make_resources
 
 
 def no_bug(context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
@@ -35,7 +38,10 @@ CHECKS = [
     response_schema_conformance,
     unsupported_method,
 ]
-DOCUMENT = document(DIALECTS)
+NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None))
+"""Nothing is asked of it."""
+RESOURCES = make_resources(NO_PLANE, NO_PLANE, Access(None, ManualClock()), ServerConfig())
+DOCUMENT = document(RESOURCES)
 SCHEMA = schemathesis.openapi.from_dict(json.loads(DOCUMENT))
 
 
@@ -51,9 +57,7 @@ def test_it_describes_exactly_what_is_served() -> None:
         for path, operations in json.loads(DOCUMENT)["paths"].items()
     }
     served = {
-        path: {method.decode() for method in resource.handlers}
-        for resource in [*RESOURCES, *dialect_resources(DIALECTS)]
-        for path in resource.paths
+        path: {method.decode() for method in resource.handlers} for resource in RESOURCES for path in resource.paths
     }
     assert described == served
 

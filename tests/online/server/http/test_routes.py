@@ -1,7 +1,11 @@
 import pytest
 
+from penstock.clock import ManualClock
+from penstock.errors import PermissionDenied
+from penstock.online.server.access.auth import Access
+from penstock.online.server.access.table import Guard, Needs
 from penstock.online.server.http.exchange import Exchange
-from penstock.online.server.http.routes import Needs, Resource, Route, Routes
+from penstock.online.server.http.routes import Resource, Route, Routes
 
 
 def one(exchange: Exchange, route: Route) -> None:
@@ -16,40 +20,46 @@ def encode(status: int, message: str) -> bytes:
     return b"%d" % status + message.encode()
 
 
+GUARD = Guard(Needs.ADMIN, Access(None, ManualClock()), None, PermissionDenied)
 GET, POST = {b"GET": one}, {b"POST": other}
 RESOURCES = [
-    Resource("/v2", GET, needs=Needs.NOTHING),
+    Resource("/v2", GET),
     Resource("/v2/models/stats", POST),
     Resource("/v2/models/{model}", GET, versioned=True),
     Resource("/v2/models/{model}/infer", POST, versioned=True),
-    Resource("/v2/region/{name}/status", GET, needs=Needs.ADMIN),
+    Resource("/v2/region/{name}/status", GET),
     Resource("/v1/models/{model}:predict", POST, versioned=True, error=encode),
     Resource("/v1/models/{model}", GET),
 ]
 
 
+def make_routes() -> Routes:
+    """Regions are guarded."""
+    return Routes(RESOURCES, lambda path: GUARD if "region" in path else None)
+
+
 @pytest.mark.parametrize(
     ("url", "route"),
     [
-        (b"/v2", Route(GET, Needs.NOTHING)),
-        (b"/v2?verbose=1", Route(GET, Needs.NOTHING)),
-        (b"/v2/models/m", Route(GET, Needs.KEY, "m")),
-        (b"/v2/models/m/versions/2", Route(GET, Needs.KEY, "m", "2")),
+        (b"/v2", Route(GET)),
+        (b"/v2?verbose=1", Route(GET)),
+        (b"/v2/models/m", Route(GET, None, "m")),
+        (b"/v2/models/m/versions/2", Route(GET, None, "m", "2")),
         (b"/v2/models/stats", Route(POST)),
-        (b"/v2/models/stats/infer", Route(POST, Needs.KEY, "stats")),
-        (b"/v2/models/a%20b%2Fc/infer", Route(POST, Needs.KEY, "a b/c")),
-        (b"/v2/models/m/versions/10/infer", Route(POST, Needs.KEY, "m", "10")),
-        (b"http://host:8000/v2/models/m/infer", Route(POST, Needs.KEY, "m")),
-        (b"http://host:8000/v2/models/m?a=b", Route(GET, Needs.KEY, "m")),
-        (b"/v2/region/r.1/status", Route(GET, Needs.ADMIN, name="r.1")),
-        (b"/v1/models/m:predict", Route(POST, Needs.KEY, "m", error=encode)),
-        (b"/v1/models/a:b:predict", Route(POST, Needs.KEY, "a:b", error=encode)),
-        (b"/v1/models/m/versions/3:predict", Route(POST, Needs.KEY, "m", "3", error=encode)),
-        (b"/v1/models/m:other", Route(GET, Needs.KEY, "m:other")),
+        (b"/v2/models/stats/infer", Route(POST, None, "stats")),
+        (b"/v2/models/a%20b%2Fc/infer", Route(POST, None, "a b/c")),
+        (b"/v2/models/m/versions/10/infer", Route(POST, None, "m", "10")),
+        (b"http://host:8000/v2/models/m/infer", Route(POST, None, "m")),
+        (b"http://host:8000/v2/models/m?a=b", Route(GET, None, "m")),
+        (b"/v2/region/r.1/status", Route(GET, GUARD, name="r.1")),
+        (b"/v1/models/m:predict", Route(POST, None, "m", error=encode)),
+        (b"/v1/models/a:b:predict", Route(POST, None, "a:b", error=encode)),
+        (b"/v1/models/m/versions/3:predict", Route(POST, None, "m", "3", error=encode)),
+        (b"/v1/models/m:other", Route(GET, None, "m:other")),
     ],
 )
 def test_what_a_url_means(url: bytes, route: Route) -> None:
-    assert Routes(RESOURCES)[url] == route
+    assert make_routes()[url] == route
 
 
 @pytest.mark.parametrize(
@@ -71,11 +81,11 @@ def test_what_a_url_means(url: bytes, route: Route) -> None:
     ],
 )
 def test_anything_else_leads_nowhere(url: bytes) -> None:
-    assert not Routes(RESOURCES)[url].handlers
+    assert not make_routes()[url].handlers
 
 
 def test_the_memory_of_urls_is_bounded() -> None:
-    routes = Routes(RESOURCES)
+    routes = make_routes()
     for number in range(5000):
         assert routes[b"/v2/models/%d" % number].model == str(number)
     assert len(routes) <= 1024

@@ -72,9 +72,9 @@ class Server:
         self._thread.start()
         self.connections = Connections(self.config.max_connections)
         self.listener = Listener(self.connections, self.config, self.clock)
-        shared = h2_connection.Shared(GrpcServer().methods(), self.config, self.connections, self.clock)
+        shared = h2_connection.H2Context(GrpcServer().methods(), self.config, self.connections, self.clock)
         self.http = lambda: Plain(self.connections)
-        self.http2 = lambda: h2_connection.Connection(shared)
+        self.http2 = lambda: h2_connection.H2Connection(shared)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -16,7 +16,7 @@ from penstock.request import Deadline
 from penstock.tensor import Buffer
 
 
-class Call(Protocol):
+class GrpcCall(Protocol):
     """One RPC, as a transport gives it to a method."""
 
     @property
@@ -56,17 +56,17 @@ class Receiver(Protocol):
         """The client has sent its last message, and still waits for answers."""
 
 
-class Deaf:
-    """Receiver of a stream that has ended before it began."""
+class ClosedReceiver:
+    """Receives the messages of a stream that was refused, and ignores them."""
 
     def message(self, data: Buffer) -> None:
-        """Nobody answers it."""
+        """Ignored."""
 
     def half_close(self) -> None:
-        """Nobody waits for it."""
+        """Ignored."""
 
 
-class Method(msgspec.Struct, frozen=True):
+class GrpcMethod(msgspec.Struct, frozen=True):
     """One method of a service: ``unary`` takes the call and its only message; ``stream`` takes the call when it begins.
 
     Exactly one of the two is set. What either of them raises is a bug; the transport answers it with INTERNAL.
@@ -74,5 +74,17 @@ class Method(msgspec.Struct, frozen=True):
 
     path: bytes
     """As in HTTP/2's ``:path``, e.g. ``/inference.GRPCInferenceService/ModelInfer``."""
-    unary: Callable[[Call, Buffer], None] | None = None
-    stream: Callable[[Call], Receiver] | None = None
+    unary: Callable[[GrpcCall, Buffer], None] | None = None
+    stream: Callable[[GrpcCall], Receiver] | None = None
+
+
+class Unary(Protocol):
+    """Answers the only message of a call of ``client``."""
+
+    def __call__(self, call: GrpcCall, data: Buffer, client: str = "") -> None: ...
+
+
+class Streaming(Protocol):
+    """Begins a stream of ``client``; the receiver gets its messages."""
+
+    def __call__(self, call: GrpcCall, client: str = "") -> Receiver: ...

@@ -11,10 +11,10 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported
-from penstock.online.server.access.auth import Access, credential
+from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.call import Call
+from penstock.online.server.grpc.call import GrpcCall, Unary
 from penstock.online.server.grpc.decoder import check_version
 from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.protocol import messages
@@ -23,7 +23,6 @@ from penstock.tensor import Buffer
 
 _log = logging.getLogger(__name__)
 
-Unary = Callable[[Call, Buffer], None]
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
 """From a request and the client's name to the answer. Raises PenstockError."""
 
@@ -36,14 +35,6 @@ def parse(kind: Any, data: Buffer) -> Message:
         raise InvalidArgument(f"the message is not a {kind.DESCRIPTOR.name}: {error}") from None
 
 
-def identify(access: Access, call: Call) -> str:
-    """The name of the client who calls. Raises Unauthenticated."""
-    if not access.enabled:
-        return ""
-    metadata = call.metadata
-    return access.identify(credential(metadata.get("authorization"), metadata.get("x-api-key")))
-
-
 class GrpcControl:
     """All unary methods but ModelInfer, by name. Belongs to the event loop."""
 
@@ -54,22 +45,20 @@ class GrpcControl:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def methods(self) -> dict[str, Unary]:
-        """Probes ask without a key; what changes models or settings, or shows settings, takes an administrator."""
-        anybody = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
-        clients = {
+        """By name."""
+        answers: dict[str, Answer] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
-        }
-        admins = {
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
-            # Whoever registers regions has the server read and write what its own user may.
             "SystemSharedMemoryStatus": self._system_status,
             "SystemSharedMemoryRegister": self._system_register,
             "SystemSharedMemoryUnregister": self._system_unregister,
@@ -77,26 +66,13 @@ class GrpcControl:
             "CudaSharedMemoryRegister": self._cuda_register,
             "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
-        return {
-            **{name: self._unary(name, answer, lambda call: "") for name, answer in anybody.items()},
-            **{name: self._unary(name, answer, self._client) for name, answer in clients.items()},
-            **{name: self._unary(name, answer, self._admin) for name, answer in admins.items()},
-        }
+        return {name: self._unary(name, answer) for name, answer in answers.items()}
 
-    def _client(self, call: Call) -> str:
-        return identify(self._access, call)
-
-    def _admin(self, call: Call) -> str:
-        client = identify(self._access, call)
-        self._access.require_admin(client)
-        return client
-
-    def _unary(self, name: str, answer: Answer, admit: Callable[[Call], str]) -> Unary:
+    def _unary(self, name: str, answer: Answer) -> Unary:
         kind = messages.message(f"inference.{name}Request")
 
-        def run(call: Call, data: Buffer) -> None:
+        def run(call: GrpcCall, data: Buffer, client: str = "") -> None:
             try:
-                client = admit(call)
                 reply = answer(parse(kind, data), client)
             except PenstockError as error:
                 call.finish(error)
@@ -216,12 +192,12 @@ class GrpcControl:
         return response
 
 
-def _reply(call: Call, message: Message) -> None:
+def _reply(call: GrpcCall, message: Message) -> None:
     call.send(message.SerializeToString())
     call.finish()
 
 
-async def _reply_later(call: Call, reply: Awaitable[Message]) -> None:
+async def _reply_later(call: GrpcCall, reply: Awaitable[Message]) -> None:
     try:
         _reply(call, await reply)
     except PenstockError as error:

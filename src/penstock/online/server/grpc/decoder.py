@@ -98,7 +98,7 @@ class _Layout(msgspec.Struct):
     plan: _Plan
 
 
-class RequestDecoder:
+class GrpcRequestDecoder:
     """Reads requests; remembers what clients send again and again but for ids and tensors. Belongs to the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:

@@ -25,7 +25,7 @@ _STREAMED = b"\x12"
 _NOTHING = b"\x32\x00"
 
 
-class AnswerEncoder:
+class GrpcAnswerEncoder:
     """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
 
     def __init__(self) -> None:

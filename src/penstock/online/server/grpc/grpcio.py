@@ -19,7 +19,7 @@ from penstock.errors import InvalidConfig, PenstockError, ResourceExhausted
 from penstock.online.server import status
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.grpc.call import Method, Receiver
+from penstock.online.server.grpc.call import GrpcMethod, Receiver
 from penstock.online.server.grpc.service import GrpcService
 from penstock.request import Deadline
 from penstock.tensor import Buffer
@@ -94,7 +94,7 @@ class GrpcioServer:
             ("grpc.so_reuseport", 0),
         ]
 
-    def _handlers(self, methods: Mapping[bytes, Method]) -> list[Any]:
+    def _handlers(self, methods: Mapping[bytes, GrpcMethod]) -> list[Any]:
         """One generic handler a service; messages stay bytes."""
         services: dict[str, dict[str, Any]] = {}
         for path, method in methods.items():
@@ -102,7 +102,7 @@ class GrpcioServer:
             services.setdefault(service, {})[name] = self._handler(method)
         return [grpc.method_handlers_generic_handler(*service) for service in services.items()]
 
-    def _handler(self, method: Method) -> Any:
+    def _handler(self, method: GrpcMethod) -> Any:
         if method.unary is not None:
             run_unary = method.unary
 
@@ -134,7 +134,7 @@ class GrpcioServer:
 
 
 class GrpcioCall:
-    """A ``Call`` on a context of grpcio."""
+    """A ``GrpcCall`` on a context of grpcio."""
 
     def __init__(self, context: Any, deadline: Deadline | None, max_unsent_bytes: int) -> None:
         self.deadline = deadline
@@ -152,7 +152,7 @@ class GrpcioCall:
 
     @property
     def metadata(self) -> Mapping[str, str | bytes]:
-        """See ``Call``; values of one name are joined by commas."""
+        """See ``GrpcCall``; values of one name are joined by commas."""
         joined: dict[str, str | bytes] = {}
         for name, value in self._context.invocation_metadata() or ():
             before = joined.get(name)
@@ -160,7 +160,7 @@ class GrpcioCall:
         return joined
 
     def send(self, *parts: Buffer) -> None:
-        """See ``Call``."""
+        """See ``GrpcCall``."""
         if self._has_ended:
             return
         message = b"".join(parts)
@@ -176,18 +176,18 @@ class GrpcioCall:
         self._changed.set()
 
     def finish(self, error: PenstockError | None = None) -> None:
-        """See ``Call``."""
+        """See ``GrpcCall``."""
         if not self._has_ended:
             self._has_ended = True
             self._error = error
             self._changed.set()
 
     def pause(self) -> None:
-        """See ``Call``."""
+        """See ``GrpcCall``."""
         self._may_receive.clear()
 
     def resume(self) -> None:
-        """See ``Call``."""
+        """See ``GrpcCall``."""
         self._may_receive.set()
 
     async def run(self, start: Callable[[], None], answer: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError
-from penstock.online.server.grpc.call import Call
+from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.control import parse
 from penstock.protocol import messages
 from penstock.tensor import Buffer
@@ -27,7 +27,7 @@ class Health:
         self._watches: set[_Watch] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def check(self, call: Call, data: Buffer) -> None:
+    def check(self, call: GrpcCall, data: Buffer, client: str = "") -> None:
         """The unary method."""
         try:
             service = parse(messages.HealthCheckRequest, data).service
@@ -39,7 +39,7 @@ class Health:
         call.send(self.answer(service))
         call.finish()
 
-    def watch(self, call: Call) -> _Watch:
+    def watch(self, call: GrpcCall, client: str = "") -> _Watch:
         """The streaming method."""
         watch = _Watch(call, self)
         self._watches.add(watch)
@@ -84,7 +84,7 @@ class Health:
 
 
 class _Watch:
-    def __init__(self, call: Call, health: Health) -> None:
+    def __init__(self, call: GrpcCall, health: Health) -> None:
         self._call = call
         self._health = health
         self._service: str | None = None

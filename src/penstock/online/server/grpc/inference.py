@@ -8,14 +8,12 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import ByteBudget
-from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.classification import classify_outputs
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.call import Call
-from penstock.online.server.grpc.control import identify
-from penstock.online.server.grpc.decoder import RequestDecoder
-from penstock.online.server.grpc.encoder import AnswerEncoder
+from penstock.online.server.grpc.call import GrpcCall
+from penstock.online.server.grpc.decoder import GrpcRequestDecoder
+from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.tensor import Buffer
 
@@ -25,23 +23,21 @@ _log = logging.getLogger(__name__)
 class Inference:
     """From messages to the data plane and back. Belongs to the event loop."""
 
-    def __init__(self, dataplane: DataPlane, access: Access, budget: ByteBudget | None = None) -> None:
+    def __init__(self, dataplane: DataPlane, budget: ByteBudget | None = None) -> None:
         self.is_stopping = False
         self.budget = budget or ByteBudget(0)
         """Holds the messages of streams until they are answered; that of a unary call is its transport's to count."""
         self.dataplane = dataplane
-        self.decode = RequestDecoder(dataplane.shared_memory)
-        self._access = access
-        self._write = AnswerEncoder()
+        self.decode = GrpcRequestDecoder(dataplane.shared_memory)
+        self._write = GrpcAnswerEncoder()
 
-    def admit(self, call: Call) -> str:
-        """The name of the client. Raises Unauthenticated, and Unavailable while the server is stopping."""
+    def check_open(self) -> None:
+        """Raise Unavailable while the server is stopping."""
         if self.is_stopping:
             raise stopping()
-        return identify(self._access, call)
 
     def submit(
-        self, call: Call, client: str, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
+        self, call: GrpcCall, client: str, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> Cancellable | None:
         """Hand a request of ``call`` to the data plane; see ``DataPlane.infer``."""
         request.deadline, request.client = call.deadline, client
@@ -62,10 +58,10 @@ class Inference:
             _log.exception("the answer could not be encoded")
             return PenstockError("internal error")
 
-    def infer(self, call: Call, data: Buffer) -> None:
+    def infer(self, call: GrpcCall, data: Buffer, client: str = "") -> None:
         """The unary method."""
         try:
-            client = self.admit(call)
+            self.check_open()
             request, form = self.decode(data)
         except PenstockError as error:
             call.finish(error)
@@ -96,6 +92,6 @@ def stopping() -> Unavailable:
     return Unavailable("GRPC server is shutting down and has stopped accepting new requests.")
 
 
-def _header(call: Call, name: str) -> str:
+def _header(call: GrpcCall, name: str) -> str:
     value = call.metadata.get(name, "")
     return value if isinstance(value, str) else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import Code, PenstockError
 from penstock.online.server import status
-from penstock.online.server.grpc.call import Call
+from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.control import parse
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
@@ -20,7 +20,7 @@ VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 class Reflection:
     """One call of either version: answers each message at once, in order."""
 
-    def __init__(self, call: Call, package: str, services: list[str], ended: Callable[[Reflection], None]) -> None:
+    def __init__(self, call: GrpcCall, package: str, services: list[str], ended: Callable[[Reflection], None]) -> None:
         self._call = call
         self._request = messages.message(f"{package}.ServerReflectionRequest")
         self._response = messages.message(f"{package}.ServerReflectionResponse")

@@ -10,7 +10,7 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import AnswerForm
-from penstock.online.server.grpc.call import Call
+from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import request_id
 from penstock.online.server.grpc.encoder import streamed, streamed_error
 from penstock.online.server.grpc.inference import Inference
@@ -43,7 +43,7 @@ class InferStream:
     """Receives the requests. Those of one model are answered in order; a decoupled model's answers go out as they come."""
 
     def __init__(
-        self, call: Call, client: str, inference: Inference, limit: int, ended: Callable[[InferStream], None]
+        self, call: GrpcCall, client: str, inference: Inference, limit: int, ended: Callable[[InferStream], None]
     ) -> None:
         """``limit`` (>= 1) is the most requests that are worked on at once; more wait with the transport."""
         self._call = call

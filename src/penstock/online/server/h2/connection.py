@@ -14,13 +14,13 @@ from typing import TypeVar, cast
 from penstock.clock import Clock
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.grpc.call import Method
+from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
-from penstock.online.server.h2.guard import Guard
+from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.receiver import FrameReceiver
-from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, Session
+from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
 
 T = TypeVar("T")
@@ -33,12 +33,12 @@ _DIRECT_BYTES = 64 << 10
 _PROBE = h2.ping(b"penstock")
 
 
-class Shared:
+class H2Context:
     """What all HTTP/2 connections of one server have in common."""
 
     def __init__(
         self,
-        methods: Mapping[bytes, Method],
+        methods: Mapping[bytes, GrpcMethod],
         config: ServerConfig,
         connections: Connections,
         clock: Clock,
@@ -60,7 +60,7 @@ class Shared:
         ) + h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW)
 
 
-class Connection(ServerConnection):
+class H2Connection(ServerConnection):
     """One client."""
 
     protocol = "HTTP/2"
@@ -78,10 +78,12 @@ class Connection(ServerConnection):
         "_transport",
     )
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: H2Context) -> None:
         self._shared = shared
-        guard = Guard(shared.clock)
-        self._session = Session(shared.methods, shared.config, shared.clock, guard, shared.budget, self._hang_up_later)
+        guard = FloodGuard(shared.clock)
+        self._session = H2Session(
+            shared.methods, shared.config, shared.clock, guard, shared.budget, self._hang_up_later
+        )
         self._reader = FrameReader(self._session, guard, MAX_FRAME, shared.max_control_frame)
         self._outbox = self._session.outbox
         self._transport: asyncio.Transport | None = None
@@ -129,7 +131,7 @@ class Connection(ServerConnection):
         outbox.flush()
 
     def place(self) -> memoryview | None:
-        """See ``Owner``; as the next two."""
+        """See ``FrameOwner``; as the next two."""
         place = None if self._discarding else self._session.place(self._reader.stream_id)
         return None if place is None else place[: self._reader.missing]
 

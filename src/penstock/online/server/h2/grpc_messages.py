@@ -6,7 +6,7 @@ import struct
 import zlib
 
 from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
-from penstock.online.server.room import Room
+from penstock.online.server.body_buffer import BodyBuffer
 from penstock.tensor import Buffer
 
 PREFIX = struct.Struct(">BI")
@@ -31,7 +31,7 @@ class MessageReader:
         self._limit = limit
         self._received: Buffer = b""
         self._position = 0
-        self._message: Room | None = None
+        self._message: BodyBuffer | None = None
         self._flag = 0
 
     @property
@@ -81,10 +81,10 @@ class MessageReader:
         self._position = start
         if start + size <= len(self._received):
             return flag, self._take(size)
-        self._flag, self._message = flag, Room(size)
+        self._flag, self._message = flag, BodyBuffer(size)
         return self._next_piece(self._message)
 
-    def _next_piece(self, message: Room) -> tuple[int, Buffer] | None:
+    def _next_piece(self, message: BodyBuffer) -> tuple[int, Buffer] | None:
         size = min(message.size - message.filled, len(self._received) - self._position)
         stop = self._position + size
         with memoryview(self._received) as received:

@@ -9,7 +9,7 @@ BURST = 1000
 RATE_PER_S = 100.0
 
 
-class Guard:
+class FloodGuard:
     """An allowance for what costs work and asks for nothing: streams begun and reset ("rapid reset", CVE-2023-44487),
     PING, SETTINGS and PRIORITY, empty frames, frames on closed streams, faults that make us reset a stream.
 

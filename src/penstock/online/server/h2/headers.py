@@ -14,7 +14,7 @@ from hpack.table import HeaderTable
 
 from penstock.errors import PenstockError, Unsupported
 from penstock.online.server import status
-from penstock.online.server.grpc.call import Method
+from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2 import grpc_headers, grpc_messages
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
 
@@ -60,11 +60,11 @@ def trailers(error: PenstockError | None) -> bytes:
     return block
 
 
-class Head(msgspec.Struct, frozen=True):
-    """What the headers of a request come to. Shared by all requests that have the same."""
+class CallHead(msgspec.Struct, frozen=True):
+    """What the headers of a request come to. H2Context by all requests that have the same."""
 
     metadata: grpc_headers.Metadata
-    method: Method | None = None
+    method: GrpcMethod | None = None
     refusal: bytes = b""
     """The block that answers it at once, if there is no method that it could be given to."""
     malformed: bool = False
@@ -93,14 +93,14 @@ class HeaderReader:
 
     __slots__ = ("_decoder", "_kept", "_methods", "_table", "_table_size")
 
-    def __init__(self, methods: Mapping[bytes, Method], max_header_bytes: int) -> None:
+    def __init__(self, methods: Mapping[bytes, GrpcMethod], max_header_bytes: int) -> None:
         self._methods = methods
         self._decoder = hpack.Decoder(max_header_bytes)
         self._decoder.header_table = self._table = _CountingTable()
         self._table_size = self._table.maxsize
-        self._kept: dict[bytes, Head] = {}
+        self._kept: dict[bytes, CallHead] = {}
 
-    def read(self, block: bytes) -> Head:
+    def read(self, block: bytes) -> CallHead:
         """The head of a request. Raises ConnectionFault."""
         head = self._kept.get(block)
         if head is None:
@@ -133,25 +133,25 @@ class HeaderReader:
             self._kept.clear()
         return headers
 
-    def _judge(self, headers: Sequence[tuple[bytes, bytes]]) -> Head:
+    def _judge(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead:
         metadata = grpc_headers.Metadata(headers)
         sorted_out = _sort_out(headers)
         if sorted_out is None:
-            return Head(metadata, malformed=True)
+            return CallHead(metadata, malformed=True)
         pseudo, fields, content_length = sorted_out
         if pseudo[b":method"] != b"POST":
-            return Head(metadata, refusal=_WRONG_METHOD, content_length=content_length)
+            return CallHead(metadata, refusal=_WRONG_METHOD, content_length=content_length)
         kind = fields.get(b"content-type", b"").lower()
         if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
-            return Head(metadata, refusal=_WRONG_TYPE, content_length=content_length)
+            return CallHead(metadata, refusal=_WRONG_TYPE, content_length=content_length)
         try:
             return self._accept(pseudo[b":path"], fields, metadata, content_length)
         except PenstockError as error:
-            return Head(metadata, refusal=RESPONSE + trailers(error), content_length=content_length)
+            return CallHead(metadata, refusal=RESPONSE + trailers(error), content_length=content_length)
 
     def _accept(
         self, path: bytes, fields: Mapping[bytes, bytes], metadata: grpc_headers.Metadata, content_length: int | None
-    ) -> Head:
+    ) -> CallHead:
         """The head of what is a gRPC request. Raises InvalidArgument and Unsupported."""
         method = self._methods.get(path)
         if method is None:
@@ -160,10 +160,10 @@ class HeaderReader:
         if encoding != b"identity" and encoding not in grpc_messages.WINDOW_BITS:
             error = Unsupported(f"messages compressed with '{encoding.decode(errors='replace')}' are not taken")
             accepted = literal(b"grpc-accept-encoding", grpc_messages.ACCEPT_ENCODING)
-            return Head(metadata, refusal=RESPONSE + accepted + trailers(error), content_length=content_length)
+            return CallHead(metadata, refusal=RESPONSE + accepted + trailers(error), content_length=content_length)
         timeout = fields.get(b"grpc-timeout")
         timeout_s = None if timeout is None else grpc_headers.parse_timeout(timeout)
-        return Head(
+        return CallHead(
             metadata,
             method,
             timeout_s=timeout_s,

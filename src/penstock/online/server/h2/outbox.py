@@ -20,7 +20,7 @@ from penstock.online.server.h2.frames import (
     MIN_FRAME_SIZE,
 )
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE
-from penstock.online.server.h2.stream import Stream
+from penstock.online.server.h2.stream import H2Stream
 from penstock.tensor import Buffer
 
 _TURN_BYTES = 1 << 16
@@ -54,13 +54,13 @@ class Outbox:
         "written",
     )
 
-    def __init__(self, on_sent: Callable[[Stream], None]) -> None:
+    def __init__(self, on_sent: Callable[[H2Stream], None]) -> None:
         self._transport: asyncio.Transport | None = None
         self._on_sent = on_sent
         self._frames: list[Buffer] = []
         self._bytes = 0
-        self._ready: deque[Stream] = deque()
-        self._starved: list[Stream] = []
+        self._ready: deque[H2Stream] = deque()
+        self._starved: list[H2Stream] = []
         self._scheduled = False
         self.window = DEFAULT_WINDOW
         """Bytes that the client lets us send on all streams together."""
@@ -92,7 +92,7 @@ class Outbox:
         size = len(block)
         self.control(HEADER.pack(size >> 8, size & 0xFF, HEADERS, flags | END_HEADERS, stream_id) + block)
 
-    def ready(self, stream: Stream) -> None:
+    def ready(self, stream: H2Stream) -> None:
         """``stream`` has something to send, or may send again."""
         if not stream.is_ready:
             stream.is_ready = True
@@ -148,7 +148,7 @@ class Outbox:
         self._scheduled = False
         self.flush()
 
-    def _emit(self, stream: Stream) -> None:
+    def _emit(self, stream: H2Stream) -> None:
         size = stream.unsent_bytes
         if (
             stream.finished
@@ -169,7 +169,7 @@ class Outbox:
             stream.gone = True
             self._on_sent(stream)
 
-    def _emit_answer(self, stream: Stream, size: int) -> None:
+    def _emit_answer(self, stream: H2Stream, size: int) -> None:
         """What nearly always holds, and the same as the long way: one message, and it fits."""
         stream_id, frames = stream.id, self._frames
         frames.append(_ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id))
@@ -180,7 +180,7 @@ class Outbox:
         stream.gone = True
         self._on_sent(stream)
 
-    def _emit_messages(self, stream: Stream) -> bool:
+    def _emit_messages(self, stream: H2Stream) -> bool:
         """Send of ``stream`` what may be sent and what its turn holds; whether that was all."""
         turn = _TURN_BYTES
         while stream.unsent:

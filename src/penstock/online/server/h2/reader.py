@@ -10,7 +10,7 @@ from typing import Protocol
 
 from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode, StreamFault
-from penstock.online.server.h2.guard import Guard
+from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.network.sniffer import PREFACE
 
 _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
@@ -59,7 +59,7 @@ class FrameReader:
         "progress",
     )
 
-    def __init__(self, handler: FrameHandler, guard: Guard, max_frame: int, max_control: int) -> None:
+    def __init__(self, handler: FrameHandler, guard: FloodGuard, max_frame: int, max_control: int) -> None:
         self._handler = handler
         self._guard = guard
         self._max_frame = max_frame

@@ -8,7 +8,7 @@ from typing import Protocol
 _DISCARDED_BYTES = 1 << 16
 
 
-class Owner(Protocol):
+class FrameOwner(Protocol):
     """The connection that the frame comes in on."""
 
     def place(self) -> memoryview | None:
@@ -31,7 +31,7 @@ class FrameReceiver(asyncio.BufferedProtocol):
 
     __slots__ = ("_owner", "_unwanted")
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: FrameOwner) -> None:
         self._owner = owner
         self._unwanted: bytearray | None = None
 

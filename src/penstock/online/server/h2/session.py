@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from penstock.clock import Clock
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.grpc.call import Method
+from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.frames import ConnectionFault, ErrorCode, StreamFault
 from penstock.online.server.h2.grpc_messages import PREFIX
-from penstock.online.server.h2.guard import Guard
+from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.h2.headers import TABLE_SIZE_ZERO, HeaderReader
 from penstock.online.server.h2.outbox import Outbox
-from penstock.online.server.h2.stream import Stream
+from penstock.online.server.h2.stream import H2Stream
 from penstock.request import Deadline
 
 STREAM_WINDOW = 4 << 20
@@ -25,7 +25,7 @@ _COPIED_BYTES = 1 << 14
 _REMEMBERED = 1024
 
 
-class Session:
+class H2Session:
     """The ``FrameHandler`` of what a client sends, and the ``Carrier`` of its streams.
 
     ``on_empty`` is called when no stream is left and none will be taken.
@@ -52,10 +52,10 @@ class Session:
 
     def __init__(
         self,
-        methods: Mapping[bytes, Method],
+        methods: Mapping[bytes, GrpcMethod],
         config: ServerConfig,
         clock: Clock,
-        guard: Guard,
+        guard: FloodGuard,
         budget: ByteBudget,
         on_empty: Callable[[], None],
     ) -> None:
@@ -72,7 +72,7 @@ class Session:
         self._allowance = CONNECTION_WINDOW
         self._initial_window = h2.DEFAULT_WINDOW
         self._ended_early: dict[int, None] = {}  # streams of which the client may not know yet that they have ended
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, H2Stream] = {}
         """Those that are not over."""
         self.last_id = 0
         """The newest one that was taken."""
@@ -154,7 +154,7 @@ class Session:
             if not ended:
                 self._end_early(stream_id, ErrorCode.NO_ERROR)
             return
-        stream = Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, head.is_unary)
+        stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, head.is_unary)
         self.streams[stream_id] = stream
         if head.timeout_s is not None:
             stream.deadline = Deadline.after(head.timeout_s, self._clock)
@@ -197,13 +197,13 @@ class Session:
 
     # The streams' side
 
-    def charge(self, stream: Stream, size: int) -> None:
+    def charge(self, stream: H2Stream, size: int) -> None:
         """See ``Carrier``; as the next three."""
         if not self._budget.take(size):
             raise self._budget.refusal()
         stream.charged += size
 
-    def count(self, stream: Stream) -> None:
+    def count(self, stream: H2Stream) -> None:
         reader = stream.reader
         if reader is None or stream.finished:
             return
@@ -216,12 +216,12 @@ class Session:
             self._budget.give(-more)
         stream.charged = held
 
-    def grant(self, stream: Stream) -> None:
+    def grant(self, stream: H2Stream) -> None:
         if stream.allowance < STREAM_WINDOW // 2 and not (stream.half_closed or stream.paused or stream.finished):
             self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
             stream.allowance = STREAM_WINDOW
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
+    def reset(self, stream: H2Stream, code: ErrorCode) -> None:
         if self.streams.pop(stream.id, None) is not None:
             self._lose(stream)
             self._end_early(stream.id, code)
@@ -238,11 +238,11 @@ class Session:
         for stream in streams.values():
             self._lose(stream)
 
-    def _lose(self, stream: Stream) -> None:
+    def _lose(self, stream: H2Stream) -> None:
         stream.lose()
         self._budget.give(stream.charged)
 
-    def _sent(self, stream: Stream) -> None:
+    def _sent(self, stream: H2Stream) -> None:
         """The last frame of ``stream`` is on its way."""
         del self.streams[stream.id]
         self._budget.give(stream.charged)
@@ -265,13 +265,13 @@ class Session:
 
     # Single kinds of frames
 
-    def _receive(self, stream: Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
+    def _receive(self, stream: H2Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
         size = stop - start
         if size:
             stream.receive(data[start:stop] if size <= _COPIED_BYTES else memoryview(data)[start:stop])
         self._after(stream, ended)
 
-    def _after(self, stream: Stream, ended: bool) -> None:
+    def _after(self, stream: H2Stream, ended: bool) -> None:
         """Count what ``stream`` holds after it has received something, and let the client go on, if it has more to say."""
         self.count(stream)
         if ended:

@@ -16,7 +16,7 @@ from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, 
 from penstock.online.server.grpc.call import Receiver
 from penstock.online.server.h2.frames import ErrorCode, StreamFault
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, content_of
-from penstock.online.server.h2.headers import OK_TRAILERS, Head, trailers
+from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
 from penstock.request import Deadline
 from penstock.tensor import Buffer
 
@@ -33,28 +33,28 @@ class Carrier(Protocol):
     max_unsent_bytes: int
 
     @property
-    def ready(self) -> Callable[[Stream], None]:
+    def ready(self) -> Callable[[H2Stream], None]:
         """To be called with a stream that has something to send."""
 
-    def charge(self, stream: Stream, size: int) -> None:
+    def charge(self, stream: H2Stream, size: int) -> None:
         """``stream`` holds ``size`` bytes more than it received, until it ends. Raises Unavailable."""
 
-    def count(self, stream: Stream) -> None:
+    def count(self, stream: H2Stream) -> None:
         """What ``stream`` has received and not handed on has changed."""
 
-    def grant(self, stream: Stream) -> None:
+    def grant(self, stream: H2Stream) -> None:
         """The client may send more on ``stream``."""
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
+    def reset(self, stream: H2Stream, code: ErrorCode) -> None:
         """End ``stream`` with nothing more to say."""
 
 
-class Stream(msgspec.Struct, eq=False):
-    """A ``Call``. Who writes frames reads and sets what has to do with sending; nobody else does."""
+class H2Stream(msgspec.Struct, eq=False):
+    """A ``GrpcCall``. Who writes frames reads and sets what has to do with sending; nobody else does."""
 
     carrier: Carrier
     id: int
-    head: Head
+    head: CallHead
     window: int
     """Bytes that the client lets us send; negative after it took some back."""
     allowance: int
@@ -98,7 +98,7 @@ class Stream(msgspec.Struct, eq=False):
 
     @property
     def metadata(self) -> Mapping[str, str | bytes]:
-        """See ``Call``; as everything below up to ``resume``."""
+        """See ``GrpcCall``; as everything below up to ``resume``."""
         return self.head.metadata
 
     def send(self, *parts: Buffer) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from penstock.online.server.room import Room
+from penstock.online.server.body_buffer import BodyBuffer
 from penstock.tensor import Buffer
 
 
-class Owner(Protocol):
+class BodyOwner(Protocol):
     """The connection that the body comes in on."""
 
-    def has_room(self, size: int) -> bool:
+    def reserve_body(self, size: int) -> bool:
         """Whether ``size`` bytes of memory may be held for the body; if not, the request has been refused."""
 
     def body_received(self, body: memoryview) -> None:
@@ -27,30 +27,30 @@ class Owner(Protocol):
 class BodyReceiver(asyncio.BufferedProtocol):
     """Stands in for a connection at its transport until its body is complete. Belongs to the event loop."""
 
-    __slots__ = ("_owner", "_room")
+    __slots__ = ("_buffer", "_owner")
 
-    def __init__(self, owner: Owner, size: int, json_length: int) -> None:
+    def __init__(self, owner: BodyOwner, size: int, json_length: int) -> None:
         """For a body of ``size`` bytes, whose tensors begin after ``json_length`` bytes."""
         self._owner = owner
-        self._room = Room(size, json_length)
+        self._buffer = BodyBuffer(size, json_length)
 
     def begin(self, content: Buffer) -> bool:
         """Take what has come already, which is not all; whether there is room for more of it."""
-        if not self._owner.has_room(self._room.wanted(len(content))):
+        if not self._owner.reserve_body(self._buffer.wanted(len(content))):
             return False
-        self._room.add(content)
+        self._buffer.add(content)
         return True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._room.next()
+        return self._buffer.next()
 
     def buffer_updated(self, nbytes: int) -> None:
-        room = self._room
-        room.advance(nbytes)
-        if room.filled == room.size:
-            self._owner.body_received(room.content())
-        elif not room.spare and self._owner.has_room(room.wanted(0)):
-            room.grow()
+        buffer = self._buffer
+        buffer.advance(nbytes)
+        if buffer.filled == buffer.size:
+            self._owner.body_received(buffer.content())
+        elif not buffer.spare and self._owner.reserve_body(buffer.wanted(0)):
+            buffer.grow()
 
     def eof_received(self) -> bool:
         return self._owner.eof_received()

@@ -13,12 +13,12 @@ import httptools
 from penstock.errors import InvalidArgument, Unavailable
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
 from penstock.online.server.http.body import BodyReceiver
+from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.encoder import encode_error
 from penstock.online.server.http.exchange import Exchange
-from penstock.online.server.http.head import MAX_KNOWN_BYTES, Head
-from penstock.online.server.http.line import Line
-from penstock.online.server.http.plan import Body
-from penstock.online.server.http.shared import Shared
+from penstock.online.server.http.head import MAX_KNOWN_BYTES, RequestHead
+from penstock.online.server.http.responder import Responder
+from penstock.tensor import Buffer
 
 _HEADER_OVERHEAD = 32
 _LINGER_S = 2.0
@@ -35,7 +35,7 @@ class _Refused(Exception):
     """Raised out of the parser's callbacks to end parsing; the answer is already on its way."""
 
 
-class Connection(Line):
+class HttpConnection(Responder):
     """One client. ``on_*`` are called by the parser."""
 
     protocol = "HTTP/1.1"
@@ -60,8 +60,8 @@ class Connection(Line):
         "_url",
     )
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def __init__(self, context: HttpContext) -> None:
+        super().__init__(context)
         self._parser = httptools.HttpRequestParser(self)
         self._progressed = False  # the bytes just received brought a request forward
         self._messages = 0
@@ -69,9 +69,9 @@ class Connection(Line):
         self._since = 0.0
         self._text = b""  # where the bytes just received begin a request, its head
         self._url = b""
-        self._body: Body = b""
+        self._body: Buffer = b""
         self._reserved_bytes = 0
-        self._head = Head()
+        self._head = RequestHead()
         self._header_bytes = 0
         self._is_aside = False  # a receiver has the transport
         self._begin_message()
@@ -80,7 +80,7 @@ class Connection(Line):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self.shared.connections.add(self):
+        if not self.context.connections.add(self):
             self._refuse(503, "too many connections", _RETRY)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -122,16 +122,16 @@ class Connection(Line):
 
     # The receiver's side
 
-    def has_room(self, size: int) -> bool:
-        """See ``Owner``."""
+    def reserve_body(self, size: int) -> bool:
+        """See ``BodyOwner``."""
         try:
-            self._reserve(size)
+            self._hold(size)
         except _Refused:
             return False
         return True
 
     def body_received(self, body: memoryview) -> None:
-        """See ``Owner``."""
+        """See ``BodyOwner``."""
         self._return()
         self._body, self._body_bytes = body, len(body)
         try:
@@ -143,7 +143,7 @@ class Connection(Line):
 
     def _take_known(self, data: bytes) -> bytes:
         """Take the requests in ``data``, which begins with one, as long as their heads are known; what is left."""
-        heads = self.shared.heads
+        heads = self.context.heads
         start, size = 0, len(data)
         while True:
             end = data.find(_END, start, start + MAX_KNOWN_BYTES)
@@ -156,7 +156,7 @@ class Connection(Line):
             if head is None:
                 break
             stop = end + head.body_bytes
-            if stop > size or head.body_bytes > self.shared.free_bytes:
+            if stop > size or head.body_bytes > self.context.free_bytes:
                 text = b""  # known already
                 break
             self._messages += 1
@@ -187,12 +187,12 @@ class Connection(Line):
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
             # An exchange of its own, so that it keeps its place behind the answers of earlier requests.
-            self._answer_later(Exchange(self, Head()), CONTINUE)
+            self._answer_later(Exchange(self, RequestHead()), CONTINUE)
         else:
             try:
                 self._head.read(name, value)
-                if self.shared.keys and name.lower() in self.shared.keys:
-                    self._head.keys[name.lower()] = value
+                if self.context.keys and name.lower() in self.context.keys:
+                    self._head.keys[name.lower().decode("latin-1")] = value
             except InvalidArgument as error:
                 self._refuse(400, str(error))
                 raise _Refused from None
@@ -211,17 +211,17 @@ class Connection(Line):
                 self._body = bytearray(self._body)
             self._body += data
             self._body_bytes += len(data)
-        if self._body_bytes > self.shared.free_bytes:
+        if self._body_bytes > self.context.free_bytes:
             self._check_body(self._body_bytes)
-            self._reserve(self._body_bytes)
+            self._hold(self._body_bytes)
 
     def on_message_complete(self) -> None:
         if self._ending:
             return
         self._progressed = True
         self._messages += 1
-        shared = self.shared
-        if self._header_bytes + len(self._url) > shared.max_header_bytes:
+        context = self.context
+        if self._header_bytes + len(self._url) > context.max_header_bytes:
             self._refuse_head()
             raise _Refused
         parser = self._parser
@@ -232,7 +232,7 @@ class Connection(Line):
         head = self._finish_head()
         if self._text:
             if not self._chunked and not self._expects and head.keep_alive and not head.http_1_0:
-                shared.heads.learn(self._text, head)
+                context.heads.learn(self._text, head)
             self._text = b""
         self._ending = not head.keep_alive
         exchange = Exchange(self, head, self._body, head.keep_alive, self._reserved_bytes)
@@ -240,10 +240,10 @@ class Connection(Line):
         self._begin_message()
         self._take(exchange)
 
-    def _finish_head(self) -> Head:
+    def _finish_head(self) -> RequestHead:
         head, parser = self._head, self._parser
         head.method = method = parser.get_method()
-        head.route = route = self.shared.routes[self._url]
+        head.route = route = self.context.routes[self._url]
         head.handler = route.handlers.get(method)
         head.keep_alive = parser.should_keep_alive()
         head.http_1_0 = parser.get_http_version() == "1.0"
@@ -258,7 +258,7 @@ class Connection(Line):
         self._length = 0
         self._header_bytes = 0
         self._overhead_bytes = 0
-        self._head = Head()
+        self._head = RequestHead()
         self._chunked = False
         self._expects = False
 
@@ -274,24 +274,24 @@ class Connection(Line):
         self._return()
         self._drop_body()
         body = encode_error(message)
-        exchange = Exchange(self, Head(), keep_alive=False)
+        exchange = Exchange(self, RequestHead(), keep_alive=False)
         self._answer_later(exchange, compose(status, JSON + headers, CLOSE, body))
 
     def _drop_body(self) -> None:
         self._body = b""
-        self.shared.give_back(self._reserved_bytes)
+        self.context.give_back(self._reserved_bytes)
         self._reserved_bytes = 0
 
     def _check_body(self, size: int) -> None:
-        limit = self.shared.max_request_bytes
+        limit = self.context.max_request_bytes
         if size > limit:
             self._refuse(413, f"the body is larger than {limit} bytes")
             raise _Refused
 
-    def _reserve(self, size: int) -> None:
+    def _hold(self, size: int) -> None:
         """Have ``size`` bytes of the server's budget for the body; not what is only announced, and may never come."""
         try:
-            self._reserved_bytes += self.shared.reserve(size, self._reserved_bytes)
+            self._reserved_bytes += self.context.reserve(size, self._reserved_bytes)
         except Unavailable as error:
             self._refuse(503, str(error), _RETRY)
             raise _Refused from None
@@ -299,11 +299,11 @@ class Connection(Line):
     def _check_overhead(self, size: int) -> None:
         """Bound what is received without bringing a request or its body forward: heads, trailers, chunk extensions."""
         self._overhead_bytes += size
-        if self._overhead_bytes > self.shared.max_header_bytes:
+        if self._overhead_bytes > self.context.max_header_bytes:
             self._refuse_head()
 
     def _refuse_head(self) -> None:
-        self._refuse(431, f"the head of the request is larger than {self.shared.max_header_bytes} bytes")
+        self._refuse(431, f"the head of the request is larger than {self.context.max_header_bytes} bytes")
 
     def check_time(self, now: float) -> None:
         """Cut the client off if nothing has come forward for longer than it may; ``now`` in seconds."""
@@ -311,7 +311,7 @@ class Connection(Line):
         if transport is None:
             return
         self._probe()
-        config = self.shared.config
+        config = self.context.config
         unwritten = transport.get_write_buffer_size()
         reading = bool(self._receiving or self._overhead_bytes)
         seen = (self._messages, reading, self._discarding, unwritten)

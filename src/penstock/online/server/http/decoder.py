@@ -13,7 +13,15 @@ import numpy as np
 from penstock.errors import InvalidArgument
 from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import BINARY, TEXT, AnswerForm
-from penstock.online.server.http.plan import Body, Place, Plan, is_plain, plain_inputs, read, understand
+from penstock.online.server.http.request_layout import (
+    Body,
+    Place,
+    RequestLayout,
+    is_plain,
+    plain_inputs,
+    read,
+    understand,
+)
 from penstock.online.server.shared_memory.registry import Lease, SharedMemory
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, TensorSpec, from_wire
@@ -23,7 +31,7 @@ _MAX_PLAN_BYTES = 4096
 _SHARED = b'"shared_memory_region"'
 
 
-class RequestDecoder:
+class HttpRequestDecoder:
     """Reads requests; remembers the JSON parts that clients send before their raw tensors, or instead of them, again and again.
 
     Belongs to the event loop.
@@ -31,7 +39,7 @@ class RequestDecoder:
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
-        self._plans: dict[bytes, Plan] = {}
+        self._plans: dict[bytes, RequestLayout] = {}
 
     def __call__(self, handle: Handle, body: Body, json_length: int | None) -> tuple[InferRequest, AnswerForm]:
         """The request for ``handle`` in ``body``, and the form of its answer, which holds the shared memory that it uses.
@@ -70,7 +78,7 @@ class RequestDecoder:
             form = self._lease(plan, inputs)
         return InferRequest(handle.name, inputs, handle.version, plan.id, plan.outputs, plan.parameters), form
 
-    def _plan(self, body: Body, json_length: int) -> Plan:
+    def _plan(self, body: Body, json_length: int) -> RequestLayout:
         if json_length > len(body):
             raise InvalidArgument(f"the JSON part is said to have {json_length} bytes, but the body has {len(body)}")
         text = bytes(memoryview(body)[:json_length])
@@ -83,7 +91,7 @@ class RequestDecoder:
                 self._plans[text] = plan
         return plan
 
-    def _lease(self, plan: Plan, inputs: dict[str, Array]) -> AnswerForm:
+    def _lease(self, plan: RequestLayout, inputs: dict[str, Array]) -> AnswerForm:
         """Add the inputs in shared memory, and say where outputs go."""
         lease = self._shared_memory.lease()
         try:
@@ -149,7 +157,7 @@ def _leased(lease: Lease, name: str, datatype: DataType, shape: list[int], place
     return lease.array(place.region, place.offset, place.byte_size, datatype, shape)
 
 
-def _explain_size(model_name: str, plan: Plan, size: int) -> None:
+def _explain_size(model_name: str, plan: RequestLayout, size: int) -> None:
     for raw in plan.raw:
         if raw.end > size:
             raise InvalidArgument(

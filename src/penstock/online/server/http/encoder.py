@@ -35,7 +35,7 @@ class _Template(msgspec.Struct, frozen=True):
     """Whether the raw tensors are few bytes."""
 
 
-class AnswerEncoder:
+class HttpAnswerEncoder:
     """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One request of an HTTP connection, from parsed to its answer: handed to who answers it, and its inference encoded."""
+"""One request of an HTTP connection, from parsed to its answer, and what its handler answers with."""
 
 from __future__ import annotations
 
@@ -7,59 +7,81 @@ import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import orjson
 
-from penstock.errors import Cancelled, Code, PenstockError
-from penstock.online.repository.handle import Handle
+from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server import status
-from penstock.online.server.access.auth import Access
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.classification import classify_outputs
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.encoder import encode_error
-from penstock.online.server.http.head import Head
-from penstock.online.server.http.plan import Body
-from penstock.online.server.http.routes import Handler, Needs, Route
-from penstock.request import InferRequest, Outcome
+from penstock.online.server.http.head import RequestHead
+from penstock.online.server.http.routes import Handler, Route
+from penstock.request import InferRequest
 from penstock.tensor import Buffer
 
-if TYPE_CHECKING:
-    from penstock.online.server.http.line import Line
-
 _log = logging.getLogger(__name__)
+_Body = TypeVar("_Body")
 
 _MIN_COMPRESSED = 1024
 _INLINE_BYTES = 1024
-"""More than this, compressed or not, is left to another thread."""
+"""Larger bodies are compressed and decompressed on another thread."""
 _RETRY_AFTER_S = 1.0
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
+
+
+class AnswerSink(Protocol):
+    """The connection, as an exchange sees it: takes its answer, whole or as a stream."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body, decompressed."""
+
+    def answered(
+        self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
+    ) -> None:
+        """The whole answer; ``headers`` are lines with their ends."""
+
+    def begin_stream(self, exchange: Exchange, headers: bytes) -> None:
+        """The answer is 200 and comes in pieces; ``headers`` are lines with their ends."""
+
+    def send(self, exchange: Exchange, data: bytes) -> None:
+        """One piece, not empty. A client that leaves too many of them unread is cut off, and its request cancelled."""
+
+    def end_stream(self, exchange: Exchange) -> None:
+        """There are no more pieces."""
+
+    def reserve(self, exchange: Exchange, size: int) -> None:
+        """Reserve memory for a body of ``size`` bytes until the answer. Raises Unavailable."""
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work``, which does not fail, beside everything else."""
 
 
 class Exchange(msgspec.Struct, eq=False):
     """A request as received. It is answered once, in whole or as a stream."""
 
-    line: Line
-    head: Head
-    body: Body = b""
+    sink: AnswerSink
+    head: RequestHead
+    body: Buffer = b""
     keep_alive: bool = True
     reserved_bytes: int = 0
-    """Of the server's budget for bodies; the connection gives them back with the answer."""
+    """Bytes of the server's budget for bodies; the connection gives them back with the answer."""
     client: str = ""
     """The name under which the caller is known."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
     """The inference, which can be cancelled."""
     answer: Answer | None = None
-    """What is to be written when its turn comes."""
+    """The answer, while it waits for its turn."""
     is_streaming: bool = False
     """Whether more pieces of its answer may follow."""
     is_gone: bool = False
-    """Whether nobody waits for its answer."""
+    """Whether the client has gone away."""
 
     def run(self) -> None:
         """Have it answered, now or later."""
@@ -69,44 +91,54 @@ class Exchange(msgspec.Struct, eq=False):
             if handler is None:
                 self._explain_route(head.route)
                 return
-            if self.line.shared.access is not None:
-                self._identify(head, self.line.shared.access)
+            guard = head.route.guard
+            if guard is not None:
+                self.client = guard(head.credential, head.keys, head.route.model)
             if head.encoding:
                 self._decompress(head.encoding)
             else:
                 handler(self, head.route)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not take the other requests with it
-            self.fail(self.as_error(error))
+            self.fail_unexpected(error)
 
     def cancel(self) -> None:
-        """The client is gone: whatever has not begun need not."""
+        """The client is gone: work that has not begun is dropped."""
         self.is_gone = True
         if self.pending is not None:
             self.pending.cancel()
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """``work`` answers; what it raises is the answer otherwise."""
+        """``work`` answers; if it raises, that is the answer."""
 
         async def run() -> None:
             try:
                 await work
             except Exception as error:  # noqa: BLE001 - as in ``run``
-                self.fail(self.as_error(error))
+                self.fail_unexpected(error)
 
-        self.line.shared.start(run())
+        self.sink.start(run())
+
+    def read(self, kind: type[_Body]) -> _Body:
+        """The JSON body as ``kind``; an empty body is an empty object. Raises InvalidArgument."""
+        try:
+            return msgspec.json.decode(self.body or b"{}", type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"the body is not what this resource takes: {error}") from None
+        except RecursionError:
+            raise InvalidArgument("the body's JSON is nested too deeply") from None
 
     def reply(self, status: int, headers: bytes, body: bytes = b"", tensors: Sequence[Buffer] = ()) -> None:
-        """Answer; compressed, if the client likes that and there is enough of it."""
+        """Answer; compressed, if the client prefers that and the answer is large enough."""
         if self.form.lease is not None:
             self.form.release()
         encoding = self.head.accepted
         if not encoding:
-            self.line.answered(self, status, headers, body, tensors)
+            self.sink.answered(self, status, headers, body, tensors)
             return
         parts = (body, *tensors)
         size = sum(map(len, parts))
         if size < _MIN_COMPRESSED:
-            self.line.answered(self, status, headers, body, tensors)
+            self.sink.answered(self, status, headers, body, tensors)
             return
         headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
         self.later(self._compress(status, headers, parts, encoding))
@@ -135,34 +167,16 @@ class Exchange(msgspec.Struct, eq=False):
         body = encode_error(message) if error is None else error(status, message)
         self.reply(status, JSON + headers, b"" if self.head.method == b"HEAD" else body)
 
-    def as_error(self, error: Exception) -> PenstockError:
-        """``error`` as the client may know it."""
-        if isinstance(error, PenstockError):
-            return error
-        _log.error("request failed", exc_info=error)
-        return PenstockError("internal error")
+    def fail_unexpected(self, error: Exception) -> None:
+        """Answer with ``error``; a bug of ours is logged, and the client sees an internal error."""
+        self.fail(as_error(error))
 
     def introduce(self, request: InferRequest) -> None:
-        """Say in ``request`` who asks, and on whose behalf."""
+        """Set the client and the trace context of ``request``."""
         request.client = self.client
         head = self.head
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate
-
-    def may_use(self, model: str) -> bool:
-        """Whether the client has the right to ``model``."""
-        access = self.line.shared.access
-        return access is None or access.may(self.client, model)
-
-    def _identify(self, head: Head, access: Access) -> None:
-        route = head.route
-        if route.needs is Needs.NOTHING:
-            return
-        self.client = access.identify(head.credential)
-        if route.needs is Needs.ADMIN:
-            access.require_admin(self.client)
-        elif route.model:
-            access.check(self.client, route.model)
 
     def _explain_route(self, route: Route) -> None:
         if route.handlers:
@@ -176,7 +190,7 @@ class Exchange(msgspec.Struct, eq=False):
             accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
             self.fail_with(501, "the Content-Encoding of the body is not known: use gzip, deflate or none", accept)
             return
-        limit = self.line.shared.config.max_request_bytes
+        limit = self.sink.max_body_bytes
         if len(self.body) <= _INLINE_BYTES:
             self._run_decompressed(compression.decompress(self.body, encoding, limit))
         else:
@@ -187,7 +201,7 @@ class Exchange(msgspec.Struct, eq=False):
         whole = bytearray()
         steps = compression.inflate(self.body, encoding, limit, whole)
         while size := await _on_thread(lambda: next(steps, 0)):
-            self._reserve(size)
+            self.sink.reserve(self, size)
             self._check_wanted()
         self._check_wanted()
         self._run_decompressed(whole)
@@ -196,11 +210,8 @@ class Exchange(msgspec.Struct, eq=False):
         if self.is_gone:
             raise Cancelled("the client is gone")
 
-    def _reserve(self, size: int) -> None:
-        self.reserved_bytes += self.line.shared.reserve(size, self.reserved_bytes)
-
-    def _run_decompressed(self, body: Body) -> None:
-        self._reserve(len(body))
+    def _run_decompressed(self, body: Buffer) -> None:
+        self.sink.reserve(self, len(body))
         self.body = body
         handler = self.head.handler
         assert handler is not None
@@ -208,11 +219,19 @@ class Exchange(msgspec.Struct, eq=False):
 
     async def _compress(self, status: int, headers: bytes, parts: Sequence[Buffer], encoding: bytes) -> None:
         body = await _on_thread(lambda: compression.compress(parts, encoding))
-        self.line.answered(self, status, headers, body)
+        self.sink.answered(self, status, headers, body)
+
+
+def as_error(error: Exception) -> PenstockError:
+    """``error`` as the client may see it; a bug of ours is logged."""
+    if isinstance(error, PenstockError):
+        return error
+    _log.error("request failed", exc_info=error)
+    return PenstockError("internal error")
 
 
 def later(content: Callable[[Exchange, Route], Awaitable[Any]]) -> Handler:
-    """A handler that answers what ``content`` returns as JSON; None is an empty answer."""
+    """A handler that answers with what ``content`` returns, as JSON; None is an empty answer."""
 
     async def answer(exchange: Exchange, route: Route) -> None:
         result = await content(exchange, route)
@@ -226,42 +245,6 @@ def later(content: Callable[[Exchange, Route], Awaitable[Any]]) -> Handler:
         exchange.later(answer(exchange, route))
 
     return handle
-
-
-def infer(exchange: Exchange, route: Route) -> None:
-    """``POST .../infer``."""
-    shared = exchange.line.shared
-    handle = shared.dataplane.acquire(route.model, route.version, exchange.client)
-    request, exchange.form = shared.decode(handle, exchange.body, exchange.head.json_length)
-    # The arrays hold on to the body as long as they need it.
-    exchange.body = b""
-    if exchange.client or exchange.head.traceparent:
-        exchange.introduce(request)
-
-    def done(outcome: Outcome) -> None:
-        answer(exchange, handle, outcome)
-
-    exchange.pending = shared.dataplane.infer(handle, request, done)
-
-
-def answer(exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
-    """Encode the outcome of an inference request that ``handle`` answered."""
-    if isinstance(outcome, PenstockError):
-        exchange.fail(outcome)
-        return
-    shared = exchange.line.shared
-    form = exchange.form
-    try:
-        if form.classification:
-            classify_outputs(outcome, form.classification, handle)
-        headers, text, tensors = shared.encode(outcome, form)
-    except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
-        exchange.fail(exchange.as_error(error))
-        return
-    if exchange.head.accepted or form.lease is not None:
-        exchange.reply(200, headers, text, tensors)
-    else:
-        exchange.line.answered(exchange, 200, headers, text, tensors)
 
 
 async def _on_thread(work: Callable[[], Any]) -> Any:

@@ -15,12 +15,12 @@ import orjson
 
 from penstock.errors import InvalidArgument, PenstockError, Unsupported
 from penstock.online.repository.handle import Handle
-from penstock.online.server.answer_form import TEXT
+from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.encoder import encode_error
-from penstock.online.server.http.exchange import Exchange
+from penstock.online.server.http.exchange import Exchange, as_error
 from penstock.online.server.http.json_tensor import from_json, to_json
-from penstock.online.server.http.routes import Route
+from penstock.online.server.http.routes import Resource, Route
 from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
@@ -28,14 +28,35 @@ _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def generate(exchange: Exchange, route: Route) -> None:
-    """``POST .../generate``."""
-    _start(exchange, route, _Single(exchange))
+class Generation:
+    """Answers ``generate`` and ``generate_stream``. Belongs to the event loop."""
 
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
 
-def generate_stream(exchange: Exchange, route: Route) -> None:
-    """``POST .../generate_stream``."""
-    _start(exchange, route, _Events(exchange))
+    def resources(self) -> list[Resource]:
+        path, schemas = "/v2/models/{model}/", ("GenerateResponse", "GenerateRequest")
+        return [
+            Resource(f"{path}generate", {b"POST": self.generate}, True, None, *schemas),
+            Resource(f"{path}generate_stream", {b"POST": self.generate_stream}, True, None, *schemas),
+        ]
+
+    def generate(self, exchange: Exchange, route: Route) -> None:
+        """Inference in plain JSON."""
+        self._start(exchange, route, _Single(exchange))
+
+    def generate_stream(self, exchange: Exchange, route: Route) -> None:
+        """Generate, each answer as an event as soon as it is there."""
+        self._start(exchange, route, _Events(exchange))
+
+    def _start(self, exchange: Exchange, route: Route, done: Callable[[Outcome], None]) -> None:
+        if exchange.head.json_length is not None:
+            raise Unsupported("generate takes JSON only", "ask without the header Inference-Header-Content-Length")
+        handle = self._dataplane.acquire(route.model, route.version, exchange.client)
+        request = read_request(handle, exchange.body)
+        exchange.body = b""
+        exchange.introduce(request)
+        exchange.pending = self._dataplane.infer(handle, request, done, decoupled=True)
 
 
 def read_request(handle: Handle, body: Buffer) -> InferRequest:
@@ -109,7 +130,7 @@ class _Single:
                 self._exchange.reply(200, JSON, self._answers[0])
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
             self._is_over = True
-            self._exchange.fail(self._exchange.as_error(error))
+            self._exchange.fail_unexpected(error)
             self._exchange.cancel()
 
 
@@ -133,39 +154,27 @@ class _Events:
             if outcome.final:
                 self._is_over = True
                 self._begin()
-                exchange.line.end_stream(exchange)
+                exchange.sink.end_stream(exchange)
         except Exception as error:  # noqa: BLE001 - as above
-            self._fail(exchange.as_error(error))
+            self._fail(as_error(error))
 
     def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._exchange.line.begin_stream(self._exchange, _EVENTS)
+            self._exchange.sink.begin_stream(self._exchange, _EVENTS)
 
     def _send(self, data: bytes) -> None:
         self._begin()
-        self._exchange.line.send(self._exchange, b"data: %b\n\n" % data)
+        self._exchange.sink.send(self._exchange, b"data: %b\n\n" % data)
 
     def _fail(self, error: PenstockError) -> None:
         self._is_over = True
         if self._has_begun:
             self._send(encode_error(str(error)))
-            self._exchange.line.end_stream(self._exchange)
+            self._exchange.sink.end_stream(self._exchange)
         else:
             self._exchange.fail(error)
         self._exchange.cancel()
-
-
-def _start(exchange: Exchange, route: Route, done: Callable[[Outcome], None]) -> None:
-    shared = exchange.line.shared
-    if exchange.head.json_length is not None:
-        raise Unsupported("generate takes JSON only", "ask without the header Inference-Header-Content-Length")
-    handle = shared.dataplane.acquire(route.model, route.version, exchange.client)
-    request = read_request(handle, exchange.body)
-    exchange.body = b""
-    exchange.form = TEXT
-    exchange.introduce(request)
-    exchange.pending = shared.dataplane.infer(handle, request, done, decoupled=True)
 
 
 def _id(value: object) -> str:

@@ -22,7 +22,7 @@ MAX_KNOWN_BYTES = 2048
 """Longer heads are not remembered."""
 
 
-class Head(msgspec.Struct, gc=False):
+class RequestHead(msgspec.Struct, gc=False):
     """Facts of one head. Once complete it is shared by all requests that begin with the same bytes."""
 
     method: bytes = b""
@@ -41,7 +41,7 @@ class Head(msgspec.Struct, gc=False):
     """What ``Accept-Encoding`` likes best; empty for identity."""
     credential: bytes | None = None
     """The key in ``Authorization`` or ``X-API-Key``."""
-    keys: dict[bytes, bytes] = {}
+    keys: dict[str, bytes] = {}
     """Headers that open restricted parts of the API, by name in lower case."""
     traceparent: str = ""
     tracestate: str = ""
@@ -52,10 +52,10 @@ class Head(msgspec.Struct, gc=False):
             reader(self, value)
 
 
-class Heads(dict[bytes, Head]):
+class KnownHeads(dict[bytes, RequestHead]):
     """The heads seen last, by their bytes up to and including the empty line. Their number and size are bounded."""
 
-    def learn(self, text: bytes, head: Head) -> None:
+    def learn(self, text: bytes, head: RequestHead) -> None:
         """Remember that ``text``, which the parser has been through, means ``head``."""
         if len(text) > MAX_KNOWN_BYTES or not is_plain(text):
             return
@@ -69,42 +69,42 @@ def is_plain(text: bytes) -> bool:
     return text[:1] not in (b"\r", b"\n") and text.count(b"\n") == text.count(b"\r\n")
 
 
-def _read_json_length(head: Head, value: bytes) -> None:
+def _read_json_length(head: RequestHead, value: bytes) -> None:
     if not value.isdigit() or len(value) > _MAX_DIGITS:
         raise InvalidArgument("header Inference-Header-Content-Length is not a number of bytes")
     head.json_length = int(value)
 
 
-def _read_encoding(head: Head, value: bytes) -> None:
+def _read_encoding(head: RequestHead, value: bytes) -> None:
     encoding = value.strip().lower()
     head.encoding = b"" if encoding == b"identity" else encoding
 
 
-def _read_content_type(head: Head, value: bytes) -> None:
+def _read_content_type(head: RequestHead, value: bytes) -> None:
     head.content_type = value
 
 
-def _read_accepted(head: Head, value: bytes) -> None:
+def _read_accepted(head: RequestHead, value: bytes) -> None:
     head.accepted = preferred(value)
 
 
-def _read_authorization(head: Head, value: bytes) -> None:
+def _read_authorization(head: RequestHead, value: bytes) -> None:
     head.credential = credential(value) or head.credential
 
 
-def _read_api_key(head: Head, value: bytes) -> None:
+def _read_api_key(head: RequestHead, value: bytes) -> None:
     head.credential = head.credential or credential(None, value)
 
 
-def _read_traceparent(head: Head, value: bytes) -> None:
+def _read_traceparent(head: RequestHead, value: bytes) -> None:
     head.traceparent = value.decode("latin-1")
 
 
-def _read_tracestate(head: Head, value: bytes) -> None:
+def _read_tracestate(head: RequestHead, value: bytes) -> None:
     head.tracestate = value.decode("latin-1")
 
 
-_READERS: Mapping[bytes, Callable[[Head, bytes], None]] = {
+_READERS: Mapping[bytes, Callable[[RequestHead, bytes], None]] = {
     b"inference-header-content-length": _read_json_length,
     b"content-encoding": _read_encoding,
     b"content-type": _read_content_type,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
-from penstock.online.server.config import Dialect
-from penstock.online.server.http.dialects.registry import dialect_resources
+from penstock.online.server.http.routes import Handler, Resource
 from penstock.tensor import DataType
 from penstock.version import __version__
 
@@ -117,12 +115,10 @@ _SCHEMAS: dict[str, _Schema] = {
     "LoadRequest": _object(
         [], parameters={"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean"]}}
     ),
-    "SystemRegions": _list(
+    "Regions": _list(
         _object(["name", "key", "offset", "byte_size"], name=_TEXT, key=_TEXT, offset=_COUNT, byte_size=_COUNT)
     ),
-    "SystemRegion": _object(["key", "byte_size"], key=_TEXT, offset=_COUNT, byte_size=_COUNT),
-    "CudaRegions": _list(_OBJECT),
-    "CudaRegion": _ANY_SETTING,
+    "Region": _object(["key", "byte_size"], key=_TEXT, offset=_COUNT, byte_size=_COUNT),
 }
 
 _BINARY_HEADER: _Schema = {
@@ -141,126 +137,54 @@ def _path_parameter(name: str) -> _Schema:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _operation(
-    summary: str, answer: str | None = None, body: str | None = None, needs_body: bool = False, error: str = "Error"
-) -> _Schema:
-    """``answer``, ``body`` and ``error`` are names of schemas; without ``answer`` the answer is empty."""
-    content: _Schema = {}
-    if answer is not None:
-        content = {"application/json": {"schema": _ref(answer)}}
-    failure = {"application/json": {"schema": _ref(error)}}
-    responses: _Schema = {"200": {"description": "done"} | ({"content": content} if content else {})}
-    responses |= {str(status): {"description": text, "content": failure} for status, text in _STATUSES.items()}
-    operation: _Schema = {"summary": summary, "responses": responses}
-    if body is not None:
+def _operation(resource: Resource, method: str, handler: Handler) -> _Schema:
+    """One method of a resource, described by the first line of its handler's docstring."""
+    is_health = resource.path.startswith("/v2/health/")
+    error = "Error" if resource.error is None else "TorchServeError"
+    responses: _Schema = {
+        str(status): {"description": text, "content": {"application/json": {"schema": _ref(error)}}}
+        for status, text in _STATUSES.items()
+    }
+    if is_health:
+        del responses["400"]["content"]
+    responses["200"] = {"description": "done"}
+    if kind := _media_type(resource):
+        schema = _TEXT if kind.startswith("text/") else _ref(resource.answer)
+        responses["200"]["content"] = {kind: {"schema": schema}}
+    operation: _Schema = {"summary": (handler.__doc__ or "").partition("\n")[0].rstrip("."), "responses": responses}
+    if resource.body and method in ("post", "put"):
         operation["requestBody"] = {
-            "required": needs_body,
-            "content": {"application/json": {"schema": _ref(body)}},
+            "required": bool(_SCHEMAS[resource.body].get("required")),
+            "content": {"application/json": {"schema": _ref(resource.body)}},
         }
+    if resource.answer == "InferResponse":
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        operation["parameters"] = [_BINARY_HEADER]
+        operation["requestBody"]["content"][_RAW] = binary
+        responses["200"]["content"][_RAW] = binary
     return operation
 
 
-def _infer() -> _Schema:
-    operation = _operation("Inference", "InferResponse", "InferRequest", needs_body=True)
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    operation["parameters"] = [_BINARY_HEADER]
-    operation["requestBody"]["content"][_RAW] = binary
-    operation["responses"]["200"]["content"][_RAW] = binary
-    return operation
+def _media_type(resource: Resource) -> str:
+    """Of its answers; empty if they have no body."""
+    if resource.path.endswith("/metrics"):
+        return "text/plain"
+    if resource.path.endswith("/generate_stream"):
+        return "text/event-stream"
+    return "application/json" if resource.answer else ""
 
 
-def _stream() -> _Schema:
-    operation = _operation("Generate, each answer as an event as soon as it is there", None, "GenerateRequest", True)
-    operation["responses"]["200"]["content"] = {"text/event-stream": {"schema": _TEXT}}
-    return operation
-
-
-def _health(summary: str) -> _Schema:
-    operation = _operation(summary)
-    del operation["responses"]["400"]["content"]
-    return operation
-
-
-def _of_models() -> dict[str, dict[str, _Schema]]:
-    """Paths that exist with and without a version."""
-    return {
-        "": {"get": _operation("What goes in and comes out", "ModelMetadata")},
-        "/ready": {"get": _operation("Whether the model can be asked: 200 or 400")},
-        "/config": {"get": _operation("The model's configuration", "ModelConfig")},
-        "/stats": {"get": _operation("Counts and durations", "Statistics")},
-        "/infer": {"post": _infer()},
-        "/generate": {
-            "post": _operation("Inference in plain JSON", "GenerateResponse", "GenerateRequest", needs_body=True)
-        },
-        "/generate_stream": {"post": _stream()},
-    }
-
-
-def _of_regions(kind: str, title: str) -> dict[str, dict[str, _Schema]]:
-    base = f"/v2/{kind}sharedmemory"
-    regions, region = f"{title}Regions", f"{title}Region"
-    return {
-        f"{base}/status": {"get": _operation("All registered regions", regions)},
-        f"{base}/region/{{name}}/status": {"get": _operation("One registered region", regions)},
-        f"{base}/region/{{name}}/register": {"post": _operation("Register a region", None, region, needs_body=True)},
-        f"{base}/unregister": {"post": _operation("Forget all regions")},
-        f"{base}/region/{{name}}/unregister": {"post": _operation("Forget a region")},
-    }
-
-
-def _paths() -> dict[str, dict[str, _Schema]]:
-    settings = {
-        "get": _operation("Settings in force", "Settings"),
-        "post": _operation("Change settings", "Settings", "Settings", needs_body=True),
-    }
-    index = {"post": _operation("All models", "Index", "IndexRequest")}
-    load = {"post": _operation("Load a model, or load it again", None, "LoadRequest")}
-    unload = {"post": _operation("Unload a model", None, "LoadRequest")}
-    paths: dict[str, dict[str, _Schema]] = {
-        "/v2": {"get": _operation("Name, version and extensions", "ServerMetadata")},
-        "/v2/health/live": {"get": _health("200 while the process answers")},
-        "/v2/health/ready": {"get": _health("200 when all models are loaded, else 400")},
-        "/v2/models/stats": {"get": _operation("Counts and durations of all models", "Statistics")},
-        "/v2/models/{model}/trace/setting": settings,
-        "/v2/trace/setting": settings,
-        "/v2/logging": settings,
-        "/v2/repository/index": index,
-        "/v2/repository/{name}/index": index,
-        "/v2/repository/models/{model}/load": load,
-        "/v2/repository/models/{model}/unload": unload,
-        "/v2/repository/{name}/models/{model}/load": load,
-        "/v2/repository/{name}/models/{model}/unload": unload,
-        "/openapi.json": {"get": _operation("This description", "Settings")},
-    }
-    for suffix, operations in _of_models().items():
-        paths["/v2/models/{model}" + suffix] = operations
-        paths["/v2/models/{model}/versions/{version}" + suffix] = operations
-    return paths | _of_regions("system", "System") | _of_regions("cuda", "Cuda")
-
-
-def _of_dialects(dialects: Iterable[Dialect]) -> dict[str, dict[str, _Schema]]:
-    """As the resources tell it themselves, with the first lines of their handlers' docstrings."""
-    paths: dict[str, dict[str, _Schema]] = {}
-    for resource in dialect_resources(dialects):
-        error = "Error" if resource.error is None else "TorchServeError"
-        for path in resource.paths:
-            operations = paths[path] = {}
-            for method, handler in resource.handlers.items():
-                summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
-                body = "Anything" if method in (b"POST", b"PUT") else None
-                operation = operations[method.decode().lower()] = _operation(summary, "Anything", body, error=error)
-                if path.endswith("/metrics"):
-                    operation["responses"]["200"]["content"] = {"text/plain": {"schema": _TEXT}}
-    return paths
-
-
-@functools.cache
-def document(dialects: Sequence[Dialect] = ()) -> bytes:
-    """The description as JSON, with the dialects that are switched on."""
+def document(resources: Iterable[Resource]) -> bytes:
+    """The description of ``resources`` as JSON."""
     paths: dict[str, Any] = {}
-    for path, operations in (_paths() | _of_dialects(dialects)).items():
-        names = _NAMES.findall(path)
-        paths[path] = operations | ({"parameters": [_path_parameter(name) for name in names]} if names else {})
+    for resource in resources:
+        for path in resource.paths:
+            paths[path] = {
+                method.decode().lower(): _operation(resource, method.decode().lower(), handler)
+                for method, handler in resource.handlers.items()
+            }
+            if names := _NAMES.findall(path):
+                paths[path]["parameters"] = [_path_parameter(name) for name in names]
     return orjson.dumps(
         {
             "openapi": "3.1.0",

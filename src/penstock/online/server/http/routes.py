@@ -1,39 +1,28 @@
-"""Routes: which URL is what resource, and who answers each of its methods. Knows no particular resource."""
+"""Routes: which URL is what resource, who may use it, and who answers each of its methods. Knows no particular resource."""
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
-if TYPE_CHECKING:
-    from penstock.online.server.http.exchange import Exchange
+from penstock.online.server.access.table import Guard
 
 _MAX_CACHED = 1024
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _VERSIONED = "/versions/{version}"
 
 
-class Needs(enum.Enum):
-    """What a caller has to show, where the server knows its clients."""
-
-    NOTHING = enum.auto()
-    KEY = enum.auto()
-    """A key, and the right to the model if the URL names one."""
-    ADMIN = enum.auto()
-    """The key of one who may control the server."""
-
-
 class Route(NamedTuple):
     """A URL understood; what it does not name is empty."""
 
     handlers: Mapping[bytes, Handler]
-    """By method; empty if the URL means nothing."""
-    needs: Needs = Needs.KEY
+    """By method; empty if the URL leads nowhere."""
+    guard: Guard | None = None
+    """Admits callers; None if everyone may use the resource."""
     model: str = ""
     version: str = ""
     name: str = ""
@@ -42,7 +31,8 @@ class Route(NamedTuple):
     """How this resource writes errors; None: as the Open Inference Protocol does."""
 
 
-Handler = Callable[["Exchange", Route], None]
+Handler = Callable[[Any, Route], None]
+"""Answers an ``Exchange``, which knows its route, so that its type cannot be named here."""
 ErrorBody = Callable[[int, str], bytes]
 """The body for a status and a message."""
 
@@ -50,14 +40,19 @@ ErrorBody = Callable[[int, str], bytes]
 class Resource(NamedTuple):
     """What has a URL: a path with ``{model}``, ``{version}`` or ``{name}`` in place of a segment, and a handler per method.
 
-    A ``versioned`` path exists with ``/versions/{version}`` after the model's name as well.
+    A ``versioned`` path exists with ``/versions/{version}`` after the model's name as well. ``access/table.py`` says who may
+    use it.
     """
 
     path: str
     handlers: Mapping[bytes, Handler]
+    """By method. The first line of a handler's docstring describes it in OpenAPI."""
     versioned: bool = False
-    needs: Needs = Needs.KEY
     error: ErrorBody | None = None
+    answer: str = ""
+    """The OpenAPI schema of its answers; empty if they have no body."""
+    body: str = ""
+    """The OpenAPI schema of the body that POST and PUT take; empty if they take none."""
 
     @property
     def paths(self) -> list[str]:
@@ -72,9 +67,11 @@ class Routes(dict[bytes, Route]):
     of them is bounded.
     """
 
-    def __init__(self, resources: Iterable[Resource]) -> None:
+    def __init__(self, resources: Iterable[Resource], guard_of: Callable[[str], Guard | None]) -> None:
+        """``guard_of`` makes the guard of a resource's path."""
         super().__init__()
-        self._resources = [(_pattern(path), resource) for resource in resources for path in resource.paths]
+        guarded = [(resource, guard_of(resource.path)) for resource in resources]
+        self._resources = [(_pattern(path), *pair) for pair in guarded for path in pair[0].paths]
 
     def __missing__(self, url: bytes) -> Route:
         if len(self) >= _MAX_CACHED:
@@ -87,22 +84,21 @@ class Routes(dict[bytes, Route]):
         if not path.startswith(b"/"):
             # The absolute form, as proxies send it.
             try:
-                parsed = httptools.parse_url(url)
+                path = httptools.parse_url(url).path or b""
             except httptools.HttpParserInvalidURLError:
                 return NOWHERE
-            path = parsed.path or b""
-        for pattern, resource in self._resources:
+        for pattern, resource, guard in self._resources:
             if match := pattern.fullmatch(path):
                 try:
                     names = {name: unquote_to_bytes(value).decode() for name, value in match.groupdict().items()}
                 except UnicodeDecodeError:
                     return NOWHERE
-                return Route(resource.handlers, resource.needs, error=resource.error, **names)
+                return Route(resource.handlers, guard, error=resource.error, **names)
         return NOWHERE
 
 
 NOWHERE = Route({})
-"""What a URL that means nothing leads to."""
+"""The route of a URL that leads nowhere."""
 
 
 def _pattern(path: str) -> re.Pattern[bytes]:

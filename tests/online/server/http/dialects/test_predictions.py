@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.dialects.predictions import Form, read, write
+from penstock.online.server.http.dialects.predictions import PredictionForm, read, write
 from penstock.tensor import DataType, TensorSpec
 
 X = TensorSpec("x", DataType.FP32, (-1, 2))
@@ -18,44 +18,47 @@ N = TensorSpec("n", DataType.INT64, (-1,))
 PLAIN = TensorSpec("p", DataType.FP32, (3,))
 
 
-def ask(specs: list[TensorSpec], batchable: bool = True, /, **members: Any) -> tuple[dict[str, Any], Form]:
+def ask(specs: list[TensorSpec], batchable: bool = True, /, **members: Any) -> tuple[dict[str, Any], PredictionForm]:
     arrays, form = read(json.dumps(members).encode(), specs, batchable)
     return {name: array.tolist() for name, array in arrays.items()}, form
 
 
-def answer(form: Form, **outputs: Any) -> Any:
+def answer(form: PredictionForm, **outputs: Any) -> Any:
     return json.loads(write({name: np.asarray(one) for name, one in outputs.items()}, form))
 
 
 def test_rows_of_the_only_input() -> None:
-    assert ask([X], instances=[[1, 2], [3, 4]]) == ({"x": [[1, 2], [3, 4]]}, Form.ROWS)
-    assert ask([X], instances=[{"x": [1, 2]}]) == ({"x": [[1, 2]]}, Form.ROWS)
+    assert ask([X], instances=[[1, 2], [3, 4]]) == ({"x": [[1, 2], [3, 4]]}, PredictionForm.ROWS)
+    assert ask([X], instances=[{"x": [1, 2]}]) == ({"x": [[1, 2]]}, PredictionForm.ROWS)
     text = TensorSpec("t", DataType.BYTES, (-1,))
-    assert ask([text], instances=["a", {"b64": "Yg=="}]) == ({"t": [b"a", b"b"]}, Form.ROWS)
+    assert ask([text], instances=["a", {"b64": "Yg=="}]) == ({"t": [b"a", b"b"]}, PredictionForm.ROWS)
 
 
 def test_rows_of_several_inputs() -> None:
     rows = [{"x": [1, 2], "n": 5}, {"n": 6, "x": [3, 4]}]
-    assert ask([X, N], instances=rows) == ({"x": [[1, 2], [3, 4]], "n": [5, 6]}, Form.ROWS)
+    assert ask([X, N], instances=rows) == ({"x": [[1, 2], [3, 4]], "n": [5, 6]}, PredictionForm.ROWS)
 
 
 def test_columns() -> None:
-    assert ask([X], inputs=[[1, 2]]) == ({"x": [[1, 2]]}, Form.COLUMNS)
-    assert ask([X], inputs={"x": [[1, 2]]}, signature_name="serving_default") == ({"x": [[1, 2]]}, Form.COLUMNS)
-    assert ask([X, N], inputs={"n": [1], "x": [[1, 2]]}) == ({"n": [1], "x": [[1, 2]]}, Form.COLUMNS)
+    assert ask([X], inputs=[[1, 2]]) == ({"x": [[1, 2]]}, PredictionForm.COLUMNS)
+    assert ask([X], inputs={"x": [[1, 2]]}, signature_name="serving_default") == (
+        {"x": [[1, 2]]},
+        PredictionForm.COLUMNS,
+    )
+    assert ask([X, N], inputs={"n": [1], "x": [[1, 2]]}) == ({"n": [1], "x": [[1, 2]]}, PredictionForm.COLUMNS)
     text = TensorSpec("t", DataType.BYTES, ())
-    assert ask([text], False, inputs={"b64": "Yg=="}) == ({"t": b"b"}, Form.COLUMNS)
+    assert ask([text], False, inputs={"b64": "Yg=="}) == ({"t": b"b"}, PredictionForm.COLUMNS)
 
 
 def test_a_model_without_batch_dimension_takes_one_row_as_a_whole() -> None:
-    assert ask([PLAIN], False, instances=[[1, 2, 3]]) == ({"p": [1, 2, 3]}, Form.WHOLE)
-    assert ask([PLAIN], False, inputs=[1, 2, 3]) == ({"p": [1, 2, 3]}, Form.COLUMNS)
+    assert ask([PLAIN], False, instances=[[1, 2, 3]]) == ({"p": [1, 2, 3]}, PredictionForm.WHOLE)
+    assert ask([PLAIN], False, inputs=[1, 2, 3]) == ({"p": [1, 2, 3]}, PredictionForm.COLUMNS)
     with pytest.raises(InvalidArgument, match="no batch dimension"):
         ask([PLAIN], False, instances=[[1, 2, 3], [4, 5, 6]])
 
 
 def test_fixed_dimensions_may_be_rows_too() -> None:
-    assert ask([PLAIN], False, instances=[1, 2, 3]) == ({"p": [1, 2, 3]}, Form.ROWS)
+    assert ask([PLAIN], False, instances=[1, 2, 3]) == ({"p": [1, 2, 3]}, PredictionForm.ROWS)
 
 
 @pytest.mark.parametrize(
@@ -83,23 +86,25 @@ def test_what_is_refused(inputs: list[TensorSpec], members: dict[str, Any], mess
 
 
 def test_answers() -> None:
-    assert answer(Form.COLUMNS, y=[[1.0]]) == {"outputs": [[1.0]]}
-    assert answer(Form.COLUMNS, y=5, z=[1]) == {"outputs": {"y": 5, "z": [1]}}
-    assert answer(Form.ROWS, y=[[1.0], [2.0]]) == {"predictions": [[1.0], [2.0]]}
-    assert answer(Form.ROWS, y=[1, 2], z=[[3], [4]]) == {"predictions": [{"y": 1, "z": [3]}, {"y": 2, "z": [4]}]}
-    assert answer(Form.WHOLE, y=[1, 2]) == {"predictions": [[1, 2]]}
-    assert answer(Form.WHOLE, y=1, z=2) == {"predictions": [{"y": 1, "z": 2}]}
+    assert answer(PredictionForm.COLUMNS, y=[[1.0]]) == {"outputs": [[1.0]]}
+    assert answer(PredictionForm.COLUMNS, y=5, z=[1]) == {"outputs": {"y": 5, "z": [1]}}
+    assert answer(PredictionForm.ROWS, y=[[1.0], [2.0]]) == {"predictions": [[1.0], [2.0]]}
+    assert answer(PredictionForm.ROWS, y=[1, 2], z=[[3], [4]]) == {
+        "predictions": [{"y": 1, "z": [3]}, {"y": 2, "z": [4]}]
+    }
+    assert answer(PredictionForm.WHOLE, y=[1, 2]) == {"predictions": [[1, 2]]}
+    assert answer(PredictionForm.WHOLE, y=1, z=2) == {"predictions": [{"y": 1, "z": 2}]}
     words = np.array([[b"a"], [b"b"]], object)
-    assert answer(Form.ROWS, w=words, w_bytes=words) == {
+    assert answer(PredictionForm.ROWS, w=words, w_bytes=words) == {
         "predictions": [{"w": ["a"], "w_bytes": [{"b64": "YQ=="}]}, {"w": ["b"], "w_bytes": [{"b64": "Yg=="}]}]
     }
 
 
 def test_outputs_that_are_no_rows() -> None:
     with pytest.raises(InvalidArgument, match="Tensor name: z has inconsistent batch size: 1 expecting 2"):
-        answer(Form.ROWS, y=[1, 2], z=[1])
+        answer(PredictionForm.ROWS, y=[1, 2], z=[1])
     with pytest.raises(InvalidArgument, match="Tensor name: y has no shape information"):
-        answer(Form.ROWS, y=1)
+        answer(PredictionForm.ROWS, y=1)
 
 
 @given(hnp.arrays(np.int16, st.tuples(st.integers(1, 5), st.just(2))), hnp.arrays(np.int64, st.integers(1, 5)))
@@ -112,6 +117,6 @@ def test_rows_and_columns_say_the_same(x: np.ndarray, n: np.ndarray) -> None:
     for arrays in (by_rows, by_columns):
         np.testing.assert_array_equal(arrays["x"], x)
         np.testing.assert_array_equal(arrays["n"], n)
-    written = json.loads(write(by_rows, Form.ROWS))["predictions"]
+    written = json.loads(write(by_rows, PredictionForm.ROWS))["predictions"]
     assert written == rows
-    assert json.loads(write(by_rows, Form.COLUMNS))["outputs"] == {"x": x.tolist(), "n": n.tolist()}
+    assert json.loads(write(by_rows, PredictionForm.COLUMNS))["outputs"] == {"x": x.tolist(), "n": n.tolist()}

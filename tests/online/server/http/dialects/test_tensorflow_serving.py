@@ -145,7 +145,7 @@ def test_states_of_the_index_in_other_words(
     async def index(ready: bool = False) -> list[dict[str, str]]:
         return rows
 
-    monkeypatch.setattr(server.shared.control, "repository_index", index)
+    monkeypatch.setattr(server.control, "repository_index", index)
     found = read(ask(client, "/v1/models/a"))
     assert found["ready"] is False
     assert [(one["version"], one["state"]) for one in found["model_version_status"]] == [

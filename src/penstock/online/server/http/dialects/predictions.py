@@ -17,7 +17,7 @@ SIGNATURE = "serving_default"
 """The only one that a model has."""
 
 
-class Form(enum.Enum):
+class PredictionForm(enum.Enum):
     """How a request is written, and so its answer."""
 
     COLUMNS = enum.auto()
@@ -26,7 +26,7 @@ class Form(enum.Enum):
     """The only row is all there is: the model has no batch dimension."""
 
 
-def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], Form]:
+def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], PredictionForm]:
     """The tensors by input name. Raises InvalidArgument."""
     members = read_object(body)
     check_signature(members)
@@ -36,15 +36,15 @@ def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[d
         return _read_rows(members["instances"], inputs, batchable)
     if "inputs" not in members:
         raise InvalidArgument("Missing 'inputs' or 'instances' key")
-    return read_columns(members["inputs"], inputs), Form.COLUMNS
+    return read_columns(members["inputs"], inputs), PredictionForm.COLUMNS
 
 
-def write(outputs: Mapping[str, Array], form: Form) -> bytes:
+def write(outputs: Mapping[str, Array], form: PredictionForm) -> bytes:
     """The answer. Raises InvalidArgument for rows if the outputs have not one size in their first dimension."""
     values = {name: to_value(name, array) for name, array in outputs.items()}
-    if form is Form.COLUMNS:
+    if form is PredictionForm.COLUMNS:
         return write_json({"outputs": unnamed(values)})
-    if form is Form.WHOLE:
+    if form is PredictionForm.WHOLE:
         return write_json({"predictions": [unnamed(values)]})
     rows = -1
     for name, array in outputs.items():
@@ -84,7 +84,7 @@ def unnamed(values: Mapping[str, Any]) -> Any:
     return next(iter(values.values())) if len(values) == 1 else values
 
 
-def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], Form]:
+def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], PredictionForm]:
     if not isinstance(rows, list) or not rows:
         raise InvalidArgument("Expecting 'instances' to be a list of at least one value")
     named = is_named(rows[0])
@@ -97,10 +97,10 @@ def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tupl
     arrays = read_columns(columns, inputs)
     ranks = {spec.name: len(spec.shape) for spec in inputs}
     if batchable or any(array.ndim != ranks[name] + 1 for name, array in arrays.items()):
-        return arrays, Form.ROWS
+        return arrays, PredictionForm.ROWS
     if len(rows) > 1:
         raise InvalidArgument("the model has no batch dimension, and 'instances' has several", "send one, or 'inputs'")
-    return {name: array.reshape(array.shape[1:]) for name, array in arrays.items()}, Form.WHOLE
+    return {name: array.reshape(array.shape[1:]) for name, array in arrays.items()}, PredictionForm.WHOLE
 
 
 def _only(inputs: Sequence[TensorSpec]) -> TensorSpec:

@@ -11,13 +11,14 @@ from typing import Any
 
 from penstock.errors import InvalidArgument, NotFound, Unsupported
 from penstock.online.repository.handle import Handle
-from penstock.online.server.http.api import metrics
+from penstock.online.server.access.auth import Access
+from penstock.online.server.control_plane import ControlPlane
+from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.dialects import examples, predictions
-from penstock.online.server.http.dialects.inference import ask
 from penstock.online.server.http.exchange import Exchange, later
-from penstock.online.server.http.routes import Handler, Needs, Resource, Route
-from penstock.request import InferRequest
-from penstock.tensor import TensorSpec
+from penstock.online.server.http.inference import ask
+from penstock.online.server.http.routes import Handler, Resource, Route
+from penstock.tensor import Array, TensorSpec
 
 _LABELS = "version_labels"
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
@@ -27,106 +28,126 @@ _DTYPES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE"
 """All others are called as here."""
 
 
-def _predict(exchange: Exchange, route: Route) -> None:
-    """Inference of rows or columns."""
-    handle = _acquire(exchange, route)
-    arrays, form = predictions.read(exchange.body, handle.signature.inputs, handle.config.max_batch_size > 0)
-    request = InferRequest(handle.name, arrays, handle.version)
-    ask(exchange, handle, request, lambda outputs: predictions.write(outputs, form))
+class TensorFlowServing:
+    """Handlers of both dialects. Belongs to the event loop."""
+
+    def __init__(
+        self, dataplane: DataPlane, control: ControlPlane, access: Access, metrics: Handler | None = None
+    ) -> None:
+        """``metrics`` answers with the metrics page; None if metrics are switched off."""
+        self._dataplane = dataplane
+        self._control = control
+        self._access = access
+        self._metrics = metrics
+
+    def resources(self) -> list[Resource]:
+        """What TensorFlow Serving answers. Paths with a verb come first: they would be models' names in the others."""
+        return [
+            *_of_models(":predict", b"POST", self.predict),
+            *_of_models(":classify", b"POST", self.classify),
+            *_of_models(":regress", b"POST", self.regress),
+            *_of_models("/metadata", b"GET", self.metadata),
+            *_of_models("", b"GET", later(self.status)),
+            Resource("/monitoring/prometheus/metrics", {b"GET": self.metrics}, answer="Anything"),
+        ]
+
+    def kserve_resources(self) -> list[Resource]:
+        """What KServe v1 answers, in the same order."""
+        return [
+            *_of_models(":predict", b"POST", self.predict),
+            Resource("/v1/models/{model}:explain", {b"POST": self.explain}, answer="Anything", body="Anything"),
+            *_of_models("", b"GET", later(self.status)),
+            Resource("/v1/models", {b"GET": later(self.models)}, answer="Anything"),
+            Resource("/", {b"GET": self.alive}, answer="Anything"),
+        ]
+
+    def predict(self, exchange: Exchange, route: Route) -> None:
+        """Inference of rows or columns."""
+        handle = self._acquire(exchange, route)
+        arrays, form = predictions.read(exchange.body, handle.signature.inputs, handle.config.max_batch_size > 0)
+        ask(self._dataplane, exchange, handle, arrays, lambda outputs: predictions.write(outputs, form))
+
+    def classify(self, exchange: Exchange, route: Route) -> None:
+        """Labels and scores of examples."""
+        handle = self._acquire(exchange, route)
+        features = _features(exchange, handle)
+        ask(self._dataplane, exchange, handle, features, lambda outputs: examples.write_classes(outputs, handle.labels))
+
+    def regress(self, exchange: Exchange, route: Route) -> None:
+        """A number for each example."""
+        handle = self._acquire(exchange, route)
+        ask(self._dataplane, exchange, handle, _features(exchange, handle), examples.write_values)
+
+    def explain(self, exchange: Exchange, route: Route) -> None:
+        """Not answered: models have no explainer."""
+        raise Unsupported(f"model '{route.model}' has no explainer", "ask with ':predict'")
+
+    async def status(self, exchange: Exchange, route: Route) -> dict[str, Any]:
+        """States of a model's versions; whether it is ready."""
+        version = self._version(exchange, route)
+        rows = [
+            row
+            for row in await self._control.repository_index()
+            if row["name"] == route.model and row.get("version") and version in ("", row["version"])
+        ]
+        if not rows:
+            which = f"version {version}" if version else "any versions"
+            raise NotFound(f"Could not find {which} of model {route.model}")
+        return {
+            "model_version_status": [_state(row) for row in rows],
+            "name": route.model,
+            "ready": self._dataplane.model_ready(route.model, version),
+        }
+
+    async def models(self, exchange: Exchange, route: Route) -> dict[str, Any]:
+        """Names of the models that are ready."""
+        names = dict.fromkeys(row["name"] for row in await self._control.repository_index(ready=True))
+        return {"models": [name for name in names if self._access.may(exchange.client, name)]}
+
+    def metadata(self, exchange: Exchange, route: Route) -> None:
+        """What goes into a model and what comes out."""
+        handle = self._acquire(exchange, route)
+        signature = {
+            "inputs": {spec.name: _tensor_info(spec) for spec in handle.signature.inputs},
+            "outputs": {spec.name: _tensor_info(spec) for spec in handle.signature.outputs},
+            "method_name": "tensorflow/serving/predict",
+        }
+        spec = {"name": handle.name, "signature_name": "", "version": handle.version}
+        signatures = {"signature_def": {"signature_def": {predictions.SIGNATURE: signature}}}
+        exchange.reply_json({"model_spec": spec, "metadata": signatures})
+
+    def alive(self, exchange: Exchange, route: Route) -> None:
+        """Whether the process answers."""
+        exchange.reply_json({"status": "alive"})
+
+    def metrics(self, exchange: Exchange, route: Route) -> None:
+        """Metrics for Prometheus, of all models."""
+        if self._metrics is None:
+            raise NotFound("metrics are switched off", "start the server with 'allow_metrics'")
+        self._metrics(exchange, route)
+
+    def _acquire(self, exchange: Exchange, route: Route) -> Handle:
+        """The model version that the URL names. Raises NotFound, InvalidArgument, Unavailable."""
+        return self._dataplane.acquire(route.model, self._version(exchange, route), exchange.client)
+
+    def _version(self, exchange: Exchange, route: Route) -> str:
+        """The version that the URL names, by number or label; empty without. Raises NotFound, InvalidArgument."""
+        if not route.name:
+            return route.version
+        config = self._dataplane.acquire(route.model, "", exchange.client).config
+        text = config.parameters[_LABELS].string_value if _LABELS in config.parameters else ""
+        versions = {
+            label.strip(): version.strip() for label, _, version in (one.partition(":") for one in text.split(","))
+        }
+        version = versions.get(route.name)
+        if not version:
+            hint = f"name it in the parameter '{_LABELS}' of the model's configuration"
+            raise InvalidArgument(f"Unrecognized servable version label: {route.name}", hint)
+        return version
 
 
-def _classify(exchange: Exchange, route: Route) -> None:
-    """Labels and scores of examples."""
-    handle = _acquire(exchange, route)
-    ask(
-        exchange,
-        handle,
-        _read_examples(exchange, handle),
-        lambda outputs: examples.write_classes(outputs, handle.labels),
-    )
-
-
-def _regress(exchange: Exchange, route: Route) -> None:
-    """A number for each example."""
-    handle = _acquire(exchange, route)
-    ask(exchange, handle, _read_examples(exchange, handle), examples.write_values)
-
-
-def _explain(exchange: Exchange, route: Route) -> None:
-    """Not answered: models have no explainer."""
-    raise Unsupported(f"model '{route.model}' has no explainer", "ask with ':predict'")
-
-
-def _read_examples(exchange: Exchange, handle: Handle) -> InferRequest:
-    return InferRequest(handle.name, examples.read(exchange.body, handle.signature.inputs), handle.version)
-
-
-async def _status(exchange: Exchange, route: Route) -> dict[str, Any]:
-    """States of a model's versions; whether it is ready."""
-    shared, version = exchange.line.shared, _version(exchange, route)
-    rows = [
-        row
-        for row in await shared.control.repository_index()
-        if row["name"] == route.model and row.get("version") and version in ("", row["version"])
-    ]
-    if not rows:
-        which = f"version {version}" if version else "any versions"
-        raise NotFound(f"Could not find {which} of model {route.model}")
-    return {
-        "model_version_status": [_state(row) for row in rows],
-        "name": route.model,
-        "ready": shared.dataplane.model_ready(route.model, version),
-    }
-
-
-async def _models(exchange: Exchange, route: Route) -> dict[str, Any]:
-    """Names of the models that are ready."""
-    rows = await exchange.line.shared.control.repository_index(ready=True)
-    return {"models": [name for name in dict.fromkeys(row["name"] for row in rows) if exchange.may_use(name)]}
-
-
-def _metadata(exchange: Exchange, route: Route) -> None:
-    """What goes into a model and what comes out."""
-    handle = _acquire(exchange, route)
-    signature = {
-        "inputs": {spec.name: _tensor_info(spec) for spec in handle.signature.inputs},
-        "outputs": {spec.name: _tensor_info(spec) for spec in handle.signature.outputs},
-        "method_name": "tensorflow/serving/predict",
-    }
-    spec = {"name": handle.name, "signature_name": "", "version": handle.version}
-    signatures = {"signature_def": {"signature_def": {predictions.SIGNATURE: signature}}}
-    exchange.reply_json({"model_spec": spec, "metadata": signatures})
-
-
-def _alive(exchange: Exchange, route: Route) -> None:
-    """Whether the process answers."""
-    exchange.reply_json({"status": "alive"})
-
-
-def _metrics(exchange: Exchange, route: Route) -> None:
-    """Metrics for Prometheus, of all models."""
-    if not exchange.line.shared.config.allow_metrics:
-        raise NotFound("metrics are switched off", "start the server with 'allow_metrics'")
-    metrics(exchange, route)
-
-
-def _acquire(exchange: Exchange, route: Route) -> Handle:
-    """The model version that the URL names. Raises NotFound, InvalidArgument, Unavailable."""
-    return exchange.line.shared.dataplane.acquire(route.model, _version(exchange, route), exchange.client)
-
-
-def _version(exchange: Exchange, route: Route) -> str:
-    """The version that the URL names, by number or label; empty without. Raises NotFound, InvalidArgument."""
-    if not route.name:
-        return route.version
-    config = exchange.line.shared.dataplane.acquire(route.model, "", exchange.client).config
-    text = config.parameters[_LABELS].string_value if _LABELS in config.parameters else ""
-    versions = {label.strip(): version.strip() for label, _, version in (one.partition(":") for one in text.split(","))}
-    version = versions.get(route.name)
-    if not version:
-        hint = f"name it in the parameter '{_LABELS}' of the model's configuration"
-        raise InvalidArgument(f"Unrecognized servable version label: {route.name}", hint)
-    return version
+def _features(exchange: Exchange, handle: Handle) -> dict[str, Array]:
+    return examples.read(exchange.body, handle.signature.inputs)
 
 
 def _state(row: Mapping[str, str]) -> dict[str, Any]:
@@ -151,27 +172,8 @@ def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
 def _of_models(what: str, method: bytes, handler: Handler) -> list[Resource]:
     """With a version, with a label, and without."""
     handlers = {method: handler}
+    body = "Anything" if method == b"POST" else ""
     return [
-        Resource(f"/v1/models/{{model}}{what}", handlers, versioned=True),
-        Resource(f"/v1/models/{{model}}/labels/{{name}}{what}", handlers),
+        Resource(f"/v1/models/{{model}}{what}", handlers, versioned=True, answer="Anything", body=body),
+        Resource(f"/v1/models/{{model}}/labels/{{name}}{what}", handlers, answer="Anything", body=body),
     ]
-
-
-_PREDICT, _STATUS = _of_models(":predict", b"POST", _predict), _of_models("", b"GET", later(_status))
-
-# In both what has a verb comes first: it would be a model's name in the others.
-TENSORFLOW_SERVING = [
-    *_PREDICT,
-    *_of_models(":classify", b"POST", _classify),
-    *_of_models(":regress", b"POST", _regress),
-    *_of_models("/metadata", b"GET", _metadata),
-    *_STATUS,
-    Resource("/monitoring/prometheus/metrics", {b"GET": _metrics}, needs=Needs.ADMIN),
-]
-KSERVE_V1 = [
-    *_PREDICT,
-    Resource("/v1/models/{model}:explain", {b"POST": _explain}),
-    *_STATUS,
-    Resource("/v1/models", {b"GET": later(_models)}),
-    Resource("/", {b"GET": _alive}, needs=Needs.NOTHING),
-]

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import orjson
 
 from penstock.errors import InvalidArgument, Unavailable, Unsupported
-from penstock.online.server.http.api import openapi
+from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.decoder import whole_body
-from penstock.online.server.http.dialects.inference import ask
 from penstock.online.server.http.dialects.multipart import read_parts
 from penstock.online.server.http.dialects.nested import is_named, read_json, to_array, to_value, write_json
 from penstock.online.server.http.dialects.predictions import unnamed
 from penstock.online.server.http.exchange import Exchange
-from penstock.online.server.http.routes import Handler, Needs, Resource, Route
-from penstock.request import InferRequest
+from penstock.online.server.http.inference import ask
+from penstock.online.server.http.routes import Handler, Resource, Route
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _RAW = b"application/octet-stream"
@@ -70,33 +69,49 @@ def write_error(status: int, message: str) -> bytes:
     return orjson.dumps({"code": status, "type": f"{kind}Exception", "message": message})
 
 
-def _predict(exchange: Exchange, route: Route) -> None:
-    """Inference of raw, JSON or form data."""
-    handle = exchange.line.shared.dataplane.acquire(route.model, route.version, exchange.client)
-    inputs = handle.signature.inputs
-    try:
-        arrays = read(exchange.head.content_type, exchange.body, inputs)
-    except _Unreadable:
-        exchange.fail_with(415, f"model '{route.model}' has no handler that decodes this body ({_HINT})")
-        return
-    is_row = handle.config.max_batch_size > 0 and all(
-        arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
-    )
-    if is_row:
-        arrays = {name: array[None] for name, array in arrays.items()}
-    ask(exchange, handle, InferRequest(handle.name, arrays, handle.version), lambda outputs: write(outputs, is_row))
+class TorchServe:
+    """Handlers of the dialect. Belongs to the event loop."""
 
+    def __init__(self, dataplane: DataPlane, openapi: Handler) -> None:
+        """``openapi`` answers with the description of the server."""
+        self._dataplane = dataplane
+        self._openapi = openapi
 
-def _explain(exchange: Exchange, route: Route) -> None:
-    """Not answered: models have no handler that explains."""
-    raise Unsupported(f"model '{route.model}' has no handler that explains", "ask '/predictions'")
+    def resources(self) -> list[Resource]:
+        predict: dict[bytes, Handler] = {b"POST": self.predict, b"PUT": self.predict}
+        versions = ("", "/{version}")
+        return [
+            _resource("/ping", {b"GET": self.ping}),
+            _resource("/", {b"OPTIONS": self._openapi}),
+            *[_resource(f"/predictions/{{model}}{one}", predict, "Anything") for one in versions],
+            *[_resource(f"/explanations/{{model}}{one}", {b"POST": self.explain}, "Anything") for one in versions],
+        ]
 
+    def predict(self, exchange: Exchange, route: Route) -> None:
+        """Inference of raw, JSON or form data."""
+        handle = self._dataplane.acquire(route.model, route.version, exchange.client)
+        inputs = handle.signature.inputs
+        try:
+            arrays = read(exchange.head.content_type, exchange.body, inputs)
+        except _Unreadable:
+            exchange.fail_with(415, f"model '{route.model}' has no handler that decodes this body ({_HINT})")
+            return
+        is_row = handle.config.max_batch_size > 0 and all(
+            arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
+        )
+        if is_row:
+            arrays = {name: array[None] for name, array in arrays.items()}
+        ask(self._dataplane, exchange, handle, arrays, lambda outputs: write(outputs, is_row))
 
-def _ping(exchange: Exchange, route: Route) -> None:
-    """Whether all models are loaded: 200 or 503."""
-    if not exchange.line.shared.dataplane.is_open:
-        raise Unavailable("Unhealthy: the server is starting or ending", "try again later")
-    exchange.reply_json({"status": "Healthy"})
+    def explain(self, exchange: Exchange, route: Route) -> None:
+        """Not answered: models have no handler that explains."""
+        raise Unsupported(f"model '{route.model}' has no handler that explains", "ask '/predictions'")
+
+    def ping(self, exchange: Exchange, route: Route) -> None:
+        """Whether all models are loaded: 200 or 503."""
+        if not self._dataplane.is_open:
+            raise Unavailable("Unhealthy: the server is starting or ending", "try again later")
+        exchange.reply_json({"status": "Healthy"})
 
 
 def _read_body(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
@@ -135,15 +150,5 @@ def _media(content_type: bytes) -> bytes:
     return content_type.partition(b";")[0].strip().lower()
 
 
-def _resource(path: str, needs: Needs, **handlers: Handler) -> Resource:
-    return Resource(path, {method.encode(): one for method, one in handlers.items()}, False, needs, write_error)
-
-
-_VERSIONS = ("", "/{version}")
-
-TORCHSERVE = [
-    _resource("/ping", Needs.NOTHING, GET=_ping),
-    _resource("/", Needs.NOTHING, OPTIONS=openapi),
-    *[_resource(f"/predictions/{{model}}{one}", Needs.KEY, POST=_predict, PUT=_predict) for one in _VERSIONS],
-    *[_resource(f"/explanations/{{model}}{one}", Needs.KEY, POST=_explain) for one in _VERSIONS],
-]
+def _resource(path: str, handlers: dict[bytes, Handler], body: str = "") -> Resource:
+    return Resource(path, handlers, error=write_error, answer="Anything", body=body)

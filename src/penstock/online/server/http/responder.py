@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, cast
 
 from penstock.online.server.http.answer import (
     CLOSE,
@@ -20,16 +20,16 @@ from penstock.online.server.http.answer import (
     compose_chunk,
     compose_stream,
 )
+from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange
-from penstock.online.server.http.shared import Shared
 from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending
 from penstock.tensor import Buffer
 
 _PROBE_S = 0.05
 
 
-class Line(ServerConnection):
-    """What requests came by, and their answers go by. Belongs to the event loop."""
+class Responder(ServerConnection):
+    """The write side of one HTTP/1.1 connection: queues responses and sends them in request order. Belongs to the event loop."""
 
     __slots__ = (
         "_backlog",
@@ -41,11 +41,11 @@ class Line(ServerConnection):
         "_receiving",
         "_transport",
         "_write_paused",
-        "shared",
+        "context",
     )
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
+    def __init__(self, context: HttpContext) -> None:
+        self.context = context
         self._transport: asyncio.Transport | None = None
         self._pending: deque[Exchange] = deque()
         self._backlog: deque[Exchange] = deque()
@@ -67,11 +67,11 @@ class Line(ServerConnection):
         self._transport = None
         self._ending = True
         for exchange in self._backlog:
-            self._let_go(exchange)
+            self._give_back(exchange)
         self._backlog.clear()
         for exchange in list(self._pending):
             exchange.cancel()
-        self.shared.connections.discard(self)
+        self.context.connections.discard(self)
 
     def eof_received(self) -> bool:
         """The client has said all that it will; it may still wait for answers, or be gone."""
@@ -107,7 +107,7 @@ class Line(ServerConnection):
 
     def _take(self, exchange: Exchange) -> None:
         """Have ``exchange`` answered, at once or when there are fewer before it."""
-        if self._backlog or self._write_paused or len(self._pending) >= self.shared.max_pipelined:
+        if self._backlog or self._write_paused or len(self._pending) >= self.context.max_pipelined:
             self._backlog.append(exchange)
             self._steer_reading()
         else:
@@ -115,8 +115,8 @@ class Line(ServerConnection):
             exchange.run()
 
     def _take_backlog(self) -> None:
-        shared = self.shared
-        while self._backlog and not self._write_paused and len(self._pending) < shared.max_pipelined:
+        context = self.context
+        while self._backlog and not self._write_paused and len(self._pending) < context.max_pipelined:
             exchange = self._backlog.popleft()
             self._pending.append(exchange)
             if exchange.answer is None:
@@ -142,18 +142,29 @@ class Line(ServerConnection):
         else:
             self._transport.resume_reading()
 
-    # Answers
+    # The exchanges' side
+
+    @property
+    def max_body_bytes(self) -> int:
+        """See ``AnswerSink``, as the next two."""
+        return self.context.max_request_bytes
+
+    def reserve(self, exchange: Exchange, size: int) -> None:
+        exchange.reserved_bytes += self.context.reserve(size, exchange.reserved_bytes)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self.context.start(work)
 
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
     ) -> None:
-        """The whole answer to ``exchange``, to be written in its turn; ``headers`` are lines with their ends."""
+        """See ``AnswerSink``, as the next three; it is written in its turn."""
         if exchange.reserved_bytes:
-            self._let_go(exchange)
+            self._give_back(exchange)
         transport = self._transport
         if transport is None:
             return
-        if not exchange.keep_alive or (self.shared.connections.draining and self._is_last(exchange)):
+        if not exchange.keep_alive or (self.context.connections.draining and self._is_last(exchange)):
             exchange.keep_alive = False
             self._ending = True
             connection = CLOSE
@@ -175,25 +186,22 @@ class Line(ServerConnection):
         self._settle(exchange, answer)
 
     def begin_stream(self, exchange: Exchange, headers: bytes) -> None:
-        """The answer to ``exchange`` is 200 and comes in pieces; ``headers`` are lines with their ends."""
         is_chunked = not exchange.head.http_1_0
         exchange.keep_alive = exchange.keep_alive and is_chunked
         exchange.is_streaming = True
         self._push(exchange, compose_stream(headers, b"" if exchange.keep_alive else CLOSE, is_chunked))
 
     def send(self, exchange: Exchange, data: bytes) -> None:
-        """One piece, not empty. A client that leaves too many of them unread is cut off, and its request cancelled."""
         self._push(exchange, data if exchange.head.http_1_0 else compose_chunk(data))
         if self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size() + (len(_waiting(exchange)) if exchange.answer else 0)
-        if unsent > self.shared.config.max_unsent_bytes:
+        if unsent > self.context.config.max_unsent_bytes:
             self._transport.abort()
             exchange.cancel()
 
     def end_stream(self, exchange: Exchange) -> None:
-        """There are no more pieces."""
-        self._let_go(exchange)
+        self._give_back(exchange)
         if self._transport is None:
             return
         exchange.is_streaming = False
@@ -212,8 +220,8 @@ class Line(ServerConnection):
         else:
             _waiting(exchange).extend(data)
 
-    def _let_go(self, exchange: Exchange) -> None:
-        self.shared.give_back(exchange.reserved_bytes)
+    def _give_back(self, exchange: Exchange) -> None:
+        self.context.give_back(exchange.reserved_bytes)
         exchange.reserved_bytes = 0
 
     @property
@@ -263,12 +271,12 @@ class Line(ServerConnection):
             transport.writelines(parts)
         if last.is_streaming:
             return
-        if not last.keep_alive or (self._is_done and (self._ending or self.shared.connections.draining)):
+        if not last.keep_alive or (self._is_done and (self._ending or self.context.connections.draining)):
             self._close(transport)
 
     def _close(self, transport: asyncio.Transport) -> None:
         """Close after the last answer, leaving it time to arrive where more may be coming in."""
-        if not (self._discarding or self.shared.connections.draining):
+        if not (self._discarding or self.context.connections.draining):
             transport.close()
             return
         is_told = end_sending(transport)

@@ -77,7 +77,7 @@ class Place(msgspec.Struct, frozen=True):
     byte_size: int
 
 
-class Plan(msgspec.Struct):
+class RequestLayout(msgspec.Struct):
     """A JSON part understood: all of a request but its raw tensors."""
 
     id: str
@@ -131,10 +131,12 @@ def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
     return inputs
 
 
-def understand(wire: WireRequest) -> Plan:
+def understand(wire: WireRequest) -> RequestLayout:
     """Everything that can be known from the JSON alone. Raises InvalidArgument."""
     check_bytes_elements(sum(math.prod(tensor.shape) for tensor in wire.inputs if tensor.datatype == "BYTES"))
-    plan = Plan(wire.id, plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters]), wire.parameters)
+    plan = RequestLayout(
+        wire.id, plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters]), wire.parameters
+    )
     for tensor in wire.inputs:
         if tensor.parameters:
             _note_input(plan, tensor)
@@ -152,7 +154,7 @@ def _decode(text: Body) -> WireRequest:
     return _decode_request(text)
 
 
-def _note_input(plan: Plan, tensor: WireInput) -> None:
+def _note_input(plan: RequestLayout, tensor: WireInput) -> None:
     """Where the data of an input with parameters are."""
     datatype = _datatype(tensor)
     fields = {"data": tensor.data is not msgspec.UNSET}
@@ -225,7 +227,7 @@ def _size(what: str, parameters: Parameters, name: str, default: int | None = No
     return size
 
 
-def _note_outputs(plan: Plan, wire: WireRequest) -> None:
+def _note_outputs(plan: RequestLayout, wire: WireRequest) -> None:
     """Which outputs are wanted, and in which form: each one's own wish goes before the request's."""
     default = ALL if _flag(plan.parameters, "binary_data_output") else NONE
     plan.parameters.pop("binary_data_output", None)

@@ -1,4 +1,4 @@
-"""Memory for something large that comes in piece by piece, and whose size is known from the beginning."""
+"""Memory for a large body or message that arrives piece by piece, and whose size is known from the start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _ALIGNMENT = 64
 _GROWTH = 8
 
 
-class Room:
-    """What is only announced may never come: there is never more memory than ``_GROWTH`` times what has arrived.
+class BodyBuffer:
+    """Grows with what has arrived, to at most ``_GROWTH`` times that: announced bytes may never come.
 
-    Nothing but what has arrived can be read of it.
+    Only bytes that have arrived can be read.
     """
 
     __slots__ = ("_aligned", "_memory", "filled", "size")
@@ -28,15 +28,15 @@ class Room:
 
     @property
     def spare(self) -> int:
-        """Bytes of memory that wait for what has not arrived yet."""
+        """Bytes of memory that are not filled yet."""
         return len(self._memory) - self.filled
 
     def wanted(self, count: int) -> int:
-        """How much memory there will be after ``grow(count)``."""
+        """The memory that ``grow(count)`` leads to, in bytes."""
         return max(len(self._memory), min(self.size, _GROWTH * (self.filled + count)))
 
     def grow(self, count: int = 0) -> None:
-        """Make memory for what comes next, where the next ``count`` bytes, at most all that are missing, are here already."""
+        """Make room for the bytes that follow; ``count`` of them, at most all that are missing, have already arrived."""
         if self.spare > count or len(self._memory) == self.size:
             return
         size = self.wanted(count)
@@ -48,14 +48,14 @@ class Room:
         self._memory = found
 
     def add(self, data: Buffer) -> None:
-        """Take what comes next: not more than is missing."""
+        """Append ``data``, which is at most as long as what is missing."""
         count = len(data)
         self.grow(count)
         self._memory[self.filled : self.filled + count] = data
         self.filled += count
 
     def next(self) -> memoryview:
-        """Where the next bytes go; empty if there has to be more memory first."""
+        """The memory for the next bytes; empty if ``grow`` has to be called first."""
         return self._memory[self.filled :]
 
     def advance(self, count: int) -> None:
@@ -63,5 +63,5 @@ class Room:
         self.filled += count
 
     def content(self) -> memoryview:
-        """What has arrived, to be read."""
+        """What has arrived, read-only."""
         return self._memory[: self.filled].toreadonly()

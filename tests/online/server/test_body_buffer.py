@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.online.server.room import Room
+from penstock.online.server.body_buffer import BodyBuffer
 
 
 @given(content=st.binary(min_size=1, max_size=5000), cuts=st.lists(st.integers(1, 700)), direct=st.booleans())
 def test_what_arrives_is_what_can_be_read(content: bytes, cuts: list[int], direct: bool) -> None:
-    room = Room(len(content))
+    room = BodyBuffer(len(content))
     for cut in [*cuts, len(content)]:
         piece = content[room.filled : room.filled + cut]
         if direct and room.spare:
@@ -30,7 +30,7 @@ def test_what_arrives_is_what_can_be_read(content: bytes, cuts: list[int], direc
 
 @given(size=st.integers(1, 3000), aligned=st.integers(0, 3000), first=st.integers(0, 100))
 def test_the_memory_is_announced_and_its_tensors_are_aligned(size: int, aligned: int, first: int) -> None:
-    room = Room(size, aligned)
+    room = BodyBuffer(size, aligned)
     for piece in (bytes(min(first, size)), bytes(size - min(first, size))):
         wanted = room.wanted(len(piece))
         room.add(piece)

@@ -5,12 +5,12 @@ import pytest
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import BINARY, TEXT
-from penstock.online.server.http.plan import Place, Plan, is_plain, plain_inputs, read, understand
+from penstock.online.server.http.request_layout import Place, RequestLayout, is_plain, plain_inputs, read, understand
 
 X = {"name": "x", "datatype": "FP32", "shape": [2]}
 
 
-def plan(*inputs: dict[str, Any], **more: Any) -> Plan:
+def plan(*inputs: dict[str, Any], **more: Any) -> RequestLayout:
     return understand(read(json.dumps({"inputs": inputs, **more}).encode()))
 
 
