@@ -47,9 +47,9 @@ def test_declared_signature() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"inputs": [X]}, r"declared outputs must have names, each another, but are \[\]"),
-        ({"inputs": [X, X], "outputs": [X]}, r"declared inputs must have names, each another, but are \['x', 'x'\]"),
-        ({"inputs": [{**X, "name": ""}], "outputs": [X]}, "declared inputs must have names"),
+        ({"inputs": [X]}, r"declared outputs must have different, non-empty names, got \[\]"),
+        ({"inputs": [X, X], "outputs": [X]}, r"declared inputs must have different, non-empty names, got \['x', 'x'\]"),
+        ({"inputs": [{**X, "name": ""}], "outputs": [X]}, "declared inputs must have different, non-empty names"),
         ({"inputs": [{**X, "shape": [-2]}], "outputs": [X]}, "a dimension of the declared inputs is below -1"),
         (
             {"inputs": [{**X, "datatype": "FLOAT"}], "outputs": [X]},

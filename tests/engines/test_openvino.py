@@ -46,7 +46,7 @@ def test_a_file_that_is_no_ir_is_not_tried_as_something_else(tmp_path: Path, cap
     (tmp_path / "m.bin").touch()
     for data in (models.linear().data, b"node { name: 'x' }"):
         (tmp_path / "m.xml").write_bytes(data)
-        with pytest.raises(InvalidModel, match=r"'m\.xml' is no OpenVINO model"):
+        with pytest.raises(InvalidModel, match=r"'m\.xml' is not an OpenVINO model"):
             OpenVinoEngine().load(Artifact.from_file(tmp_path / "m.xml"), {})
     (tmp_path / "m.xml").write_bytes(b"<net")
     with pytest.raises(InvalidModel) as caught:

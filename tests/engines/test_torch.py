@@ -115,7 +115,7 @@ def test_arguments_with_defaults_need_not_be_declared() -> None:
 @pytest.mark.parametrize("names", [["a", "b", "c"], ["a__0", "b__2"], ["a__0", "b__0"]], ids=["many", "far", "twice"])
 def test_names_that_do_not_fit(names: list[str]) -> None:
     with pytest.raises(
-        InvalidModel, match=r"are not the model's, which has \['first', 'second'\] \(name them so, or NAME__0"
+        InvalidModel, match=r"do not fit the model's names \['first', 'second'\] \(use the model's names, or NAME__0"
     ):
         TorchEngine().load(script(Pair()), declare(names, ["y"]))
 
@@ -128,7 +128,7 @@ def test_a_script_must_be_declared() -> None:
 def test_an_output_of_another_type_than_declared() -> None:
     model = TorchEngine().load(script(Optional()), declare(["x"], ["y"], "INT32"))
     with pytest.raises(
-        PenstockError, match="gave output 'y' as torch.int64, but it is declared as INT32 .declare it as INT64"
+        PenstockError, match="returned output 'y' as torch.int64, but it is declared as INT32 .declare it as INT64"
     ):
         model.forward({"x": np.ones(1, np.int64)})
 
@@ -167,7 +167,8 @@ def test_pickles_are_refused_unread(what: str, legacy: bool, format: Format) -> 
     torch.save(value, buffer, _use_new_zipfile_serialization=not legacy)
     artifact = Artifact.from_bytes(buffer.getvalue(), format)
     with pytest.raises(
-        InvalidModel, match=r"(pickle of torch\.save|no archive of torch|no exported program).*torch\.export\.save"
+        InvalidModel,
+        match=r"(pickle of torch\.save|not an archive of torch|not an exported program).*torch\.export\.save",
     ):
         TorchEngine().load(artifact, {"inputs": [X], "outputs": [Y]})
 
@@ -177,13 +178,13 @@ def test_a_file_of_the_other_kind_is_told_its_name() -> None:
     with pytest.raises(InvalidModel, match="exported program, not TorchScript .name it '.pt2'"):
         TorchEngine().load(Artifact.from_bytes(data, Format.TORCHSCRIPT), {})
     data = torch_models.SCRIPTS.linear().data
-    with pytest.raises(InvalidModel, match="no exported program .name it '.pt'"):
+    with pytest.raises(InvalidModel, match="not an exported program .name it '.pt'"):
         TorchEngine().load(Artifact.from_bytes(data, Format.EXPORTED_PROGRAM), {})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(InvalidConfig, match=r"device 'cuda:1' is not there: PyTorch .* sees 0 GPUs"):
+    with pytest.raises(InvalidConfig, match=r"device 'cuda:1' does not exist: PyTorch .* sees 0 GPUs"):
         TorchEngine().load(torch_models.PROGRAMS.linear(), {"device": "cuda:1"})
     with pytest.raises(InvalidConfig, match="device"):
         TorchEngine().validate(torch_models.PROGRAMS.linear(), {"device": "meta"})

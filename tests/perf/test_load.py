@@ -288,7 +288,7 @@ def test_bad_rates_are_refused(rate: float) -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="concurrency 0"):
+    with pytest.raises(InvalidArgument, match="concurrency must be at least 1, got 0"):
         run(closed_loop(NOBODY, [QUESTION], 0))
     with pytest.raises(InvalidArgument, match="no requests"):
         run(closed_loop(NOBODY, [], 1))

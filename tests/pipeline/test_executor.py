@@ -241,7 +241,7 @@ def test_a_tensor_is_absent_when_all_who_could_give_it_were_skipped() -> None:
     )
     bench = Bench(graph).begin(x=1, n=3)
     assert not bench.names
-    assert bench.error.message == "there is no output 'y': step 'end' was skipped"
+    assert bench.error.message == "output 'y' is missing: step 'end' was skipped"
 
 
 def test_an_optional_output_may_be_missing() -> None:
@@ -261,7 +261,7 @@ def test_a_step_does_without_its_optional_inputs_only() -> None:
     graph = make(["x", "u"], ["y"], step("s", ["x", "u"], ["y"], optional=frozenset({"i1"})))
     bench = Bench(graph).begin(x=1)
     assert list(bench.jobs[0].inputs) == ["i0"]
-    assert Bench(graph).begin(u=1).error.message == "there is no output 'y': step 's' was skipped"
+    assert Bench(graph).begin(u=1).error.message == "output 'y' is missing: step 's' was skipped"
 
 
 def test_a_condition_that_cannot_be_decided_ends_the_run() -> None:

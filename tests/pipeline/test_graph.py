@@ -75,19 +75,19 @@ def test_one_tensor_may_be_several_inputs_of_a_step() -> None:
     [
         (
             ["x>a", "aa>y"],
-            "step 'aa>y' reads tensor 'aa', which nobody gives (did you mean 'a'?)",
+            "step 'aa>y' reads tensor 'aa', which no step produces (did you mean 'a'?)",
         ),
-        (["x>a"], "no step gives output 'y'"),
-        (["x>y", "x.x>y"], "tensor 'y' is given by step 'x>y' and by step 'x.x>y'"),
+        (["x>a"], "no step produces output 'y'"),
+        (["x>y", "x.x>y"], "tensor 'y' is produced by step 'x>y' and by step 'x.x>y'"),
         (["x>y", "y>x"], "output 'o0' of step 'y>x' is tensor 'x', which is an input"),
         (["x>y", "x>y"], "2 steps are called 'x>y'"),
         (["x.b>a", "a>b.y"], "steps wait for one another: 'a>b.y' -> 'x.b>a' -> 'a>b.y'"),
         (["x.a>a.y"], "steps wait for one another: 'x.a>a.y' -> 'x.a>a.y'"),
         (["x>a.y", "b>c", "c>d", "d>b"], "steps wait for one another: 'b>c' -> 'c>d' -> 'd>b' -> 'b>c'"),
-        ([step("x>y", condition="t")], "step 'x>y' reads tensor 't', which nobody gives"),
+        ([step("x>y", condition="t")], "step 'x>y' reads tensor 't', which no step produces"),
         (
             [step("x>y", condition="x"), step("x.x>y", condition="x > 1")],
-            "tensor 'y' is given by step 'x>y' and by step 'x.x>y'",
+            "tensor 'y' is produced by step 'x>y' and by step 'x.x>y'",
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_cannot_run_is_refused(steps: list[str | PipelineStep], message: st
 
 
 def test_an_unknown_optional_output_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="optional output 'z' is no output"):
+    with pytest.raises(InvalidConfig, match="optional output 'z' is not an output of the graph"):
         graph("x", "y", "x>y", optional=frozenset({"z"}))
 
 
@@ -136,7 +136,7 @@ def test_tensors_that_fit(one: PipelineStep, batchable: bool) -> None:
         (typed((-1, 3)), False, "tensor 'x' is FP32 [-1, 2] as an input, but FP32 [-1, 3] as input 'i0' of step 'x>y'"),
         (typed((2,)), False, "but FP32 [2] as input"),
         (typed((-1, -1, 2), batchable=True), True, "but FP32 [-1, -1, 2] as input"),
-        (typed(inputs={}), False, "input 'i0' of step 'x>y' is not given any tensor"),
+        (typed(inputs={}), False, "input 'i0' of step 'x>y' has no tensor"),
         (typed(inputs={"i0": "x", "i1": "x"}), False, "step 'x>y' has no input 'i1' (known: i0)"),
         (typed(outputs={"p": "y"}), False, "step 'x>y' has no output 'p'"),
         (typed(condition="x"), False, "'x != 0' of step 'x>y' needs one number, but the tensor is FP32"),

@@ -73,5 +73,5 @@ def test_nothing_is_made_before_the_first_trace(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_known_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="there is no folder"):
+    with pytest.raises(InvalidConfig, match="does not exist"):
         TraceFile(tmp_path / "missing" / "t", TraceSettings()).check()

@@ -1,6 +1,6 @@
 """The engine seam: ``Engine`` judges and loads artifacts, ``LoadedModel`` runs.
 
-A ``LoadedModel`` exists only loaded, so there is no state in which ``forward`` cannot be called but after ``unload``.
+A ``LoadedModel`` is loaded from the moment it exists, so ``forward`` can be called until ``unload``.
 ``tests/conformance/engines.py`` states this contract as tests; every engine runs it.
 """
 
@@ -50,7 +50,7 @@ class LoadedModel(Protocol):
 
     signature: Signature
     reentrant: bool = False
-    """Several threads may be in ``forward`` at once."""
+    """True if several threads may run ``forward`` at the same time."""
     predictable: bool = False
     """``forward`` waits for nothing but the processor, any thread may call it, and its time depends only on the inputs' shapes. The
     server may run short batches of such a model on its event loop."""
@@ -70,40 +70,40 @@ class LoadedModel(Protocol):
 
 
 Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
-"""``answer(n, outcome, final)`` for the n-th of the requests being executed: outputs, an error, or None where a decoupled model has
-nothing more to say; ``final`` ends the request, as an error does. False if nobody wants more answers to it, which None that is not
-final only asks."""
+"""``answer(n, outcome, final)`` answers the n-th of the requests being executed.
+
+``outcome`` holds outputs or an error; None is for a decoupled model that sends no further outputs. ``final`` or an error ends the
+request.
+Returns False once the caller wants no more answers to this request; None without ``final`` only asks for that."""
 
 
 @runtime_checkable
 class RequestModel(Protocol):
-    """A model in memory that is given requests as they are, not merged: it sees the id and the parameters of each, and answers or
-    refuses each by itself."""
+    """A model in memory that takes requests unmerged: it sees the id and parameters of each, and answers each separately."""
 
     @property
     def signature(self) -> Signature: ...
 
     @property
     def reentrant(self) -> bool:
-        """Whether several threads may be in ``execute`` at once."""
+        """True if several threads may run ``execute`` at the same time."""
         ...
 
     @property
     def decoupled(self) -> bool:
-        """Whether it gives any number of answers to a request."""
+        """True if it may send any number of answers to a request."""
         ...
 
     @property
     def max_batch(self) -> int | None:
-        """The most rows that the requests given at once may have in all; 0 if their tensors have no batch dimension, None if the
-        model leaves it to who serves it."""
+        """Limit on the total rows of one ``execute`` call. 0: tensors have no batch dimension. None: the server decides."""
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
         """Answer each of ``requests`` once before this returns. A decoupled model, given one request at a time, answers any number of
         times, perhaps after this returned and from any thread, until one answer is final; ``answer`` may block.
 
-        Inputs are borrowed until a request has ended; outputs are the caller's. What is raised befalls all requests not yet ended.
+        Inputs are borrowed until a request has ended; outputs are the caller's. An exception fails all requests that have not ended.
         """
         ...
 
@@ -115,7 +115,7 @@ class RequestModel(Protocol):
 class Engine(Protocol):
     """Runs artifacts of some formats. Stateless: all methods may be called from any thread.
 
-    What is known of an engine before it is imported is in its ``EngineTraits``.
+    ``EngineTraits`` describes an engine without importing it.
     """
 
     @property
@@ -145,17 +145,17 @@ class Engine(Protocol):
 
 
 class OptionsEngine(abc.ABC):
-    """What engines with a struct of options and a cost in proportion to the model's size have in common."""
+    """Base of engines that have a struct of options and need memory in proportion to the model's size."""
 
     name: ClassVar[str]
     version: str
     formats: ClassVar[frozenset[Format]]
     options: ClassVar[type[msgspec.Struct]]
-    """Has a field ``threads``."""
+    """Struct of the options; has a field ``threads``."""
     copies: ClassVar[int]
-    """How often a loaded model holds its weights, at most."""
+    """Upper bound on how many copies of its weights a loaded model holds."""
     fixed_bytes: ClassVar[int]
-    """Memory that a loaded model takes besides."""
+    """Memory of a loaded model besides its weights."""
 
     def gpus(self) -> int:
         return 0
@@ -192,7 +192,7 @@ def _external_data(artifact: Artifact) -> list[Finding]:
     try:
         external = has_external_data(artifact.data)
     except ValueError:
-        return [Finding(Severity.ERROR, "the bytes are no ONNX model, or were cut off", "export the model again")]
+        return [Finding(Severity.ERROR, "the bytes are not an ONNX model, or are cut off", "export the model again")]
     if not external:
         return []
     message = "the model keeps weights in external files, but it is not known where they lie"
@@ -200,7 +200,7 @@ def _external_data(artifact: Artifact) -> list[Finding]:
 
 
 def missing_data(artifact: Artifact, path: str) -> InvalidModel:
-    """What to raise when the external data file ``path`` of ``artifact`` is not there."""
+    """The error for a missing external data file ``path`` of ``artifact``."""
     folder = artifact.path.parent.resolve() if artifact.path else Path()
     whole = folder / path
     file = whole.relative_to(folder) if whole.is_relative_to(folder) else whole.name
@@ -215,8 +215,9 @@ def refuse_errors(findings: list[Finding]) -> None:
 
 
 def declared_signature(options: Options) -> Signature | None:
-    """What the options ``inputs`` and ``outputs`` declare: lists of ``{"name", "datatype", "shape"}``, the shape with the batch
-    dimension and -1 for any size. None if both are absent or empty. Raises InvalidConfig.
+    """The signature that the options ``inputs`` and ``outputs`` declare; None if both are absent or empty. Raises InvalidConfig.
+
+    Each is a list of ``{"name", "datatype", "shape"}``. Shapes include the batch dimension; -1 is any size.
     """
     declared = {part: options.get(part) or () for part in ("inputs", "outputs")}
     if not any(declared.values()):
@@ -230,14 +231,14 @@ def declared_signature(options: Options) -> Signature | None:
     for part, specs in (("inputs", signature.inputs), ("outputs", signature.outputs)):
         names = [spec.name for spec in specs]
         if not names or "" in names or len(set(names)) < len(names):
-            raise InvalidConfig(f"the declared {part} must have names, each another, but are {names}")
+            raise InvalidConfig(f"the declared {part} must have different, non-empty names, got {names}")
         if any(dim < -1 for spec in specs for dim in spec.shape):
-            raise InvalidConfig(f"a dimension of the declared {part} is below -1", "-1 stands for any size")
+            raise InvalidConfig(f"a dimension of the declared {part} is below -1", "use -1 for any size")
     return signature
 
 
 def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:
-    """``options`` as the engine's own struct; an unknown name or a wrong type is an InvalidConfig that lists what is known."""
+    """Convert ``options`` to the engine's struct. Raises InvalidConfig for an unknown name or a wrong type."""
     known = [field.name for field in msgspec.structs.fields(into)]
     unknown = sorted(set(options) - set(known))
     if unknown:

@@ -1,7 +1,7 @@
-"""What one has to know of an ONNX model before it is loaded, told from its bytes alone: tensors in other files, control flow.
+"""Facts about an ONNX model before it is loaded, read from its bytes: external tensors, control flow.
 
-Reads the protobuf wire format (tags and lengths, https://protobuf.dev/programming-guides/encoding) and goes down only where
-tensors can be: one pass, constant memory. So a server need not import ``onnx``, nor parse the weights a second time.
+Reads the protobuf wire format (https://protobuf.dev/programming-guides/encoding) and descends only into fields that can contain
+tensors: one pass, constant memory. So a server need not import ``onnx``, nor parse the weights a second time.
 """
 
 from __future__ import annotations

@@ -44,15 +44,15 @@ _GRAPH_LEVELS = {
 _CUDA = "CUDAExecutionProvider"
 _LARGE_BYTES = 1 << 20
 """From here on parsing takes longer than requests to other models should wait, which is about half a millisecond."""
-# What goes wrong reaches the caller as an exception; ONNX Runtime would also print it.
+# Errors reach the caller as exceptions; below this level ONNX Runtime would also print them.
 _FATAL_ONLY = 4
 
 
 class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
-    """What one may change about a session; the defaults are ONNX Runtime's own."""
+    """Options of a session; the defaults are ONNX Runtime's own."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads within an operator; 0 lets ONNX Runtime take one per core."""
+    """Threads within an operator; 0: one per core."""
     inter_op_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads across operators, used only by models with parallel branches; 0 keeps execution sequential."""
     graph_level: Literal["disabled", "basic", "extended", "all"] = "all"
@@ -121,7 +121,7 @@ class OnnxRuntimeModel(LoadedModel):
         )
         optional = [value for value in session.get_overridable_initializers() if value.type in _BY_ORT_TYPE]
         self.optional_inputs = tuple(_spec(value) for value in optional)
-        """Inputs with a value of the model's own, which a caller may give another; not part of the signature."""
+        """Inputs that have a default value in the model; not part of the signature."""
         self._names = self.signature.output_names
         self._session: ort.InferenceSession | None = session
         inputs = self.signature.inputs + self.optional_inputs
@@ -163,8 +163,11 @@ class OnnxRuntimeModel(LoadedModel):
 
 @contextmanager
 def _as_file(artifact: Artifact) -> Iterator[bytes | str]:
-    """What to load ``artifact`` from. Bytes are parsed under the interpreter's lock, and a file without, so that other threads go on;
-    but this one leads to no weights beside it."""
+    """The session's source: the bytes, or the path of an in-memory file with them.
+
+    ONNX Runtime holds the interpreter lock while it parses bytes, but not while it reads a file. The in-memory file has no folder,
+    so models with external data are loaded from bytes.
+    """
     if len(artifact.data) < _LARGE_BYTES or _is_in_parts(artifact.data):
         yield artifact.data
         return
@@ -179,7 +182,7 @@ def _is_in_parts(data: bytes) -> bool:
     try:
         return has_external_data(data)
     except ValueError:
-        return True  # ONNX Runtime knows best what is wrong
+        return True  # ONNX Runtime explains better what is wrong
 
 
 def _missing_providers(options: OnnxRuntimeOptions) -> list[Finding]:
@@ -204,7 +207,7 @@ def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
         session_options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     session_options.graph_optimization_level = _GRAPH_LEVELS[options.graph_level]
     session_options.enable_cpu_mem_arena = options.arena
-    # Or it would look at the bytes, and take those of its own format, which was not checked.
+    # Otherwise ONNX Runtime detects the format, and accepts its own, which was not checked.
     session_options.add_session_config_entry("session.load_model_format", "ONNX")
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
     return session_options

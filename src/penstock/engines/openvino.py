@@ -40,22 +40,22 @@ _BY_OPENVINO_TYPE = {
 }
 
 
-# The CPU plug-in computes these in 32 bits with a sign and says nothing when a value does not fit.
+# The CPU plug-in computes these in signed 32 bits and does not report values that do not fit.
 _NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
 _INT32 = np.iinfo(np.int32)
 
-# Reading the plug-ins takes 50 ms and their memory; compiling is safe from several threads.
+# One core for the process: loading the plug-ins takes 50 ms and memory. Compiling is safe from several threads.
 _core_lock = threading.Lock()
 _cores: list[ov.Core] = []
 
 
 class OpenVinoOptions(msgspec.Struct, frozen=True):
-    """What one may change about a compiled model."""
+    """Options of a compiled model."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads; 0 lets OpenVINO take all cores."""
+    """Threads; 0: all cores."""
     precision: Literal["f32", "bf16", "f16"] = "f32"
-    """Arithmetic of float operators. OpenVINO itself would silently take BF16 where the CPU has it; we ask for what is meant."""
+    """Arithmetic of float operators. Always passed on, because OpenVINO would silently choose BF16 on CPUs that have it."""
 
 
 class OpenVinoEngine(OptionsEngine):
@@ -85,10 +85,10 @@ class OpenVinoEngine(OptionsEngine):
         refuse_errors(check_artifact(artifact, self.formats))
         config = {
             "INFERENCE_PRECISION_HINT": typed.precision,
-            # One request at a time, which has all threads.
+            # One request at a time, with all threads.
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": "1",
-            # OpenVINO would pin threads to cores of its choice, on which neighbours' threads then pile up.
+            # Pinned threads of several models would pile up on the same cores.
             "ENABLE_CPU_PINNING": "NO",
         }
         if typed.threads:
@@ -162,15 +162,13 @@ def _read(artifact: Artifact) -> ov.Model:
     if artifact.path is not None and artifact.format is Format.OPENVINO_IR:
         weights = artifact.path.with_suffix(".bin")
         if not weights.is_file():
-            raise InvalidModel(
-                f"'{weights.name}' is missing, which holds the model's weights", "put it beside the model"
-            )
-        # OpenVINO would try it in every format that it knows.
+            raise InvalidModel(f"'{weights.name}' is missing: it holds the model's weights", "put it beside the model")
+        # Otherwise OpenVINO tries every format that it knows.
         if not artifact.data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"<?xml", b"<net")):
-            raise InvalidModel(f"'{artifact.path.name}' is no OpenVINO model", "save it with openvino.save_model")
+            raise InvalidModel(f"'{artifact.path.name}' is not an OpenVINO model", "save it with openvino.save_model")
         return _core().read_model(artifact.path)
     if artifact.path is not None and has_external_data(artifact.data):
-        return _core().read_model(artifact.path)  # only then does OpenVINO know the folder of the other files
+        return _core().read_model(artifact.path)  # tells OpenVINO the folder of the other files
     return _core().read_model(artifact.data)
 
 
@@ -209,7 +207,7 @@ def _spec(port: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    # Where in OpenVINO it happened comes first, each line ending in a colon; then what happened.
+    # OpenVINO first lists source locations, in lines that end with a colon, then the reason.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if not line.endswith(":") and not line.startswith("Model wasn't fully converted")]
     return (told or lines or [type(error).__name__])[0].removeprefix("-- ")[:400]

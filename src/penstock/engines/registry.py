@@ -1,4 +1,4 @@
-"""Engines by name, and what is known of each beforehand. ``get_engine`` imports an engine's file, and with it the package it wraps."""
+"""Engines by name, with the traits of each. Only ``get_engine`` imports an engine's file and the package that it wraps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.errors import EngineUnavailable, InvalidArgument
 
 
 class ServedAs(msgspec.Struct, frozen=True):
-    """How a model repository names an engine's models."""
+    """Names of an engine's models in a model repository."""
 
     backend: str
     platform: str
@@ -23,12 +23,12 @@ class ServedAs(msgspec.Struct, frozen=True):
 
 
 class EngineTraits(msgspec.Struct, frozen=True):
-    """What Penstock knows of an engine without importing its package."""
+    """Facts about an engine, readable without importing its package."""
 
     module: str
     class_name: str
     install: str
-    """What to give to pip."""
+    """Argument of ``pip install``."""
     formats: tuple[Format, ...]
     served_as: tuple[ServedAs, ...]
     platform: str = ""
@@ -36,7 +36,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     takes_signature: bool = False
     """It has the options ``inputs`` and ``outputs`` of ``declared_signature``, since some of its models do not know theirs."""
     keeps_threads: bool = True
-    """A loaded model has threads besides its caller's, even with the option ``threads`` at 1."""
+    """A loaded model keeps threads of its engine, even with the option ``threads`` at 1."""
     shared_options: Mapping[str, Any] = {}
     """Options for models with several threads that share their cores with a server."""
     precisions: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ _ENGINES = {
 
 
 def traits(name: str) -> EngineTraits:
-    """What is known of the engine called ``name``, whether it is installed or not. Raises InvalidArgument if unknown."""
+    """Traits of the engine called ``name``, installed or not. Raises InvalidArgument if unknown."""
     if name not in _ENGINES:
         raise InvalidArgument(f"unknown engine '{name}'", f"known: {', '.join(_ENGINES)}")
     return _ENGINES[name]

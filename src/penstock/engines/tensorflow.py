@@ -17,7 +17,7 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 
 class TensorFlowOptions(msgspec.Struct, frozen=True):
-    """What one may change about a SavedModel."""
+    """Options of a SavedModel."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads within an operator; 0: one per core. TensorFlow has one pool for all models of a process: the first load decides."""
@@ -40,7 +40,7 @@ class TensorFlowEngine(OptionsEngine):
         refuse_errors(check_artifact(artifact, self.formats))
         assert artifact.path is not None
         if typed.threads:
-            with contextlib.suppress(RuntimeError):  # a model was loaded before
+            with contextlib.suppress(RuntimeError):  # too late: a model was loaded before
                 tf.config.threading.set_intra_op_parallelism_threads(typed.threads)
         try:
             model = tf.saved_model.load(str(artifact.path.parent))
@@ -60,7 +60,7 @@ class TensorFlowModel(LoadedModel):
 
     def __init__(self, model: Any, function: Any) -> None:
         inputs, outputs = function.structured_input_signature[1], function.structured_outputs
-        # A signature has no order of its own.
+        # TensorFlow does not order the tensors of a signature.
         self.signature = Signature(
             tuple(_spec(name, inputs[name]) for name in sorted(inputs)),
             tuple(_spec(name, outputs[name]) for name in sorted(outputs)),
@@ -75,7 +75,7 @@ class TensorFlowModel(LoadedModel):
         try:
             feeds = {name: tf.constant(array) for name, array in inputs.items()}
             found = loaded[1](**feeds)
-            # Copies: TensorFlow may give the memory of an input or of a variable.
+            # Copies: the result may share memory with an input or a variable.
             return {name: np.array(found[name].numpy()) for name in self.signature.output_names}
         except Exception as error:
             raise PenstockError(f"the model failed: {_reason(error)}") from error
@@ -92,7 +92,7 @@ def _spec(name: str, spec: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    """What happened: the first line, or where that only says that the graph failed, the last but for names of nodes."""
+    """The line that gives the reason: the first, or if that only says that the graph failed, the last that names no node."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t[")] or [type(error).__name__]
     told = [line for line in lines if not line.startswith("[[")]
     return (told[-1] if lines[0].startswith("Graph execution error") else lines[0])[:400]

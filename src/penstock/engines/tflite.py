@@ -18,12 +18,12 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 
 class TfLiteOptions(msgspec.Struct, frozen=True):
-    """What one may change about an interpreter."""
+    """Options of an interpreter."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads within an operator; 0: one per core."""
     free_batch: bool = False
-    """Let the first dimension of every input be resized, although the file fixes it, as converters do that fix it at 1."""
+    """Let the first dimension of every input be resized although the file fixes it. Some converters fix it at 1."""
     signature: str = ""
     """Which of the model's signatures to run; empty: its first, or without any the whole graph under its tensors' names."""
 
@@ -94,11 +94,11 @@ class TfLiteModel(LoadedModel):
         self._interpreter = None
 
     def _resize(self, interpreter: Interpreter, inputs: Mapping[str, Array]) -> None:
-        """Plan the memory anew if an input's shape is another than last time."""
+        """Plan the memory again if the shape of an input has changed."""
         shapes = {name: inputs[name].shape for name in self._inputs}
         if shapes == self._shapes:
             return
-        self._shapes = {}  # whatever happens, the next call plans anew
+        self._shapes = {}  # if this fails, the next call plans again
         for name, index in self._inputs.items():
             interpreter.resize_tensor_input(index, shapes[name])
         interpreter.allocate_tensors()
@@ -121,9 +121,7 @@ def _in_order(named: dict[str, dict[str, Any]], graph: list[dict[str, Any]]) -> 
     """``named`` of the signature as the graph lists them: the signature's own order is that of the names."""
     places = {details["index"]: place for place, details in enumerate(graph)}
     if any(details["index"] not in places for details in named.values()):
-        raise Unsupported(
-            "the signature runs another than the model's first graph", "choose another, or convert it alone"
-        )
+        raise Unsupported("the signature does not run the model's first graph", "choose another, or convert it alone")
     return dict(sorted(named.items(), key=lambda item: places[item[1]["index"]]))
 
 
@@ -143,6 +141,6 @@ def _text(array: Array) -> Array:
 
 
 def _reason(error: Exception) -> str:
-    # What happened, with LiteRT's source file before it and the node after it.
+    # LiteRT puts its source file before the reason and the node after it.
     line = (str(error).strip() or type(error).__name__).replace("\n", " ")
     return line[:400]

@@ -36,22 +36,22 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 _BY_TORCH_TYPE = {getattr(torch, each.dtype.name): each for each in DataType if each is not DataType.BYTES}
 
 
-# torch reads one program at a time, and fails if asked to read a second meanwhile.
+# torch fails if two threads read programs at the same time.
 _program_lock = threading.Lock()
 
 Program = Callable[[list[torch.Tensor]], Any]
-"""Gives the outputs, nested as its author wrote them, for the inputs in signature order."""
+"""Maps inputs in signature order to outputs, nested as the author of the program nested them."""
 
 
 class TorchOptions(msgspec.Struct, frozen=True):
-    """What one may change about a loaded program."""
+    """Options of a loaded program."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads within an operator; 0: one per core. Each call sets it, since it is a property of the thread that calls."""
+    """Threads within an operator; 0: one per core. A property of the calling thread, so each call sets it."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    """Where it computes: ``cpu``, ``cuda`` or ``cuda:N``."""
+    """Device: ``cpu``, ``cuda`` or ``cuda:N``."""
     inputs: tuple[TensorSpec, ...] = ()
-    """Declared inputs: TorchScript does not know its own."""
+    """Declared inputs; TorchScript files do not contain them."""
     outputs: tuple[TensorSpec, ...] = ()
     """Declared outputs."""
 
@@ -91,7 +91,7 @@ class TorchEngine(OptionsEngine):
 class TorchModel(LoadedModel):
     """One program with its own weights: one thread at a time, since a program may write to its buffers.
 
-    ``output_names`` are what the outputs of ``signature`` are called among the program's own (see ``_match``).
+    ``output_names`` are the program's names of the outputs in ``signature`` (see ``_match``).
     """
 
     def __init__(
@@ -131,7 +131,7 @@ def _load_script(data: bytes, device: torch.device, declared: Signature | None) 
     check_script(record_names(data))
     if declared is None:
         raise InvalidModel(
-            "a TorchScript model does not know its inputs and outputs, and none are declared",
+            "a TorchScript file does not contain its inputs and outputs, and none are declared",
             "declare name, data type and dims of each in the model's configuration, or save it with torch.export.save",
         )
     script = torch.jit.load(io.BytesIO(data), map_location=device).eval()
@@ -150,7 +150,7 @@ def _load_script(data: bytes, device: torch.device, declared: Signature | None) 
 
 def _load_program(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
     check_kind(record_names(data))
-    # By torch's own reader, which need not see in an archive what another does.
+    # With torch's own reader: another one may see different records in the same archive.
     archive = PT2ArchiveReader(io.BytesIO(data))
     check_program(archive.get_file_names(), archive.read_bytes, _check_pickle)
     with _program_lock:
@@ -160,7 +160,7 @@ def _load_program(data: bytes, device: torch.device, declared: Signature | None)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     arguments = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     if strange := [arg.name for arg in arguments if not isinstance(arg, (TensorArgument, ConstantArgument))]:
-        raise Unsupported(f"the exported program takes {strange}, which are no tensors", "export it for tensors only")
+        raise Unsupported(f"the exported program takes {strange}, which are not tensors", "export it for tensors only")
     inputs = [_spec(arg.name, values[arg.name]) for arg in arguments if isinstance(arg, TensorArgument)]
     results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     nested = pytree.tree_unflatten([_node_of(result) for result in results], program.call_spec.out_spec)
@@ -186,19 +186,21 @@ def _node_of(result: Any) -> str | None:
         return str(result.name)
     if isinstance(result, ConstantArgument) and result.value is None:
         return None
-    raise Unsupported("the exported program gives values that are no tensors", "export it to give tensors only")
+    raise Unsupported(
+        "the exported program returns values that are not tensors", "export it so that it returns tensors only"
+    )
 
 
 def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Those of ``specs`` that are declared, in their own order, by their declared names."""
+    """The declared ones of ``specs``, in their original order, under their declared names."""
     names = {place: spec.name for place, spec in zip(places, declared, strict=True)}
     return [msgspec.structs.replace(specs[place], name=names[place]) for place in sorted(names)]
 
 
 def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
-    """Where each of ``names`` is among the program's ``own``: by name; or if all end in ``__`` and a number, by that; or in order.
+    """The position of each of ``names`` among the program's ``own`` names. Raises InvalidModel if they do not fit.
 
-    Raises InvalidModel if they do not fit.
+    Matches by name; else by number, if all names end in ``__`` and a number; else by order.
     """
     if set(names) <= set(own):
         return [own.index(name) for name in names]
@@ -206,14 +208,14 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
     places = numbers if len(numbers) == len(names) else list(range(len(names)))
     if len(set(places)) < len(places) or max(places) >= len(own):
         raise InvalidModel(
-            f"{list(names)} are not the model's, which has {list(own)}",
-            "name them so, or NAME__0, NAME__1 … by their place",
+            f"the declared names {list(names)} do not fit the model's names {list(own)}",
+            "use the model's names, or NAME__0, NAME__1 … by position",
         )
     return places
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything but None in nested tuples, lists and dictionaries: with its key, or ``OUTPUT__`` and its place."""
+    """All values except None in nested tuples, lists and dictionaries, each with its key, or ``OUTPUT__`` and its position."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}__{key}" if name else str(key))
@@ -228,7 +230,7 @@ def _device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidConfig(
-            f"device '{name}' is not there: PyTorch {torch.__version__} sees {torch.cuda.device_count()} GPUs",
+            f"device '{name}' does not exist: PyTorch {torch.__version__} sees {torch.cuda.device_count()} GPUs",
             "use device 'cpu', or install PyTorch for this GPU",
         )
     return device
@@ -242,21 +244,23 @@ def _spec(name: str, value: torch.Tensor) -> TensorSpec:
 
 
 def _to_tensor(array: Array) -> torch.Tensor:
-    """A copy: the program may write to it, and the array is borrowed."""
+    """Copies, because the array is borrowed and the program may write to its inputs."""
     if array.dtype == DataType.BF16.dtype:
         return torch.from_numpy(np.array(array.view(np.uint16), order="C")).view(torch.bfloat16)
     if array.dtype == np.object_:
-        raise Unsupported("PyTorch has no string tensors", "give the program numbers")
+        raise Unsupported("PyTorch has no string tensors", "use numbers")
     return torch.from_numpy(np.array(array, order="C"))
 
 
 def _to_array(tensor: Any, spec: TensorSpec) -> Array:
-    """A copy: the tensor may be an input, or part of the program."""
+    """Copies, because the tensor may be an input or part of the program."""
     if not isinstance(tensor, torch.Tensor):
-        raise PenstockError(f"the model gave a {type(tensor).__name__} as output '{spec.name}'", "give tensors only")
+        raise PenstockError(
+            f"the model returned a {type(tensor).__name__} as output '{spec.name}'", "return tensors only"
+        )
     if (datatype := _BY_TORCH_TYPE.get(tensor.dtype)) is not spec.datatype:
         raise PenstockError(
-            f"the model gave output '{spec.name}' as {tensor.dtype}, but it is declared as {spec.datatype.value}",
+            f"the model returned output '{spec.name}' as {tensor.dtype}, but it is declared as {spec.datatype.value}",
             f"declare it as {datatype.value}" if datatype else "",
         )
     if spec.datatype is DataType.BF16:
@@ -269,6 +273,6 @@ def _check_pickle(data: bytes) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What happened: the last line of what TorchScript tells with its own stack, the first of anything else."""
+    """The line that gives the reason: the last one after a TorchScript stack, otherwise the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return (lines[-1] if "TorchScript" in lines[0] else lines[0])[:400]

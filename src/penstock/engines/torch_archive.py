@@ -1,8 +1,8 @@
-"""What one has to know of torch's archives before they are loaded: what kind it is, and whether loading it would run code.
+"""Checks of torch archives before they are loaded: their kind, and whether loading them would run code.
 
-torch reads parts of an exported program with Python's unrestricted unpickler, and evaluates others as Python (its symbolic
-sizes, its guards on inputs, the names of what it calls). Programs that ``torch.export.save`` writes need none of what is
-refused here. This keeps a file from doing more than computing; it makes no stranger's model one to trust.
+torch reads parts of an exported program with Python's unrestricted unpickler, and evaluates others as Python: symbolic sizes,
+guards on inputs, names of functions. Files written by ``torch.export.save`` do not need the features that are refused here. The
+checks restrict a program to computing; they do not make models from untrusted sources safe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from penstock.errors import InvalidModel
 
 Read = Callable[[str], bytes]
-"""The bytes of a record of an archive by its name."""
+"""Reads a record of an archive by name."""
 
 _EXPORT = "export the program again with torch.export.save, from tensors and operators of torch only"
 
@@ -41,13 +41,13 @@ _EXPRESSION = (
 
 
 def record_names(data: bytes) -> list[str]:
-    """Names of the records of an archive, without its own. Raises InvalidModel if ``data`` are none, or a bomb."""
+    """Names of an archive's records, without the prefix. Raises InvalidModel if ``data`` is not an archive, or a zip bomb."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             records = archive.infolist()
     except zipfile.BadZipFile:
         raise InvalidModel(
-            "the file is no archive of torch, or was cut off", "save it with torch.export.save or torch.jit.save"
+            "the file is not an archive of torch, or is cut off", "save it with torch.export.save or torch.jit.save"
         ) from None
     if sum(record.file_size for record in records) > _MAX_RATIO * len(data):
         raise InvalidModel(f"the archive unpacks to more than {_MAX_RATIO} times its size", _EXPORT)
@@ -55,28 +55,28 @@ def record_names(data: bytes) -> list[str]:
 
 
 def check_script(names: Sequence[str]) -> None:
-    """Raise InvalidModel unless an archive with records ``names`` is of TorchScript."""
+    """Raise InvalidModel unless an archive with records ``names`` holds TorchScript."""
     if "constants.pkl" in names:
         return
     if any(name.startswith("models/") for name in names):
         raise InvalidModel("the file is an exported program, not TorchScript", "name it '.pt2'")
     raise InvalidModel(
-        "the file is a pickle of torch.save, which Penstock does not load: it may run any code, and holds no program",
+        "the file is a pickle of torch.save, which Penstock does not load: unpickling may run any code, and it contains no program",
         "save it with torch.export.save or, as TorchScript, with torch.jit.save",
     )
 
 
 def check_kind(names: Sequence[str]) -> None:
-    """Raise InvalidModel unless an archive with records ``names`` is of one exported program."""
+    """Raise InvalidModel unless an archive with records ``names`` holds one exported program."""
     if any(name.startswith("data/aotinductor/") for name in names):
         raise InvalidModel("the file holds native code of AOTInductor, which Penstock does not load", _EXPORT)
     if "models/model.json" not in names:
         hint = "name it '.pt'" if "constants.pkl" in names else "save it with torch.export.save"
-        raise InvalidModel("the file is no exported program", hint)
+        raise InvalidModel("the file is not an exported program", hint)
 
 
 def check_program(names: Sequence[str], read: Read, check_pickle: Callable[[bytes], object]) -> None:
-    """Raise InvalidModel unless an exported program of records ``names`` only computes.
+    """Raise InvalidModel unless an exported program with records ``names`` only computes.
 
     ``check_pickle`` is given the pickled example inputs and raises if they hold anything but tensors and plain values.
     """
@@ -116,9 +116,9 @@ def _check_graph(graph: Any) -> None:
 
 
 def _texts(node: Any) -> Iterator[tuple[str, str]]:
-    """Every text below ``node`` with the key that it stands under, and the keys of ``range_constraints``, which are expressions.
+    """Every string below ``node`` with its key, and the keys of ``range_constraints``, which are expressions.
 
-    Without recursion: how deep a file nests is its own choice.
+    Not recursive, because the file determines the depth of nesting.
     """
     left: list[tuple[str, Any]] = [("", node)]
     while left:
@@ -134,7 +134,7 @@ def _texts(node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_tree(spec: str) -> bool:
-    """Whether ``spec``, how arguments nest, is of tuples, lists and dictionaries with plain keys."""
+    """True if ``spec``, the nesting of arguments, has only tuples, lists and dictionaries with plain keys."""
     left = [json.loads(spec)]
     while left:
         node = left.pop()
@@ -148,7 +148,7 @@ def _is_tree(spec: str) -> bool:
 
 
 def _is_arithmetic(text: str) -> bool:
-    """Whether ``text`` computes with numbers, sizes of tensors and functions of sympy, whose names are capitalised."""
+    """True if ``text`` uses only numbers, tensor sizes and sympy functions, whose names are capitalised."""
     try:
         nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

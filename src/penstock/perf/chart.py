@@ -18,16 +18,16 @@ _SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc262
 _LINE = 15
 """Pixels from one line of text to the next."""
 _TITLE, _GAP = 22, 6
-"""Pixels that a title takes at the left, and between a tick and the axis or what is next to it."""
+"""Pixels of a title at the left, and between a tick and its neighbours."""
 _BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
-"""Pixels of a row of bars, of the column of names, letters in a name that fits there, and pixels between columns."""
+"""Pixels of a row of bars and of the column of names, most letters of a name, and pixels between columns."""
 _TICKS = 5
 
 
 class Scale(NamedTuple):
-    """What an axis shows: its title, how a value is written, and whether it is logarithmic.
+    """Title, number format and kind of an axis.
 
-    What is written in per cent is a share: its axis goes beyond 0 and 100 % only where the values do.
+    Values in per cent are shares: their axis exceeds 0 and 100 % only if the values do.
     """
 
     title: str
@@ -59,7 +59,7 @@ class _Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = _TICKS) -> list[float]:
-        """Round values inside the range, about ``count``, or on a long logarithmic axis fewer a decade the less ``count`` is."""
+        """About ``count`` round values inside the range. On a long logarithmic axis a smaller ``count`` gives fewer per decade."""
         low, high = (math.exp(self._low), math.exp(self._high)) if self._log else (self._low, self._high)
         if self._log and high / low > 5:
             mantissas = (1, 2, 5) if count == _TICKS else (1,)
@@ -74,13 +74,13 @@ class _Axis:
         return [value for value in steps if low <= value <= high]
 
     def ticks_across(self) -> list[float]:
-        """As many of them as leave one another room when they are written side by side."""
+        """As many ticks as fit side by side."""
         return next(
             (ticks for count in range(_TICKS, 1, -1) if self._fit(ticks := self.ticks(count))), self.ticks(1)[:1]
         )
 
     def width(self, value: float) -> float:
-        """Pixels of ``value`` as written."""
+        """Width of the text of ``value`` in pixels."""
         return _text_width(self.form.format(value))
 
     def _fit(self, ticks: Sequence[float]) -> bool:
@@ -92,12 +92,12 @@ class _Axis:
 
 
 def _text_width(text: str) -> float:
-    """Pixels of a number in the chart's font: digits are seven wide, a per cent sign twelve, points and commas four."""
+    """Width of a number in the chart's font: seven pixels for digits, twelve for a per cent sign, four for points and commas."""
     return sum(12 if letter == "%" else 4 if letter in ".," else 7 for letter in text)
 
 
 def _across(y: _Axis) -> tuple[float, float]:
-    """Where an axis across begins and ends beside ``y``, its ticks and its title."""
+    """Start and end of a horizontal axis beside ``y``, its ticks and its title."""
     return max(_LEFT, _TITLE + _GAP + max(map(y.width, y.ticks()), default=0)), _WIDTH - _RIGHT
 
 
@@ -108,7 +108,7 @@ def line_chart(
     y_scale: Scale,
     marks: Sequence[tuple[str, float]] = (),
 ) -> str:
-    """A line for each of ``series`` through its points (x, y), and a dashed line across, with its name, at each y of ``marks``.
+    """A line for each of ``series`` through its points (x, y), and a dashed, named horizontal line for each of ``marks``.
 
     Points that are not finite, or not positive on a logarithmic axis, are left out.
     """
@@ -137,9 +137,9 @@ def line_chart(
 
 
 def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scales: Scale) -> str:
-    """A row for each name, in order, with one bar from zero for each of ``scales``, side by side.
+    """A row per name, in order, with one bar from zero for each of ``scales``, side by side.
 
-    A row is a name and as many values as there are scales; what is not finite is drawn as a dash. Bars are not logarithmic.
+    A row is a name and one value per scale. Values that are not finite are drawn as a dash. Bars are not logarithmic.
     """
     bottom = _TOP + _BAR * max(1, len(rows))
     room = (_WIDTH - _NAMES - _RIGHT + _COLUMN_GAP / 2) / len(scales)
@@ -163,7 +163,7 @@ def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scale
 
 
 def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
-    """The measured records that no other one beats in both latency and accuracy, by rising latency."""
+    """The measured records that no other record beats in both latency and accuracy, by increasing latency."""
     front: list[CandidateRecord] = []
     for record in sorted(_measured(records), key=lambda r: (r.latency_ms or 0.0, -_value(r))):
         if not front or _value(record) > _value(front[-1]):
@@ -172,7 +172,7 @@ def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
 
 
 def pareto_chart(evidence: Evidence) -> str:
-    """Every candidate by latency (logarithmic) and accuracy, the Pareto front, and the least accuracy allowed."""
+    """All candidates by latency (logarithmic) and accuracy, with the Pareto front and the lowest allowed accuracy."""
     records = _measured((evidence.baseline, *evidence.candidates))
     floor = _value(evidence.baseline) - evidence.max_accuracy_loss
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
@@ -196,9 +196,9 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
 
 
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
-    """Every model that a plan measured by size (logarithmic) and accuracy, each joined to the one that it went on from.
+    """All models measured by a plan, by size (logarithmic) and accuracy, each connected to the model that it was made from.
 
-    Sizes are as coded where the plan coded its models, and ``original_bytes`` too. Hollow: not kept. Empty if none was measured.
+    If the plan coded its models, all sizes are coded sizes. Hollow points were not kept. Empty without measurements.
     """
     measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]
     if not measured:
@@ -222,7 +222,7 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
 
 
 def _mark(tip: str, place: tuple[float, float], label: str, is_kept: bool) -> str:
-    """A point, named if it was kept, beside it and turned, so that neighbours of like accuracy leave one another room."""
+    """A point, with a label if it was kept. The label is rotated, so that neighbours of similar accuracy do not overlap."""
     x, y = place
     fill = "#059669" if is_kept else "none"
     shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" stroke="#059669"><title>{escape(tip)}</title></circle>'
@@ -246,7 +246,7 @@ def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> s
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="{color}" stroke-width="2"/>' if is_chosen else ""
     )
     label = f"{record.name} (chosen)" if is_chosen else record.name
-    # One above and one below its mark, so that they do not meet where accuracies are equal.
+    # One label above and one below its mark, so that they do not overlap if accuracies are equal.
     anchor, height = "end" if x > _WIDTH * 0.6 else "start", y + 28 if is_chosen else y - 14
     text = f'<text class="name" x="{x:.1f}" y="{height:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
     return ring + shape + text
@@ -262,7 +262,7 @@ def _bar(tip: str, x: _Axis, value: float, top: float, color: str) -> str:
 
 
 def _level(name: str, at: float, x: _Axis) -> list[str]:
-    """A dashed line across at height ``at``, and its name."""
+    """A dashed horizontal line at height ``at``, and its name."""
     return [
         f'<line class="floor" x1="{x.start:.0f}" x2="{x.end:.0f}" y1="{at:.1f}" y2="{at:.1f}"/>',
         f'<text class="note" x="{x.end - 4:.0f}" y="{at - 5:.1f}" text-anchor="end">{escape(name)}</text>',
@@ -270,7 +270,7 @@ def _level(name: str, at: float, x: _Axis) -> list[str]:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """``heights`` of labels moved down where they would meet, and all of them back up where that leaves the frame."""
+    """Move labels at ``heights`` down so that they do not overlap, and all up if the last leaves the frame."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     placed = list(heights)
     for above, below in pairwise(order):
@@ -284,7 +284,7 @@ def _is_on(point: tuple[float, float], *scales: Scale) -> bool:
 
 
 def _grid_across(x: _Axis, bottom: float) -> list[str]:
-    """Lines up and ticks under them."""
+    """Vertical grid lines with ticks."""
     parts = []
     for value in x.ticks_across():
         at = f"{x(value):.1f}"
@@ -322,7 +322,7 @@ STYLE = (
     ".front{fill:none;stroke:currentColor;stroke-width:1.5;opacity:.45}.floor{stroke:#dc2626;stroke-dasharray:5 4}"
     ".title,.note{opacity:.7}.name{font-weight:600}"
 )
-"""Kept inside every chart, so that a chart copied out of the page still looks right."""
+"""Included in every chart, so that a chart copied from the page keeps its look."""
 
 
 def _measured(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:

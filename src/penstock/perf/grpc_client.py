@@ -1,8 +1,7 @@
-"""A raw gRPC client for measuring: unary calls of one method over HTTP/2 (RFC 9113), messages serialised beforehand.
+"""A minimal gRPC client for measuring: unary calls of one method over HTTP/2 (RFC 9113), with messages serialised beforehand.
 
-A ``Lane`` takes the place that ``HttpConnection`` has in the load loops: it has one call in flight. Several lanes share
-a connection, as the threads or tasks of a gRPC client share a channel. Only what a correct server may send is understood; all
-else ends the connection.
+In the load loops a ``Lane`` replaces the ``HttpConnection``: it has one call in flight. Several lanes share a connection, as threads
+or tasks of a gRPC client share a channel. Anything that a correct server would not send ends the connection.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ OnLost = Callable[["Lane", str], None]
 
 
 def framed(message: bytes) -> bytes:
-    """``message`` as gRPC sends it: not compressed, behind its length."""
+    """``message`` in gRPC framing: not compressed, preceded by its length."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class GrpcConnector:
-    """Opens lanes for calls of ``method``, up to ``streams`` to a connection; hand it to a load loop as ``connect``.
+    """Opens lanes for calls of ``method``, up to ``streams`` per connection. Pass it to a load loop as ``connect``.
 
-    A connection is made whenever those there are carry all that they may; their servers may allow less than ``streams``.
+    A connection is opened when the existing ones are full; servers may allow less than ``streams``.
     """
 
     def __init__(self, method: str = INFER, streams: int = 16, metadata: Sequence[tuple[str, str]] = ()) -> None:
@@ -55,11 +54,11 @@ class GrpcConnector:
         self._connections: list[GrpcConnection] = []
 
     async def __call__(self, address: Address, on_answer: OnAnswer, on_lost: OnLost) -> Lane:
-        """A lane that is free. Raises Unavailable if nobody listens, or no HTTP/2 is spoken there."""
+        """A free lane. Raises Unavailable if no HTTP/2 server listens there."""
         while True:
             connection = next((one for one in self._connections if one.has_room), None) or self._connect(address)
             await connection.ready(address)
-            if connection.has_room:  # others have waited too, and the server may allow less than was hoped
+            if connection.has_room:  # others have waited too, and the server may allow fewer streams
                 return connection.lane(on_answer, on_lost)
 
     def _connect(self, address: Address) -> GrpcConnection:
@@ -85,7 +84,7 @@ class Lane:
         self.started = self.sent = 0.0
         self.index = 0
         self.chunks: list[bytes | memoryview] = []
-        """Of the answer's message, as they came in."""
+        """Parts of the answer's message, as received."""
         self.status: _Status | None = None
         self.request = b""
         self._connection = connection
@@ -105,7 +104,7 @@ class Lane:
         self._connection.call(self, request)
 
     def body(self) -> bytes:
-        """The answer's message, or after a failure what its status said; only within ``on_answer``."""
+        """The answer's message, or after a failure the message of its status; valid only within ``on_answer``."""
         if self.status is not None and self.status.code:
             return self.status.message
         return b"".join(self.chunks)[5:]
@@ -126,14 +125,14 @@ class Lane:
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """What a block of headers says of the call: ``grpc-status``, None in a head that is no trailer."""
+    """The status in a header block: ``grpc-status``, None except in trailers."""
 
     code: int | None
     message: bytes = b""
 
 
 class _Outgoing(msgspec.Struct, eq=False):
-    """A message that flow control has not let through yet, from ``position`` on."""
+    """A message held back by flow control, from ``position`` on."""
 
     stream: int
     data: bytes
@@ -142,7 +141,7 @@ class _Outgoing(msgspec.Struct, eq=False):
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One HTTP/2 connection. All that one turn of the event loop brings is answered in one write."""
+    """One HTTP/2 connection. It writes once per iteration of the event loop."""
 
     def __init__(self, head: Sequence[tuple[str, str]], streams: int, on_end: Callable[[GrpcConnection], None]) -> None:
         self._head = list(head)
@@ -156,7 +155,7 @@ class GrpcConnection(asyncio.Protocol):
         self._calls: dict[int, Lane] = {}
         self._next_id = 1
         self._partial = b""
-        self._block = b""  # a header block whose continuation has not come yet
+        self._block = b""  # a header block that waits for its continuation
         self._block_of = 0
         self._block_ends = False
         self._decoder = hpack.Decoder()
@@ -176,11 +175,11 @@ class GrpcConnection(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether another lane may be opened."""
+        """True if another lane may be opened."""
         return not self._ended and len(self._lanes) < self._streams_allowed
 
     async def ready(self, address: Address) -> None:
-        """Connect if that has not begun, and wait for the server's settings. Raises Unavailable."""
+        """Connect if needed, and wait for the server's settings. Raises Unavailable."""
         loop = asyncio.get_running_loop()
         if self._settled is None:
             self._settled = loop.create_future()
@@ -192,7 +191,7 @@ class GrpcConnection(asyncio.Protocol):
                 await asyncio.shield(self._opening)
                 if await asyncio.shield(self._settled):
                     return
-        except OSError as error:  # a time-out is one
+        except OSError as error:  # includes TimeoutError
             reason = error.strerror or str(error) or reason
         self._abort(DROPPED)
         raise Unavailable(f"cannot connect to {address.authority}: {reason}", "does a gRPC server listen there?")
@@ -203,7 +202,7 @@ class GrpcConnection(asyncio.Protocol):
         return lane
 
     def leave(self, lane: Lane) -> None:
-        """Take a lane away; the last one ends the connection."""
+        """Remove a lane; the last one closes the connection."""
         self._lanes.discard(lane)
         for stream, caller in tuple(self._calls.items()):
             if caller is lane:
@@ -215,7 +214,7 @@ class GrpcConnection(asyncio.Protocol):
     # Sending.
 
     def call(self, lane: Lane, message: bytes) -> None:
-        """Send a request; flow control may hold back a part of it."""
+        """Send a request; flow control may hold back part of it."""
         stream = self._next_id
         self._next_id += 2
         if stream >= _LAST_ID:
@@ -233,7 +232,7 @@ class GrpcConnection(asyncio.Protocol):
             self._pump()
 
     def _header_block(self) -> bytes:
-        """The same for every call, once the server's table of headers has taken it up."""
+        """The header block of a call. It is always the same once the server's header table contains it."""
         if not self._steady:
             block = self._encoder.encode(self._head)
             self._steady = block == self._sent_block
@@ -241,7 +240,7 @@ class GrpcConnection(asyncio.Protocol):
         return self._sent_block
 
     def _pump(self) -> None:
-        """Send what the windows allow, in the order of the calls."""
+        """Send as much as the windows allow, in the order of the calls."""
         for outgoing in tuple(self._waiting):
             while self._window > 0 and outgoing.window > 0 and outgoing.position < len(outgoing.data):
                 size = min(self._max_frame, self._window, outgoing.window, len(outgoing.data) - outgoing.position)
@@ -261,7 +260,7 @@ class GrpcConnection(asyncio.Protocol):
         self._out.append(data)
         self._out_bytes += len(data)
         if not self._corked:
-            self._corked = True  # until this turn of the event loop is over
+            self._corked = True  # until the end of this iteration of the event loop
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -294,7 +293,7 @@ class GrpcConnection(asyncio.Protocol):
             while size - position >= 9:
                 length = int.from_bytes(data[position : position + 3], "big")
                 if length > _OUR_MAX_FRAME:
-                    raise ValueError("no HTTP/2, or none that was agreed")
+                    raise ValueError("not HTTP/2, or a frame above the agreed size")
                 end = position + 9 + length
                 if end > size:
                     break
@@ -305,7 +304,7 @@ class GrpcConnection(asyncio.Protocol):
                 elif length <= _COPIED_BYTES:
                     self._data_received(flags, stream, data[start:end])
                 else:
-                    # Not copied: this tool shall not be what is measured.
+                    # Not copied, to keep the client's own cost low.
                     self._data_received(flags, stream, memoryview(data)[start:end])
                 position = end
         except (hpack.HPACKError, ValueError, IndexError):
@@ -341,7 +340,7 @@ class GrpcConnection(asyncio.Protocol):
                 payload = payload[5:]
             self._block_of, self._block_ends = stream, bool(flags & _END_STREAM)
         elif stream != self._block_of:
-            raise ValueError("a continuation of nothing")
+            raise ValueError("a CONTINUATION frame without HEADERS")
         block = self._block + payload
         if not flags & _END_HEADERS:
             self._block = block
@@ -356,7 +355,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._finish(stream, lane)
 
     def _decode(self, block: bytes) -> _Status:
-        """A block's meaning; one that leaves the table of headers as it was means the same until the table changes."""
+        """Decode a header block. Blocks that do not change the header table are cached until the table changes."""
         known = self._known.get(block)
         if known is None:
             entries = tuple(self._decoder.header_table.dynamic_entries)
@@ -383,7 +382,7 @@ class GrpcConnection(asyncio.Protocol):
             lane = self._calls.get(stream)
             code = int.from_bytes(payload, "big")
             if lane is not None and code == _REFUSED_STREAM:
-                # One stream too many while an earlier one is not quite closed yet; every gRPC client sends it again.
+                # The stream limit was exceeded while an earlier stream was closing; all gRPC clients retry.
                 self._forget(stream)
                 self.call(lane, lane.request)
             elif lane is not None:
@@ -424,7 +423,7 @@ class GrpcConnection(asyncio.Protocol):
     # Ends.
 
     def _finish(self, stream: int, lane: Lane) -> None:
-        """A call is over; without a status it failed as a transport does (code 2, unknown)."""
+        """End a call. Without a status it failed in transport (code 2, unknown)."""
         self._forget(stream)
         if lane.status is None:
             lane.status = _Status(2, b"the call ended without a status")

@@ -1,6 +1,6 @@
-"""A raw HTTP/1.1 client for measuring: whole requests in as bytes, status and sizes out, nothing else is looked at.
+"""A minimal HTTP/1.1 client for measuring: it sends complete requests as bytes and parses only status and sizes of answers.
 
-``HttpConnection`` is the hot path: no task, future or timer per request. ``HttpSession`` is for callers who await each answer.
+``HttpConnection`` is the hot path: no task, future or timer per request. ``HttpSession`` is for callers that await each answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """The address in ``http://host[:port]``; the port is 80 if left out. Raises InvalidArgument."""
+        """The address in ``http://host[:port]``; the default port is 80. Raises InvalidArgument."""
         hint = "give scheme, host and port, e.g. http://127.0.0.1:8000"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -55,20 +55,20 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class AnswerHead(NamedTuple):
-    """What is read of an answer's head. ``json_size`` is the Inference-Header-Content-Length, None without one."""
+    """The parsed head of an answer. ``json_size`` is the Inference-Header-Content-Length, if present."""
 
     status: int
-    """200, or what ``protocol`` calls the failure."""
+    """200, or the status of ``protocol`` for the failure."""
     content_length: int
     json_size: int | None
     close: bool
     protocol: str = "HTTP"
 
 
-# A server's heads differ in little but their lengths, so nearly every one has been seen before.
+# The heads of a server differ in little but their lengths, so most are in the cache.
 @functools.lru_cache(maxsize=1024)
 def parse_head(head: bytes) -> AnswerHead:
-    """Read a status line and header lines (without the empty one). Raises Unsupported if it is not such, or has no length."""
+    """Parse a status line and header lines, without the empty line. Raises Unsupported if they are invalid or have no length."""
     status_line, *lines = head.split(b"\r\n")
     version, _, rest = status_line.partition(b" ")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
@@ -90,9 +90,9 @@ OnLost = Callable[["HttpConnection", str], None]
 class HttpConnection(asyncio.Protocol):
     """One keep-alive connection with at most one request in flight.
 
-    ``on_answer(connection, head)`` is called when an answer is complete; the request is then over and the next may be sent
-    from within. ``on_lost(connection, why)`` is called once, when the connection is gone; ``busy`` then tells whether a
-    request went with it. ``started``, ``sent`` and ``index`` are the caller's notes on the request in flight.
+    ``on_answer(connection, head)`` is called when an answer is complete; it may send the next request. ``on_lost(connection, why)`` is
+    called once, when the connection is closed; ``busy`` then tells if a request was lost. ``started``, ``sent`` and ``index`` are
+    the caller's notes on the request in flight.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class HttpConnection(asyncio.Protocol):
         self._lost_because = DROPPED
 
     def send(self, request: bytes, index: int, started: float, now: float) -> None:
-        """Write a whole request; the times are ``time.perf_counter`` seconds."""
+        """Send a complete request; the times are ``time.perf_counter`` seconds."""
         self.busy = True
         self.index = index
         self.started = started
@@ -122,11 +122,11 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(request)
 
     def body(self) -> bytes:
-        """The answer's body; only within ``on_answer``."""
+        """The answer's body; valid only within ``on_answer``."""
         return self._data[self._body_at :]
 
     def drop(self, why: str) -> None:
-        """Break the connection off; ``on_lost`` follows with ``why``."""
+        """Abort the connection; ``on_lost`` follows with ``why``."""
         self._lost_because = why
         self._transport.abort()
 
@@ -153,7 +153,7 @@ class HttpConnection(asyncio.Protocol):
             self._wait_for_more(data, size)
             return
         if len(data) > size or not self.busy:
-            self.drop(UNREADABLE)  # more than was asked for
+            self.drop(UNREADABLE)  # more than one answer
             return
         if self._partial:
             self._partial = bytearray()
@@ -182,7 +182,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpSession:
-    """A connection whose owner awaits each answer, one at a time. Reconnects by itself where the server closed after an answer."""
+    """A connection for one awaited request at a time. Reconnects if the server closed the connection after an answer."""
 
     def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
         self._address = address
@@ -191,7 +191,7 @@ class HttpSession:
         self._answer: asyncio.Future[HttpAnswer]
 
     async def ask(self, request: bytes) -> HttpAnswer:
-        """Send a whole request and await its answer. Raises Unavailable (no connection, or lost), DeadlineExceeded."""
+        """Send a complete request and await its answer. Raises Unavailable (no connection, or lost), DeadlineExceeded."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -226,7 +226,7 @@ class HttpSession:
 
 
 async def connect(address: Address, on_answer: OnAnswer, on_lost: OnLost) -> HttpConnection:
-    """Open a connection. Raises Unavailable if nobody listens there."""
+    """Open a connection. Raises Unavailable if no server listens there."""
     loop = asyncio.get_running_loop()
     try:
         _, connection = await loop.create_connection(

@@ -1,9 +1,9 @@
-"""Load against a server, as cheap as pure Python makes it: a closed loop and an open one.
+"""Load generation, as cheap as pure Python allows: a closed loop and an open loop.
 
 A *closed* loop keeps a number of connections busy: each sends its next request when the last was answered. An *open* loop
-sends requests when they fall due, a Poisson process of a given rate, however slow the answers are; latency counts from the
-due time, and requests that find no connection free wait for one and are never skipped. So a server that stalls is charged
-for everyone whom it kept waiting ("coordinated omission", Gil Tene, "How NOT to Measure Latency").
+sends requests when they are due, a Poisson process of a given rate, independent of the answers. Latency counts from the due time;
+requests without a free connection wait for one and are never skipped. So the figures include all waiting that a stalled server
+causes ("coordinated omission", Gil Tene, "How NOT to Measure Latency").
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ async def closed_loop(
     *,
     connect: Connect = connect,
 ) -> ClosedLoopResult:
-    """Keep ``concurrency`` connections busy with whole ``requests``, in turn. Raises InvalidArgument, Unavailable.
+    """Keep ``concurrency`` connections busy with complete ``requests``, in rotation. Raises InvalidArgument, Unavailable.
 
-    ``connect`` opens the connections: HTTP/1.1 unless given; a ``GrpcConnector`` opens lanes, each with one call in flight.
+    ``connect`` opens the connections: by default HTTP/1.1; a ``GrpcConnector`` opens lanes, each with one call in flight.
     """
     if concurrency < 1:
-        raise InvalidArgument(f"concurrency {concurrency} is less than 1")
+        raise InvalidArgument(f"concurrency must be at least 1, got {concurrency}")
     if window.duration_s is None and window.max_requests is None:
         raise InvalidArgument("the window has no end", "give a duration or a number of requests")
     loop = ClosedLoop(Target(address, requests, connect), concurrency, window, check)
@@ -55,9 +55,9 @@ async def open_loop(
     max_connections: int = 256,
     seed: int = 0,
 ) -> OpenLoopResult:
-    """Send whole HTTP ``requests``, in turn, ``rate`` a second as a Poisson process. Raises InvalidArgument, Unavailable.
+    """Send complete HTTP ``requests``, in rotation, ``rate`` per second as a Poisson process. Raises InvalidArgument, Unavailable.
 
-    Connections are opened as they are needed, up to ``max_connections``; beyond that requests wait.
+    Connections are opened as needed, up to ``max_connections``; beyond that requests wait.
     """
     if not 0 < rate <= _MAX_RATE:
         raise InvalidArgument(f"rate {rate:g} is not above 0 and at most {_MAX_RATE:,} requests per second")
@@ -71,7 +71,7 @@ async def open_loop(
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run ``main`` on the fastest event loop there is."""
+    """Run ``main`` on uvloop if it is installed, else on asyncio's event loop."""
     try:
         import uvloop  # noqa: PLC0415 - absent on Windows
     except ImportError:

@@ -1,6 +1,6 @@
 """The closed and the open loop: connections, when they send, and how a run begins and ends.
 
-Each request ends exactly once: answered 200, or as an error by kind. A connection that fails is made again and the run goes on.
+Each request ends exactly once: answered 200, or as an error by kind. A failed connection is replaced and the run continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.perf.pacing import PreciseTimer
 from penstock.perf.tally import Tally
 
 Check = Callable[[int, bytes, int | None], bool]
-"""``(index of the request, body, json_size) -> right``: looks at an answer on the hot path; False counts as an error."""
+"""``(index of the request, body, json_size) -> is right`` checks an answer, on the hot path. False counts as an error."""
 
 TIMED_OUT = "time-out"
 NO_CONNECTION = "no connection"
@@ -32,7 +32,7 @@ _RETRY_S = 0.05
 
 
 class LoadConnection(Protocol):
-    """What carries one request at a time; see ``HttpConnection``, and ``grpc_client.Lane`` for gRPC."""
+    """Carries one request at a time: ``HttpConnection``, or ``grpc_client.Lane`` for gRPC."""
 
     busy: bool
     started: float
@@ -52,29 +52,29 @@ Connect = Callable[
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What the load goes to."""
+    """Destination and content of the load."""
 
     address: Address
     requests: Sequence[bytes]
-    """Whole requests, as ``connect``'s connections send them, in turn."""
+    """Complete requests in the form that the connections send, used in rotation."""
     connect: Connect
 
 
 class LoadWindow(msgspec.Struct, frozen=True):
-    """How long to measure."""
+    """Duration of a measurement and its limits."""
 
     duration_s: float | None = 5.0
     """Length of the measured window; None: until ``max_requests`` are done."""
     warmup_s: float = 1.0
-    """Load before it that counts for nothing."""
+    """Duration of load before the window, which is not measured."""
     timeout_s: float = 10.0
-    """How long an answer may take once sent, and how long late ones are awaited after the end, before they are errors."""
+    """Limit on the time of an answer, and on waiting for late answers after the window. Beyond it they are errors."""
     max_requests: int | None = None
-    """End after so many requests (closed loop only)."""
+    """End after this many requests (closed loop only)."""
 
 
 class Loop(abc.ABC):
-    """What both loops share: connections that come back, warm-up, window and drain."""
+    """Base of both loops: reconnecting, warm-up, window and drain."""
 
     def __init__(self, target: Target, max_connections: int, window: LoadWindow, check: Check | None) -> None:
         if not target.requests:
@@ -92,15 +92,15 @@ class Loop(abc.ABC):
         self._check = check
         self._done = asyncio.Event()
 
-    # What the loops differ in.
+    # Differences between the loops.
 
     @abc.abstractmethod
     def _has_more(self) -> bool:
-        """Whether a request waits, or will come, to be sent."""
+        """True if a request waits to be sent or will come."""
 
     @abc.abstractmethod
     def _next(self, connection: LoadConnection, now: float) -> None:
-        """Send the next request on a free connection that counts as busy, or count it as such no more."""
+        """Send the next request on a free connection, or mark the connection as idle."""
 
     def _connected(self, connection: LoadConnection) -> None:
         self._busy += 1
@@ -108,15 +108,15 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def _disconnected(self, connection: LoadConnection) -> None:
-        """Make up for a lost connection if it is needed."""
+        """Replace a lost connection if needed."""
 
     @abc.abstractmethod
     def _not_connected(self) -> None:
-        """Fail the request that a connection was wanted for."""
+        """Fail the request that waits for the connection."""
 
     @abc.abstractmethod
     async def _start(self) -> None:
-        """Connect and begin to send. Raises Unavailable if nobody listens."""
+        """Connect and begin to send. Raises Unavailable if no server listens."""
 
     @abc.abstractmethod
     async def _measure(self) -> None:
@@ -124,10 +124,10 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def _stop(self) -> None:
-        """Let no more requests come."""
+        """Stop producing requests."""
 
     def _give_up(self) -> None:
-        """Count whatever is still unanswered as timed out."""
+        """Count unanswered requests as timed out."""
         for connection in self._connections:
             if connection.busy:
                 connection.busy = False
@@ -136,7 +136,7 @@ class Loop(abc.ABC):
     # The course of a run.
 
     async def run(self) -> None:
-        """Warm up, measure, await late answers. Raises Unavailable if nobody listens at the start."""
+        """Warm up, measure, await late answers. Raises Unavailable if no server listens at the start."""
         sweeper = asyncio.create_task(self._sweep())
         try:
             await self._start()
@@ -154,7 +154,7 @@ class Loop(abc.ABC):
             for connection in tuple(self._connections):
                 connection.drop(TIMED_OUT)
             while self._connections:
-                await asyncio.sleep(0)  # the event loop takes a turn to close them
+                await asyncio.sleep(0)  # connections close in the next iteration of the event loop
 
     async def _until_done(self, timeout_s: float | None) -> None:
         try:
@@ -164,7 +164,7 @@ class Loop(abc.ABC):
             pass
 
     async def _sweep(self) -> None:
-        """Break off connections whose request has been in flight for too long."""
+        """Drop connections whose request has been in flight for too long."""
         while True:
             await asyncio.sleep(self.window.timeout_s / 10)
             latest = perf_counter() - self.window.timeout_s
@@ -192,14 +192,14 @@ class Loop(abc.ABC):
             self.tally.answered(connection.started, now)
         if head.close:
             self._busy -= 1
-            connection.drop("")  # a new one takes its place
+            connection.drop("")  # a new one replaces it
         else:
             self._next(connection, now)
 
     # Connections.
 
     def _connect(self) -> asyncio.Task[None]:
-        """Make a connection in the background."""
+        """Connect in the background."""
         task = asyncio.create_task(self._keep_connecting())
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -211,7 +211,7 @@ class Loop(abc.ABC):
                 connection = await self._target.connect(self._target.address, self._on_answer, self._on_lost)
             except Unavailable:
                 if not self.most_connections:
-                    raise  # there never was one: nobody listens
+                    raise  # the first one failed: no server listens
                 self._not_connected()
                 self._finish_if_done()
                 await asyncio.sleep(_RETRY_S)
@@ -233,7 +233,7 @@ class Loop(abc.ABC):
 class ClosedLoop(Loop):
     """Every connection sends its next request when the last was answered."""
 
-    _left = sys.maxsize  # requests to begin yet; limited in the window only
+    _left = sys.maxsize  # requests still to begin; limited in the window only
     _begun = False
 
     async def _start(self) -> None:
@@ -253,7 +253,7 @@ class ClosedLoop(Loop):
         await self._until_done(self.window.duration_s)
 
     def _begin(self) -> None:
-        """Let all connections send, which until now have waited for each other."""
+        """Let all connections send at the same time."""
         if not self._begun:
             self._begun = True
             for connection in self._connections:
@@ -288,12 +288,12 @@ class ClosedLoop(Loop):
 
 
 class OpenLoop(Loop):
-    """Requests are sent when due if a connection is idle; otherwise they wait for one, in order of their due times."""
+    """Sends requests when they are due if a connection is idle; otherwise they wait for one, in order of due times."""
 
     def __init__(
         self, target: Target, max_connections: int, window: LoadWindow, check: Check | None, arrivals: Iterator[float]
     ) -> None:
-        """``arrivals``: due times in seconds after the start of the run, rising without end."""
+        """``arrivals`` is an endless series of increasing due times, in seconds after the start of the run."""
         super().__init__(target, max_connections, window, check)
         self._arrivals = arrivals
         self._due = self._end = self._origin = 0.0
@@ -314,7 +314,7 @@ class OpenLoop(Loop):
     async def _measure(self) -> None:
         await asyncio.sleep(self.window.warmup_s)
         self.tally.open_window(perf_counter())
-        while (left := self._end - perf_counter()) > 0:  # timers of the event loop may be a little early
+        while (left := self._end - perf_counter()) > 0:  # timers of the event loop may be slightly early
             await asyncio.sleep(left)
         self._send_due()
 
@@ -349,7 +349,7 @@ class OpenLoop(Loop):
             self.tally.failed(TIMED_OUT, self._waiting.popleft())
 
     def _send_due(self) -> None:
-        """Send all that fell due, a burst at once; come back when the next does."""
+        """Send all due requests, and set the timer for the next one."""
         now = perf_counter()  # read once: a rate above what can be sent must not keep answers from being read
         while self._due < min(now, self._end):
             if self._idle:
@@ -363,7 +363,7 @@ class OpenLoop(Loop):
             self._timer.arm(self._due - now)
 
     def _grow(self) -> None:
-        """Make another connection if a request waits for one."""
+        """Open another connection if a request waits for one."""
         connecting = len(self._connecting)
         if connecting < len(self._waiting) and len(self._connections) + connecting < self.max_connections:
             self._connect()

@@ -1,9 +1,8 @@
-"""Compare the speed of several ways to do one thing, on a machine that is never quiet.
+"""Compares the speed of several ways to do the same work, on a machine that is never quiet.
 
-The rules: all ways run interleaved in one process, in short bursts and in changing order, so that a disturbance hits all
-alike; the first rounds are dropped; what is reported is a ratio with a bootstrap confidence interval over rounds, since
-rounds are what the disturbance correlates within (block bootstrap, Künsch 1989); load and steal are read before and
-after, and a disturbed measurement says so.
+All ways run interleaved in one process, in short bursts and in random order, so that a disturbance affects all alike. The first rounds
+are dropped. The result is a ratio with a bootstrap confidence interval over rounds, because disturbances correlate within a round
+(block bootstrap, Künsch 1989). Load and steal time are read before and after, and a disturbed measurement is marked.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _REST_SECONDS = 0.001
 _MAX_BURST = 20
 _MIN_ROUNDS = 7
 FEWEST_CALLS = _PROBES + WARM_UP_ROUNDS + _MIN_ROUNDS
-"""Calls of every way that ``interleave`` makes, however small its budget."""
+"""Calls of every way that ``interleave`` makes at least."""
 _MAX_ROUNDS = 400
 _FIRST_LOOK = 12
 """Rounds after which it is first asked whether the ratios are precise enough."""
@@ -45,13 +44,13 @@ _SYSTEM_CLOCK = SystemClock()
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """The latencies of one way: ``seconds[round, call]``."""
+    """Latencies of one way: ``seconds[round, call]``."""
 
     seconds: Array
 
     @property
     def p50_ms(self) -> float:
-        """Median of the rounds' medians, of which ``speedup`` is the ratio."""
+        """Median of the rounds' medians; ``speedup`` is a ratio of these."""
         return float(np.median(np.median(self.seconds, axis=1))) * 1e3
 
     @property
@@ -75,9 +74,8 @@ def interleave(
     With ``precision`` timing ends early, once the ratio of every run to the first is known to that share, 0.01 for 1 %, at 95 %
     confidence, and every run has 300 calls, which a p99 needs. The rule looks at the width of the intervals and not at the ratios,
     so that they stay honest (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals", 1965).
-    A round runs every way once: a burst of some two milliseconds, at least one call. The first call of a longer burst
-    finds cold caches and is dropped. Before each burst comes a rest, in which threads that the last way left spinning
-    fall asleep; otherwise they would take the cores of the next one.
+    A round runs every way in one burst of about two milliseconds, at least one call. The first call of a longer burst is dropped,
+    because it finds cold caches. A pause before each burst lets spinning threads of the last way fall asleep.
     """
     rng = random.Random(seed)
     bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
@@ -105,7 +103,7 @@ def interleave(
 
 
 def speedup(base: Timings, other: Timings, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """How many times faster ``other`` is than ``base``: ratio of medians, with a paired block-bootstrap interval.
+    """The speed of ``other`` relative to ``base``: ratio of medians, with a paired block-bootstrap interval.
 
     Both must come from one call of ``interleave``: round i of one is paired with round i of the other.
     """
@@ -119,7 +117,7 @@ def speedup(base: Timings, other: Timings, confidence: float = 0.95, seed: int =
 
 
 class ConditionsWatch:
-    """Reads load and steal when made; ``finish`` reads them again."""
+    """Reads load and steal time at construction and in ``finish``."""
 
     def __init__(self, cores: int, proc: Path = Path("/proc")) -> None:
         self._cores, self._proc = cores, proc
@@ -127,7 +125,7 @@ class ConditionsWatch:
         self._steal, self._total = _steal(proc)
 
     def finish(self) -> Conditions:
-        """How quiet the machine was since this watch was made. Our own work counts as one busy core per core."""
+        """The machine's load since construction. One busy process per core counts as quiet."""
         load = _load(self._proc)
         steal, total = _steal(self._proc)
         percent = 100 * (steal - self._steal) / max(1, total - self._total)
@@ -136,12 +134,12 @@ class ConditionsWatch:
 
 
 def feed(model: LoadedModel, inputs: Mapping[str, Array]) -> Run:
-    """A run of ``model.forward(inputs)``."""
+    """A callable that runs ``model.forward(inputs)``."""
     return lambda: model.forward(inputs)
 
 
 def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
-    """``rows`` samples from ``inputs``, starting again from the first where there are not enough."""
+    """``rows`` samples from ``inputs``, repeated from the first if there are too few."""
     return {
         name: np.ascontiguousarray(np.take(array, np.arange(rows) % len(array), axis=0))
         for name, array in inputs.items()
@@ -149,7 +147,7 @@ def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
 
 
 def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) -> bool:
-    """Whether each run, by its rounds, has calls enough and a median ratio to the first run that is known to ``precision``.
+    """True if each run has enough calls, and its median ratio to the first run is known to ``precision``.
 
     The 95 % interval of a median lies between order statistics, ``count / 2 ± 0.98 √count``.
     """
@@ -164,7 +162,7 @@ def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) 
 
 
 def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Calls per burst: one, or one more than fit into the burst's time, of which the first will be dropped."""
+    """Calls per burst: one, or one more than fit into its time, because the first is then dropped."""
     seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1

@@ -1,4 +1,4 @@
-"""The client's side of the Open Inference Protocol: a model's signature, requests as whole HTTP bytes, answers as arrays."""
+"""Client side of the Open Inference Protocol: signatures, complete HTTP requests as bytes, answers as arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Metadata(msgspec.Struct):
 
 
 async def fetch_signature(address: Address, model: str, timeout_s: float = 10.0) -> Signature:
-    """The signature of ``model`` as its server tells it. Raises Unavailable, NotFound, DeadlineExceeded, PenstockError."""
+    """Fetch the signature of ``model``. Raises Unavailable, NotFound, DeadlineExceeded, PenstockError."""
     session = HttpSession(address, timeout_s)
     try:
         answer = await session.ask(
@@ -54,10 +54,10 @@ async def infer_all(
     concurrency: int = 8,
     timeout_s: float = 30.0,
 ) -> list[dict[str, Array]]:
-    """Send every request once, over up to ``concurrency`` connections; the outputs by name, in the order of ``requests``.
+    """Send every request once, over up to ``concurrency`` connections. Returns the outputs by name, in the order of ``requests``.
 
-    The arrays may be read-only. Stops at the first failure and raises it: Unavailable, DeadlineExceeded, or what the server's
-    status says (400 InvalidArgument, 404 NotFound, 501 Unsupported, otherwise PenstockError).
+    The arrays may be read-only. Stops at the first failure and raises Unavailable, DeadlineExceeded, or by the server's status
+    InvalidArgument (400), NotFound (404), Unsupported (501), otherwise PenstockError.
     """
     outputs: list[dict[str, Array]] = [{} for _ in requests]
     numbers = iter(range(len(requests)))  # shared: each worker takes the next one
@@ -83,7 +83,7 @@ async def infer_all(
 
 
 def infer_message(model: str, inputs: Mapping[str, Array]) -> bytes:
-    """A serialized ``ModelInferRequest`` for ``inputs``, as raw tensors."""
+    """A serialized ``ModelInferRequest`` with ``inputs`` as raw tensors."""
     message = messages.ModelInferRequest(model_name=model)
     for name, array in inputs.items():
         message.inputs.add(name=name, datatype=DataType.from_numpy(array.dtype).value, shape=array.shape)
@@ -100,10 +100,10 @@ def infer_request(
     binary: bool,
     parameters: Mapping[str, str | int | bool] = MappingProxyType({}),
 ) -> bytes:
-    """A whole HTTP request; with ``binary`` the tensors go and come as raw bytes after the JSON.
+    """A complete HTTP request. With ``binary`` the tensors of request and answer are raw bytes after the JSON.
 
-    ``parameters`` are those of the request, such as ``timeout`` in microseconds. Raises Unsupported for a datatype without a
-    JSON form, InvalidData for a value without one.
+    ``parameters`` are request parameters, such as ``timeout`` in microseconds. Raises Unsupported for a datatype, InvalidData for a
+    value that JSON cannot represent.
     """
     entries: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
@@ -134,10 +134,7 @@ def infer_request(
 
 
 def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
-    """The outputs by name of an infer answer, JSON or binary or mixed; read-only views of ``body`` where binary.
-
-    Raises PenstockError if it is no such answer.
-    """
+    """The outputs of an infer answer by name. Binary ones are read-only views of ``body``. Raises PenstockError if it is invalid."""
     try:
         outputs: dict[str, Array] = {}
         offset = len(body) if json_size is None else json_size
@@ -150,7 +147,7 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
                 outputs[output["name"]] = from_wire(memoryview(body)[offset : offset + size], datatype, shape)
                 offset += size
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, InvalidArgument) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise _not_oip(f"the server's answer cannot be read: {reason}") from None
     if offset != len(body):
         raise _not_oip(f"the server's answer has {len(body) - offset} bytes that belong to no output")
@@ -158,10 +155,10 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
 
 
 def random_inputs(signature: Signature, batch: int, count: int, seed: int = 0) -> list[dict[str, Array]]:
-    """``count`` requests' inputs at random: the first dimension ``batch`` where it is free, every other free one 1.
+    """Random inputs of ``count`` requests. A free first dimension is ``batch``, all other free dimensions are 1.
 
-    Floats are standard normal; integers are 0 or 1, which are valid as tokens, masks and indices alike.
-    Raises InvalidArgument if a first dimension is fixed at something else than ``batch``, and ``batch`` is not 1.
+    Floats are standard normal. Integers are 0 or 1, which are valid as tokens, masks and indices. Raises InvalidArgument if ``batch``
+    is not 1 and a first dimension is fixed at another value.
     """
     generator = np.random.default_rng(seed)
     return [
@@ -179,7 +176,9 @@ def _json_data(name: str, array: Array) -> Any:
         except UnicodeDecodeError:
             raise InvalidData(f"input '{name}' is not UTF-8 text", "send it as binary (--binary)") from None
     if datatype.is_float and not np.isfinite(array).all():
-        raise InvalidData(f"input '{name}' holds NaN or infinity, which JSON cannot", "send it as binary (--binary)")
+        raise InvalidData(
+            f"input '{name}' holds NaN or infinity, which JSON cannot represent", "send it as binary (--binary)"
+        )
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
 
 

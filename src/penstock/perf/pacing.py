@@ -1,4 +1,4 @@
-"""When to send: Poisson arrivals, and a timer precise enough to keep to them."""
+"""Poisson arrivals, and a timer precise enough for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 4096
 
 
 def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Arrival times in seconds after the start, without end: independent exponential gaps with a mean of ``1 / rate``."""
+    """Endless arrival times in seconds after the start, with independent exponential gaps of mean ``1 / rate``."""
     generator = np.random.default_rng(seed)
     at = 0.0
     while True:
@@ -27,8 +27,8 @@ def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
 class PreciseTimer:
     """Calls back once after each ``arm``, with the resolution of the kernel's timers.
 
-    Event loops round to milliseconds, many times the latency of a small model, and the latency of an open loop counts from
-    the intended time; hence a Linux ``timerfd``. Elsewhere it is the loop's timer after all.
+    Event loops round to milliseconds, many times the latency of a small model, and an open loop counts latency from the due time. So
+    this uses a Linux ``timerfd``; on other systems, the event loop's timer.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class PreciseTimer:
             self._loop.add_reader(self._fd, self._expired)
 
     def arm(self, delay_s: float) -> None:
-        """Call back in ``delay_s`` seconds, instead of whenever was asked for before."""
+        """Call back in ``delay_s`` seconds. Replaces an earlier call."""
         if self._fd >= 0:
             self._set(max(1, int(delay_s * 1e9)))
             return
@@ -52,7 +52,7 @@ class PreciseTimer:
         self._handle = self._loop.call_later(max(0.0, delay_s), self._callback)
 
     def close(self) -> None:
-        """Call back no more. Safe to call twice."""
+        """Cancel the callback and free the timer. Idempotent."""
         if self._handle is not None:
             self._handle.cancel()
         if self._fd >= 0:
@@ -61,7 +61,7 @@ class PreciseTimer:
             self._fd = -1
 
     def _expired(self) -> None:
-        os.read(self._fd, 8)  # else the descriptor stays readable
+        os.read(self._fd, 8)  # otherwise the descriptor stays readable
         self._callback()
 
     def _set(self, delay_ns: int) -> None:

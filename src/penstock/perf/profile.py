@@ -1,4 +1,4 @@
-"""The latency profile of a model by batch size, and what to conclude from it."""
+"""Latency profiles of models by batch size, and the choice of a batch size."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.perf.measure import FEWEST_CALLS, feed, interleave, repeat_rows
 from penstock.tensor import Array
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-"""Batch sizes that are profiled."""
+"""Default batch sizes."""
 
 HAND_OVER_MS = 0.1
-"""About what a server adds to a call of the engine: waking the instance, merging, splitting, waking the event loop."""
+"""Typical overhead of a server per engine call: waking the instance, merging, splitting, waking the event loop."""
 
 _ENOUGH = 0.95
-"""A batch that reaches this share of the best throughput is as good as the best, and kinder to latency."""
+"""The smallest batch with this share of the best throughput is preferred, because of its latency."""
 
 
 def profile(
@@ -30,8 +30,8 @@ def profile(
     """Profile ``models`` against one another, interleaved, at each of ``batches``; ``budget_s`` is shared evenly.
 
     With ``precision`` a batch ends early, see ``interleave``.
-    ``samples`` hold rows along their first axis. Models that are not all batchable are profiled at the rows that one call
-    takes. A batch so slow that the fewest calls at it would take more than the whole budget is left out, and all beyond.
+    ``samples`` have rows along their first axis. Unless all models are batchable, they are profiled at the rows that one call takes.
+    Batches for which the minimum number of calls would exceed the whole budget are left out.
     """
     if not all(model.signature.batchable for model in models.values()):
         batches = (max(model.signature.smallest_batch for model in models.values()),)
@@ -51,15 +51,15 @@ def profile(
 
 
 def rows_per_second(point: LatencyPoint) -> float:
-    """Throughput of one instance that runs batches of this size back to back."""
+    """Throughput of one instance that runs batches of this size without pause."""
     return point.batch / point.p50_ms * 1e3
 
 
 def knee(points: Sequence[LatencyPoint], p99_ms: float | None = None) -> LatencyPoint:
     """The smallest batch that serves 95 % of the best rows per second, among those whose p99 is within ``p99_ms``.
 
-    What a server adds to each call counts: for a model of microseconds larger batches pay although the engine gains
-    nothing by them. If no batch is within ``p99_ms``, the first point (batch 1).
+    The server's overhead per call is included: for very fast models larger batches pay even if the engine does not gain. If no batch
+    is within ``p99_ms``, returns the first point (batch 1).
     """
     allowed = [point for point in points if p99_ms is None or point.p99_ms <= p99_ms] or list(points[:1])
     served = [point.batch / (point.p50_ms + HAND_OVER_MS) for point in allowed]

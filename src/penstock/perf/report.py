@@ -1,4 +1,4 @@
-"""The build's report as one HTML page that needs nothing else: what was tried, what won, and why the others lost."""
+"""The build report as one self-contained HTML page: all candidates, the chosen one, and why the others were rejected."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = (
 
 
 def check_report_target(path: Path) -> None:
-    """Raise AlreadyExists if ``path`` is there and is not a report of an earlier build, which alone may be replaced."""
+    """Raise AlreadyExists if ``path`` exists and is not an earlier build report."""
     if not path.exists() or path.is_dir():
-        return  # what stands in the way of writing is told when it is tried
+        return  # writing reports what prevents it
     if path.is_file():
         with contextlib.suppress(OSError), path.open("rb") as file:
             if _GENERATOR.encode() in file.read(_HEAD_BYTES):
                 return
-    raise AlreadyExists(f"'{path}' exists and is not a report of Penstock's", "choose another name for the report")
+    raise AlreadyExists(f"'{path}' exists and is not a Penstock build report", "choose another name for the report")
 
 
 def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
@@ -66,7 +66,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
 
 
 def page(title: str, body: Sequence[str]) -> str:
-    """An HTML page of these parts, which ``check_report_target`` takes for one of Penstock's."""
+    """An HTML page of these parts, which ``check_report_target`` recognises."""
     return _PAGE.format(generator=_GENERATOR, title=escape(title), body="\n".join(body))
 
 
@@ -108,7 +108,7 @@ def _candidates(evidence: Evidence) -> str:
 
 
 def _attempts(evidence: Evidence) -> list[str]:
-    """What a compression plan tried, with a picture of what each step bought for what it cost."""
+    """The attempts of a compression plan, with charts of gain and cost of each step."""
     tried = [attempt for attempt in evidence.attempts if attempt.accuracy is not None and attempt.speedup is not None]
     if not evidence.attempts:
         return []
@@ -217,7 +217,7 @@ _LEGEND = (
 
 _GENERATOR = '<meta name="generator" content="penstock">'
 _HEAD_BYTES = 256
-"""Within these a report names its generator."""
+"""A report names its generator within this many bytes."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width">

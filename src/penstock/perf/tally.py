@@ -1,4 +1,4 @@
-"""Counting what happens to the requests of a run, and the figures that come of it."""
+"""Counts outcomes and latencies of a run's requests, and computes its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_SAID = 1000  # bytes of an error's body
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run measured. Latencies are exact order statistics of the requests answered 200, in ms; NaN if there are none."""
+    """Result of one run. Latencies are exact order statistics of the requests answered 200, in ms; NaN without any."""
 
     throughput: float
     """Requests answered 200 in the window, per second."""
@@ -30,11 +30,11 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     errors_by_kind: dict[str, int]
     """``HTTP <status>``, ``connection dropped``, ``no connection``, ``unreadable answer``, ``wrong answer``, ``time-out``."""
     first_errors: dict[str, str] = {}
-    """By kind, what the server said the first time; only of kinds for which it said something."""
+    """By kind, the body of the first error answer, if it had one."""
     duration_s: float
     """Length of the window."""
     client_cpu: float
-    """Share of one core that this process used in the window; near 1, the client may be the limit and not the server."""
+    """Share of one core that this process used in the window. Near 1, the client may be the bottleneck."""
 
 
 class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
@@ -42,20 +42,20 @@ class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
 
 
 class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
-    """``throughput`` is the achieved rate: below ``offered_rate`` if the server cannot keep up."""
+    """``throughput`` is the achieved rate; it is below ``offered_rate`` if the server cannot keep up."""
 
     rate: float
-    """Requests per second asked for."""
+    """Requested rate, per second."""
     offered_rate: float
-    """Requests per second that fell due; chance in the Poisson process parts it from ``rate``."""
+    """Requests per second that were due; differs from ``rate`` by the randomness of the Poisson process."""
     connections: int
-    """The most connections that were open at once."""
+    """Largest number of open connections."""
 
 
 class Tally:
     """Latencies and errors of the requests begun at or after ``begin``; times are ``time.perf_counter`` seconds.
 
-    The window is the stretch of time over which answers count for throughput, whenever their requests began.
+    Throughput counts all answers within the window, whenever their requests began.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Tally:
             self._latencies.append(now - started)
 
     def failed(self, kind: str, started: float, said: bytes = b"") -> None:
-        """``said`` is the body of the answer, if there was one."""
+        """``said`` is the body of the answer, if any."""
         if started >= self.begin:
             self._errors[kind] += 1
             if said and kind not in self._first_errors:
@@ -92,7 +92,7 @@ class Tally:
         self._cpu_s += process_time()
 
     def figures(self) -> dict[str, Any]:
-        """The fields of a LoadResult; after ``close_window``."""
+        """The fields of a LoadResult. Call after ``close_window``."""
         samples = np.frombuffer(self._latencies, np.float64) * 1e3 if self._latencies else np.array([np.nan])
         p50, p95, p99, p999 = np.quantile(samples, (0.5, 0.95, 0.99, 0.999), method="inverted_cdf").tolist()
         errors = self._errors.total()

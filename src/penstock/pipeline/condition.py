@@ -20,7 +20,7 @@ _FORM = re.compile(r"\s*(not\s+)?([^\s<>=!]+)\s*(?:(<=|>=|==|!=|<|>)\s*(\S+)\s*)
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Holds where ``tensor comparison bound``."""
+    """Holds if ``tensor comparison bound``."""
 
     tensor: str
     comparison: str
@@ -28,7 +28,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """From ``TENSOR`` (it is not zero), ``not TENSOR`` (it is zero) or e.g. ``TENSOR >= 0.5``. Raises InvalidConfig."""
+        """Read ``TENSOR`` (not zero), ``not TENSOR`` (zero) or e.g. ``TENSOR >= 0.5``. Raises InvalidConfig."""
         if match := _FORM.fullmatch(text):
             negation, tensor, comparison, number = match.groups()
             if comparison is None:
@@ -40,20 +40,18 @@ class Condition(msgspec.Struct, frozen=True):
         raise InvalidConfig(f"the condition '{text[:100]}' cannot be read", hint)
 
     def holds(self, array: Array) -> bool:
-        """Whether it holds for ``array``, of one element, or of several that agree. Raises InvalidArgument if they do not."""
+        """True if the condition holds for every element of ``array``. Raises InvalidArgument if it holds for some only."""
         if array.dtype.kind == "O" or not array.size:
             has = "text" if array.size else "no element"
-            raise InvalidArgument(f"the condition '{self}' needs a number, and its tensor has {has}")
+            raise InvalidArgument(f"the condition '{self}' needs a number, but its tensor has {has}")
         found = _COMPARISONS[self.comparison](array, np.float64(self.bound))
         if found.any() and not found.all():
-            raise InvalidArgument(
-                f"the condition '{self}' holds for some rows only", "send them in requests of their own"
-            )
+            raise InvalidArgument(f"the condition '{self}' holds for some rows only", "send them in separate requests")
         return bool(found.any())
 
     def excludes(self, other: Condition) -> bool:
-        """Whether both can never hold of one request."""
-        # Between and beyond the two bounds nothing changes, so that these points stand for all numbers.
+        """True if no request can meet both conditions."""
+        # Nothing changes between and beyond the two bounds, so these points represent all numbers.
         points = (-math.inf, self.bound, self.bound / 2 + other.bound / 2, other.bound, math.inf, math.nan)
         one, two = _COMPARISONS[self.comparison], _COMPARISONS[other.comparison]
         both = any(one(point, self.bound) and two(point, other.bound) for point in points)

@@ -1,6 +1,6 @@
-"""One pass over a graph: a step starts as soon as its inputs are there, and a tensor is let go of when nobody needs it any more.
+"""One pass over a graph: a step starts as soon as its inputs are available, and a tensor is released after its last reader.
 
-Calls and callbacks, no tasks: whoever is handed a step calls back with what came of it, perhaps at once.
+It uses callbacks instead of tasks: the callee of a step calls back with the outcome, possibly before it returns.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ class Work(Protocol):
     """A step that has been started."""
 
     def cancel(self) -> object:
-        """Give it up. What it says from now on is not listened to. Idempotent."""
+        """Abandon the step. Its outcome is ignored. Idempotent."""
 
 
 Told = Mapping[str, Array] | PenstockError
-"""Arrays by name, or what went wrong."""
+"""Arrays by name, or an error."""
 Start = Callable[[PipelineStep, dict[str, Array], Callable[[Told], None]], Work | None]
-"""``start(step, inputs, done)`` begins a step on ``inputs``, by its own names, which nobody writes to. ``done`` is called once with
-the outputs, by its own names too, perhaps before this returns None. Raises PenstockError."""
+"""``start(step, inputs, done)`` begins a step on read-only ``inputs``, under the step's own names. It calls ``done`` once with the
+outputs, also under the step's names, possibly before it returns None. Raises PenstockError."""
 
 
 class PipelineRun:
-    """Ends once: ``done`` gets the wanted outputs that there are, in order, or the first error; whatever else is under way is
-    cancelled then. Belongs to one thread."""
+    """Ends once: ``done`` gets the wanted outputs that exist, in order, or the first error; other running steps are then cancelled.
+    Belongs to one thread."""
 
     def __init__(self, plan: GraphPlan, start: Start, done: Callable[[Told], None]) -> None:
         self._plan = plan
         self._start = start
         self._done: Callable[[Told], None] | None = done
         self._arrays: dict[str, Array | None] = {}
-        """Of the tensors that are settled and needed; None if absent."""
+        """Settled tensors that are still needed; None if absent."""
         self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
-        """By step, how many of its tensors are not settled yet."""
+        """By step, the number of its tensors that are not settled yet."""
         self._ready = deque(position for position, waits in enumerate(self._waits) if not waits)
         self._running: dict[int, Work | None] = {}
         self._is_advancing = False
 
     def begin(self, inputs: Mapping[str, Array]) -> None:
-        """Start what can start on ``inputs``, of which some may be absent; once. ``done`` may be called before this returns."""
+        """Start the run on ``inputs``, some of which may be absent. Call once. May call ``done`` before it returns."""
         for name in self._plan.inputs:
             self._settle(name, inputs.get(name))
         self._advance()
 
     def cancel(self) -> None:
-        """End with Cancelled, unless it has ended. Idempotent."""
+        """End with Cancelled, unless the run has ended. Idempotent."""
         self._end(Cancelled("the request was cancelled"))
 
     def _settle(self, tensor: str, array: Array | None) -> None:
-        """``tensor`` is ``array``, or, if None, one of those who could have given it will not."""
+        """``tensor`` is ``array``; None means that one of the steps that could produce it will not."""
         if array is None:
             self._givers[tensor] -= 1
             if self._givers[tensor]:
@@ -73,7 +73,7 @@ class PipelineRun:
                 self._ready.append(position)
 
     def _advance(self) -> None:
-        """Start all that is ready. A loop and no recursion, however many steps are done before their start returns."""
+        """Start all ready steps. A loop instead of recursion, because steps may finish before their start returns."""
         if self._is_advancing:
             return
         self._is_advancing = True
@@ -95,17 +95,17 @@ class PipelineRun:
             work = self._start(step, inputs, partial(self._answered, position))
         except PenstockError as error:
             self._end(prefixed(f"step '{step.name}': ", error))
-        except Exception:  # noqa: BLE001 - a bug of ours must not leave the run without an end
+        except Exception:  # noqa: BLE001 - a bug must not leave the run without an end
             _log.exception("step '%s' could not be started", step.name)
             self._end(PenstockError("internal error"))
         else:
             if position in self._running:
                 self._running[position] = work
             elif self._done is None and work is not None:
-                work.cancel()  # the run was ended while the step was being started
+                work.cancel()  # the run ended while the step was being started
 
     def _take(self, step: PipelineStep) -> dict[str, Array] | None:
-        """What ``step`` is given; None if it is skipped. Lets go of what nobody else reads. Raises InvalidArgument."""
+        """The inputs of ``step``; None if it is skipped. Releases tensors without further readers. Raises InvalidArgument."""
         arrays = self._arrays
         found = {own: arrays[tensor] for own, tensor in step.inputs.items()}
         inputs = {own: array for own, array in found.items() if array is not None}
@@ -140,8 +140,8 @@ class PipelineRun:
         for name in found:
             if name not in outputs and name not in self._plan.optional:
                 givers = ", ".join(f"'{step.name}'" for step in self._plan.steps if name in step.outputs.values())
-                why = f"step {givers} was skipped" if givers else "it is an input that was not given"
-                self._end(InvalidArgument(f"there is no output '{name}': {why}", "declare it as optional"))
+                why = f"step {givers} was skipped" if givers else "it is an input that the request lacks"
+                self._end(InvalidArgument(f"output '{name}' is missing: {why}", "declare it as optional"))
         self._end(outputs)
 
     def _end(self, told: Told) -> None:

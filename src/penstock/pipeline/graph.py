@@ -1,6 +1,6 @@
-"""A pipeline as it is declared: steps that read and give named tensors; checked once, so that running it cannot get stuck. Pure.
+"""The declaration of a pipeline: steps that read and produce named tensors. Checked once, so that a run cannot get stuck. Pure.
 
-A step is anything with named inputs and outputs: a model, or what is done before and after one.
+A step is anything with named inputs and outputs: a model, or a transform before or after one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class PipelineStep(msgspec.Struct, frozen=True, eq=False):
-    """One step. ``inputs`` and ``outputs`` tell for its own names of them which tensors of the graph they are."""
+    """One step. ``inputs`` and ``outputs`` map its own tensor names to tensors of the graph."""
 
     name: str
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     condition: Condition | None = None
-    """Where it does not hold, the step is skipped and its outputs are absent."""
+    """If it does not hold, the step is skipped and its outputs are absent."""
     optional: frozenset[str] = frozenset()
-    """Those of its own inputs that may be absent; without one of the others it is skipped."""
+    """Its inputs that may be absent. If any other input is absent, the step is skipped."""
     signature: Signature | None = None
-    """What it takes and gives, with the batch dimension, where that is known."""
+    """Its inputs and outputs, with the batch dimension, if known."""
     batchable: bool = False
-    """Whether the first dimension of all its tensors is the batch's."""
+    """True if the first dimension of all its tensors is the batch dimension."""
 
     @property
     def reads(self) -> frozenset[str]:
@@ -39,35 +39,35 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False):
 
 
 class GraphPlan(msgspec.Struct, frozen=True, eq=False):
-    """What is to be run for ``wanted``. A tensor can be freed when it has been read ``uses`` times."""
+    """The steps to run for the outputs ``wanted``. A tensor can be freed when it has been read ``uses`` times."""
 
     steps: tuple[PipelineStep, ...]
-    """In an order in which they could run one after the other."""
+    """In topological order."""
     inputs: tuple[str, ...]
     wanted: tuple[str, ...]
     optional: frozenset[str]
-    """Those outputs of the graph that may be absent."""
+    """Outputs of the graph that may be absent."""
     readers: Mapping[str, Sequence[int]]
-    """By tensor, the steps that read it, by position."""
+    """By tensor, the positions of the steps that read it."""
     uses: Mapping[str, int]
     """By tensor, the number of steps that read it, and one more if it is wanted."""
     givers: Mapping[str, int]
-    """By tensor, how many steps may give it; it is absent when as many have been skipped."""
+    """By tensor, the number of steps that may produce it. It is absent when all of them have been skipped."""
 
 
 class Graph(msgspec.Struct, frozen=True, eq=False):
-    """A checked pipeline; made by ``declare``."""
+    """A checked pipeline. Use ``declare`` to make one."""
 
     steps: tuple[PipelineStep, ...]
-    """In an order in which they could run one after the other."""
+    """In topological order."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     optional: frozenset[str]
     warnings: tuple[str, ...]
-    """What is allowed and probably not meant."""
+    """Declarations that are allowed but probably mistakes."""
 
     def plan(self, wanted: Sequence[str]) -> GraphPlan:
-        """For the outputs ``wanted``, none of them unknown; steps that none of them depends on are left out."""
+        """The plan for the known outputs ``wanted``. Steps that they do not depend on are left out."""
         needed, kept = set(wanted), []
         for step in reversed(self.steps):
             if not needed.isdisjoint(step.outputs.values()):
@@ -89,27 +89,29 @@ def declare(
     batchable: bool = False,
     optional: frozenset[str] = frozenset(),
 ) -> Graph:
-    """The graph of ``steps`` that takes and gives ``signature``, whose outputs ``optional`` may be absent, and so may any input.
+    """Check ``steps`` and make the graph with ``signature``. Any input, and the outputs ``optional``, may be absent in a request.
 
-    Raises InvalidConfig that names step and tensor: unknown tensors, tensors given twice (unless by conditions that exclude one
-    another), outputs that nobody gives, cycles, datatypes and shapes that do not fit.
+    Raises InvalidConfig, with step and tensor, for unknown tensors, tensors with two producers (unless their conditions exclude one
+    another), outputs without a producer, cycles, and datatypes or shapes that do not fit.
     """
     inputs, outputs = tuple(signature.input_names), tuple(signature.output_names)
     for name, count in Counter(step.name for step in steps).items():
         if count > 1:
-            raise InvalidConfig(f"{count} steps are called '{name}'", "give each a name of its own")
+            raise InvalidConfig(f"{count} steps are called '{name}'", "give each a different name")
     givers = _givers(inputs, steps)
     known, read = {*inputs, *givers}, set(outputs).union(*(step.reads for step in steps))
     for step in steps:
         for tensor in sorted(step.reads - known):
             raise InvalidConfig(
-                f"step '{step.name}' reads tensor '{tensor}', which nobody gives", did_you_mean(tensor, known)
+                f"step '{step.name}' reads tensor '{tensor}', which no step produces", did_you_mean(tensor, known)
             )
     for output in outputs:
         if output not in known:
-            raise InvalidConfig(f"no step gives output '{output}'", did_you_mean(output, givers))
+            raise InvalidConfig(f"no step produces output '{output}'", did_you_mean(output, givers))
     for output in sorted(optional.difference(outputs)):
-        raise InvalidConfig(f"the optional output '{output}' is no output", did_you_mean(output, outputs))
+        raise InvalidConfig(
+            f"the optional output '{output}' is not an output of the graph", did_you_mean(output, outputs)
+        )
     ordered = _sort(steps, givers)
     _check_types(signature, batchable, steps)
     warnings = tuple(f"tensor '{tensor}' is not used" for tensor in (*inputs, *givers) if tensor not in read)
@@ -117,24 +119,26 @@ def declare(
 
 
 def _givers(inputs: Sequence[str], steps: Iterable[PipelineStep]) -> dict[str, list[PipelineStep]]:
-    """By tensor the steps that give it."""
+    """By tensor, the steps that produce it."""
     givers: dict[str, list[PipelineStep]] = {}
     for step in steps:
         for own, tensor in step.outputs.items():
             if tensor in inputs:
-                raise InvalidConfig(f"output '{own}' of step '{step.name}' is tensor '{tensor}', which is an input")
+                raise InvalidConfig(
+                    f"output '{own}' of step '{step.name}' is tensor '{tensor}', which is an input of the graph"
+                )
             for other in givers.setdefault(tensor, []):
                 if step.condition is None or other.condition is None or not step.condition.excludes(other.condition):
                     raise InvalidConfig(
-                        f"tensor '{tensor}' is given by step '{other.name}' and by step '{step.name}'",
-                        "only steps with conditions that exclude one another can give the same tensor",
+                        f"tensor '{tensor}' is produced by step '{other.name}' and by step '{step.name}'",
+                        "only steps with conditions that exclude one another may produce the same tensor",
                     )
             givers[tensor].append(step)
     return givers
 
 
 def _sort(steps: Sequence[PipelineStep], givers: Mapping[str, Sequence[PipelineStep]]) -> tuple[PipelineStep, ...]:
-    """``steps``, each after those whose tensors it reads."""
+    """``steps`` in topological order."""
     waits = {step: {giver for tensor in step.reads for giver in givers.get(tensor, ())} for step in steps}
     left, followers = {step: len(before) for step, before in waits.items()}, defaultdict(list)
     for step, before in waits.items():
@@ -152,7 +156,7 @@ def _sort(steps: Sequence[PipelineStep], givers: Mapping[str, Sequence[PipelineS
 
 
 def _cycle(waits: Mapping[PipelineStep, set[PipelineStep]], stuck: set[PipelineStep]) -> str:
-    """One cycle among the steps that cannot start, each of which waits for another of them."""
+    """One cycle among the steps ``stuck``, each of which waits for another of them."""
     step, path = min(stuck, key=lambda one: one.name), list[PipelineStep]()
     while step not in path:
         path.append(step)
@@ -161,7 +165,7 @@ def _cycle(waits: Mapping[PipelineStep, set[PipelineStep]], stuck: set[PipelineS
 
 
 class _End(msgspec.Struct, frozen=True):
-    """Where a tensor comes from or goes to, and what it is there."""
+    """One end of a tensor: where it is produced or read, and its type there."""
 
     place: str
     tensor: str
@@ -169,7 +173,7 @@ class _End(msgspec.Struct, frozen=True):
     batchable: bool
 
     def fits(self, other: _End) -> bool:
-        """Whether ``other`` can be this. A batch of one row and a tensor without batch dimension can be each other."""
+        """True if the types are compatible. A batch of one row and a tensor without batch dimension are."""
         if self.spec.datatype is not other.spec.datatype:
             return False
         one, two = self.spec.shape, other.spec.shape
@@ -191,9 +195,7 @@ def _check_types(signature: Signature, batchable: bool, steps: Sequence[Pipeline
             continue
         for spec in step.signature.inputs:
             if spec.name not in step.inputs and spec.name not in step.optional:
-                raise InvalidConfig(
-                    f"input '{spec.name}' of step '{step.name}' is not given any tensor", "map one to it"
-                )
+                raise InvalidConfig(f"input '{spec.name}' of step '{step.name}' has no tensor", "map one to it")
         sinks += _ends(step, "input", step.signature.inputs, step.inputs)
         for end in _ends(step, "output", step.signature.outputs, step.outputs):
             sources[end.tensor].append(end)

@@ -1,1 +1,1 @@
-"""Telemetry: statistics, metrics, traces and logs. It is told what happened and knows nobody."""
+"""Telemetry: statistics, metrics, traces and logs. It is called by the rest of the server and imports none of it."""

@@ -1,7 +1,4 @@
-"""One JSON line for every request: who asked which model for how much, how it ended and where the time went.
-
-Never what was asked or answered: no contents of tensors, no headers, no keys.
-"""
+"""One JSON line per request: client, model, sizes, status and times. It never contains tensors, headers or keys."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ STDOUT = "-"
 
 
 class AccessLog:
-    """Appends to the file ``target``, or to stdout if that is ``-``; belongs to one thread.
+    """Appends to the file ``target``, or to stdout if that is ``-``. Belongs to one thread.
 
-    A file that was renamed or removed, as log rotation does, is made anew. Raises OSError if it cannot be opened.
+    A file that log rotation has renamed or removed is created again. Raises OSError if it cannot be opened.
     """
 
     def __init__(self, target: str) -> None:
@@ -43,7 +40,7 @@ class AccessLog:
             self._file.close()
 
     def _open(self, path: Path) -> BinaryIO:
-        # Not for everyone's eyes: it tells who asks what.
+        # Not world-readable: it shows which client uses which model.
         return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640), "wb")
 
     def _is_in_place(self, path: Path) -> bool:
@@ -54,7 +51,7 @@ class AccessLog:
 
 
 def line_of(trace: Trace, offset_ns: int) -> dict[str, Any]:
-    """``offset_ns`` is what the epoch's clock is ahead of the monotonic one. ``compute_us`` is that of the whole batch."""
+    """``offset_ns`` is epoch time minus monotonic time. ``compute_us`` is that of the whole batch."""
     times = trace.times
     moment = datetime.fromtimestamp((trace.ended_ns + offset_ns) / 1e9, UTC)
     return {

@@ -1,4 +1,4 @@
-"""Records written by a thread of their own, so that no file and no collector ever keeps the event loop waiting."""
+"""Writes records on a separate thread, so that files and collectors never block the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BATCH = 1000
 
 
 class Sink(Protocol[_Written_contra]):
-    """Where records go; called by one thread only."""
+    """Destination of records. Called by one thread only."""
 
     def write(self, records: Sequence[_Written_contra]) -> None: ...
 
@@ -25,14 +25,14 @@ class Sink(Protocol[_Written_contra]):
 
 
 class BackgroundWriter(Generic[_Record]):
-    """Hands records to a sink, in order. What comes while ``limit`` are waiting is dropped and counted.
+    """Passes records to a sink, in order. While ``limit`` records wait, further ones are dropped and counted.
 
-    ``put`` belongs to one thread, the event loop's. The sink is closed by ``stop``.
+    ``put`` belongs to the event loop's thread. ``stop`` closes the sink.
     """
 
     def __init__(self, name: str, sink: Sink[_Record], limit: int = 10_000) -> None:
         self.dropped = 0
-        """Records that came too fast, or that the sink failed to write."""
+        """Number of records that exceeded the limit or that the sink failed to write."""
         self._name = name
         self._sink = sink
         self._limit = limit
@@ -46,7 +46,7 @@ class BackgroundWriter(Generic[_Record]):
         self._thread.start()
 
     def put(self, record: _Record) -> None:
-        """Take ``record``, or drop it; never waits, never raises."""
+        """Queue ``record``, or drop it. Never blocks, never raises."""
         if len(self._waiting) >= self._limit or self._stopping:
             self.dropped += 1
             return
@@ -55,7 +55,7 @@ class BackgroundWriter(Generic[_Record]):
             self._wake.set()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Write what waits, close the sink and end the thread; gives up after ``timeout_s``."""
+        """Write the waiting records, close the sink and end the thread. Gives up after ``timeout_s``."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -64,7 +64,7 @@ class BackgroundWriter(Generic[_Record]):
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            self._wake.clear()  # before looking: what comes from now on sets it again
+            self._wake.clear()  # before looking, so that later records set it again
             while self._waiting:
                 self._write([self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))])
             if self._stopping:
@@ -78,8 +78,8 @@ class BackgroundWriter(Generic[_Record]):
         try:
             self._sink.write(records)
             self._failed = False
-        except Exception as error:  # noqa: BLE001 - a full disk or a collector that is gone must not end the server
+        except Exception as error:  # noqa: BLE001 - a full disk or a lost collector must not end the server
             self.dropped += len(records)
-            if not self._failed:  # said once, not once a batch
+            if not self._failed:  # logged once, not once a batch
                 _log.warning("%s: records are being lost: %s", self._name, error)
             self._failed = True

@@ -1,7 +1,7 @@
-"""What was recorded of batches and not yet added up.
+"""Recorded batches that are not yet part of the statistics.
 
-Adding a batch to the statistics is some forty small operations. Right after a batch has run, they are slow, for the model has taken
-the processor's caches; so a batch is only noted here, and many are added up in one go, or when somebody looks.
+Adding a batch to the statistics takes about forty small operations. They are slow right after a batch, because the model has evicted
+the processor's caches. So a batch is only recorded here, and many are added together, at the latest when statistics are read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from penstock.telemetry.statistics import BatchTimes, Executed, ModelStatistics,
 
 _MAX_BATCHES = 256
 _MAX_REQUESTS = 4096
-"""What is kept at most: a few hundred kilobytes, or a millisecond's work."""
+"""Limits that keep the log at a few hundred kilobytes and a digest at a millisecond."""
 
 
 class BatchLog:
-    """Notes batches for ``statistics``, which are exact after ``digest``. Belongs to the event loop."""
+    """Records batches for ``statistics``, which are exact after ``digest``. Belongs to the event loop."""
 
     __slots__ = ("_batches", "_requests", "_statistics")
 
@@ -26,7 +26,7 @@ class BatchLog:
         self._requests = 0
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
-        """As ``ModelStatistics.executed``; what is given is not to be changed any more."""
+        """Record one batch, as ``ModelStatistics.executed``. The caller must not change the arguments afterwards."""
         batches = self._batches
         batches.append((arrived_ns, rows, reason, times, done_ns))
         self._requests += len(arrived_ns)
@@ -34,7 +34,7 @@ class BatchLog:
             self.digest()
 
     def digest(self) -> None:
-        """Add up all that was noted."""
+        """Add all recorded batches to the statistics."""
         if self._batches:
             batches, self._batches, self._requests = self._batches, [], 0
             self._statistics.executed_all(batches)

@@ -1,4 +1,4 @@
-"""The page that Prometheus scrapes, in its text format: https://prometheus.io/docs/instrumenting/exposition_formats/"""
+"""The metrics page in the text format of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/"""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def exposition(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> bytes:
-    """The page that is scraped; a family without any series is left out."""
+    """The whole page. A family without any series is left out."""
     return "".join(families(models, server, machine)).encode()
 
 
 def families(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> Iterator[str]:
-    """The page family by family, for callers with other things to do meanwhile: with many models it takes milliseconds."""
+    """The page, family by family, so that callers can do other work in between: with many models it takes milliseconds."""
     labelled = [(_labels(model), model) for model in models]
     now_ns = time.monotonic_ns()
     for family, value_of in MODEL_VALUES:
@@ -77,7 +77,7 @@ def _values(family: Family, labels: str, value: Value) -> str:
 
 
 def _template(name: str, bounds: Sequence[Number]) -> str:
-    """A model's lines of a histogram, into which its numbers are put, and then its labels: a page has ten thousands of them."""
+    """Format string for a model's lines of a histogram. Made once, because a page can have tens of thousands of such lines."""
     buckets = "".join(f'{name}_bucket{{{_HERE},le="{limit}"}} %d\n' for limit in (*map(repr, bounds), "+Inf"))
     return f"{buckets}{name}_sum{{{_HERE}}} %s\n{name}_count{{{_HERE}}} %d\n"
 
@@ -110,13 +110,13 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def _labels(model: ModelStatistics) -> str:
-    """The labels of all series of a model; a tag that cannot be a label is left out, since one wrong line spoils the page."""
+    """Labels of all series of a model. Tags that are not valid labels are left out: one wrong line would invalidate the page."""
     tags = {name: value for name, value in model.tags.items() if name not in _RESERVED and _LABEL_NAME.fullmatch(name)}
     return label_text({"model": model.name, "version": model.version, **tags})
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """``labels`` as they are within the braces of a series."""
+    """``labels`` as written within the braces of a series."""
     return ",".join(_label(name, value) for name, value in labels.items())
 
 

@@ -1,4 +1,4 @@
-"""What the server's own log shows, and how: Triton's log settings, applied to Python's logging."""
+"""Log settings of the server: Triton's names and values, applied to Python's logging."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LogSetting(msgspec.Struct, frozen=True):
     """The settings in force."""
 
     log_file: str = ""
-    """Where to append; empty: stderr."""
+    """File to append to; empty: stderr."""
     log_info: bool = True
     log_warning: bool = True
     log_error: bool = True
@@ -30,7 +30,7 @@ class LogSetting(msgspec.Struct, frozen=True):
 
 
 class LogSettings:
-    """Owns the handler of one logger, by default of everything in Penstock."""
+    """Owns the handler of one logger, by default Penstock's root logger."""
 
     def __init__(self, initial: LogSetting | None = None, logger: logging.Logger | None = None) -> None:
         self._setting = initial or LogSetting()
@@ -39,7 +39,7 @@ class LogSettings:
         self._before = logging.NOTSET, True
 
     def start(self) -> None:
-        """Send the logger's messages where the setting says. Raises OSError if the file cannot be opened."""
+        """Install the handler that the settings ask for. Raises OSError if the file cannot be opened."""
         file = self._setting.log_file
         self._handler = logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)
         self._before = self._logger.level, self._logger.propagate
@@ -48,7 +48,7 @@ class LogSettings:
         self._apply()
 
     def stop(self) -> None:
-        """Leave the logger as it was found."""
+        """Restore the logger."""
         if self._handler is None:
             return
         self._logger.removeHandler(self._handler)
@@ -58,12 +58,12 @@ class LogSettings:
         self._logger.propagate = self._before[1]
 
     def get(self) -> dict[str, Any]:
-        """By the protocol's names."""
+        """The settings under the protocol's names."""
         return msgspec.structs.asdict(self._setting)
 
     def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change some and return all. Raises InvalidArgument, and then changes nothing."""
-        # The file may not be changed, but it may be sent back as it was shown.
+        """Change some settings and return all. If it raises InvalidArgument, nothing has changed."""
+        # Clients may send back the file that they were shown, but not change it.
         kept = {"log_file": self._setting.log_file}.items()
         values = {name: _read(name, value) for name, value in changes.items() if (name, value) not in kept}
         self._setting = msgspec.structs.replace(self._setting, **values)
@@ -88,7 +88,7 @@ class LogSettings:
 
 
 class _Formatter(logging.Formatter):
-    """``I1121 14:31:14.123456 77 dataplane.py:12] message``, or ``2026-11-21T14:31:14Z I 77 dataplane.py:12] message``; UTC."""
+    """In UTC: ``I1121 14:31:14.123456 77 dataplane.py:12] message``, or ``2026-11-21T14:31:14Z I 77 dataplane.py:12] message``."""
 
     def __init__(self, is_iso: bool) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Formatter(logging.Formatter):
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ ", moment) + letter
         else:
             when = time.strftime(f"{letter}%m%d %H:%M:%S.", moment) + f"{int(record.created % 1 * 1e6):06d}"
-        # A line break in what a client sent must not look like a message of ours.
+        # Text from a client must not be able to forge a log line.
         message = record.message.replace("\n", r"\n").replace("\r", r"\r")
         return f"{when} {record.process} {record.filename}:{record.lineno}] {message}"
 
@@ -129,7 +129,7 @@ def _read(name: str, value: Any) -> Any:
                 return value
             raise InvalidArgument("log_format must be 'default' or 'ISO8601'")
         case "log_file":
-            # It would let any client write wherever the server may.
+            # Otherwise any client could write to every path that the server can write to.
             raise InvalidArgument(
                 "log file location can not be updated through network protocol", "set log_file when starting the server"
             )

@@ -1,7 +1,7 @@
-"""The metrics that there are: Triton's (``nv_*``) and ours (``penstock_*``). Every name is declared here, with what its value is.
+"""All metrics: Triton's (``nv_*``) and Penstock's (``penstock_*``), each with its name, help and value.
 
-Nothing is registered and nothing kept: ``exposition.py`` reads the values from the statistics of the models that there are, so the
-series of an unloaded model are gone with it.
+Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. So the series of a model end when it is
+unloaded.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ Number = int | float
 
 
 class ServerFacts(msgspec.Struct):
-    """What is known of a server process but not of a model."""
+    """Facts about a server process that do not belong to a model."""
 
     version: str
-    """Of Penstock."""
+    """Version of Penstock."""
     started_s: float
-    """When it started, in seconds since the epoch."""
+    """Start time in seconds since the epoch."""
     process: ProcessUsage = msgspec.field(default_factory=ProcessUsage)
     processes: int = 1
     loop_lag_s: float | None = None
-    """How late the event loop was at worst since it was last asked."""
+    """Largest delay of the event loop since the last reading."""
     connections: dict[str, int] = {}
     """Open connections by protocol."""
     inflight_bytes: int | None = None
-    """Bytes of requests that are being worked on."""
+    """Bytes of requests in progress."""
     dropped_records: int = 0
-    """Traces and lines of the access log that were lost."""
+    """Number of lost traces and access log lines."""
 
 
 class Family(msgspec.Struct, frozen=True):
-    """A metric as it is declared."""
+    """Declaration of a metric."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "summary"]
     help: str
     label: str = ""
-    """The label that tells its values apart, if its value is a mapping."""
+    """Name of the label that distinguishes the series, if the value is a mapping."""
 
 
 Value = Number | Mapping[Any, Number] | None
-"""A mapping has one series for each of its keys; what is None is left out."""
+"""A mapping yields one series per key. None yields no series."""
 
 _Source = TypeVar("_Source")
 _Declared = tuple[Family, Callable[[_Source], Value]]
@@ -108,7 +108,7 @@ MODEL_VALUES: _Values[ModelStatistics] = (
 )
 
 Buckets = tuple[Sequence[int], Number]
-"""How many are in each bucket, the last of them without a bound, and the sum of all in the metric's unit."""
+"""Count per bucket, the last without a bound, and the sum of all values in the metric's unit."""
 
 
 def _batch_sizes(model: ModelStatistics) -> Buckets:
@@ -157,7 +157,7 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
 )
 
 Summary = tuple[RecentWindow, int, int]
-"""The durations of the last minute, and how many there ever were and their sum in nanoseconds."""
+"""Durations of the last minute, the count since the start, and their sum in nanoseconds."""
 
 _SummaryOf = Callable[[RecentDurations, ModelStatistics], Summary]
 
@@ -240,4 +240,4 @@ FAMILIES = (
     *(family for family, _ in SERVER_VALUES),
     *(family for family, _ in MACHINE_VALUES),
 )
-"""Every metric that there is."""
+"""Every metric."""

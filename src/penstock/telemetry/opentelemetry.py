@@ -1,7 +1,7 @@
 """Traces as OpenTelemetry spans (extra ``penstock[otel]``): the request, and within it its time in the queue and in the model.
 
-The decision to sample was made before (see ``tracing.py``), and spans are made afterwards, from the moments recorded, on the writer's
-thread: the SDK's tens of microseconds a span are no request's.
+``tracing.py`` has already decided which requests are sampled. Spans are made afterwards from the recorded times, on the writer's
+thread, so that requests do not pay the tens of microseconds that the SDK takes per span.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXPORT_TIMEOUT_S = 5.0
 
 
 class OpenTelemetry:
-    """Makes the spans of traces and hands them to ``exporter``. Belongs to one thread."""
+    """Makes spans of traces and passes them to ``exporter``. Belongs to one thread."""
 
     def __init__(self, exporter: SpanExporter, version: str, service: str = "penstock") -> None:
         """``version`` is the server's."""
@@ -37,22 +37,22 @@ class OpenTelemetry:
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
-        # Not the SDK's queue, which drops what it cannot deliver without a word: whoever calls ``write`` has one, and counts.
+        # Instead of the SDK's queue, which drops undelivered spans silently: callers of ``write`` have a queue and count drops.
         self._finished = _Finished()
         self._provider.add_span_processor(self._finished)
         self._exporter = exporter
         self._tracer = self._provider.get_tracer("penstock", version)
 
     def write(self, records: Sequence[Trace]) -> None:
-        """Deliver ``records``; takes a few seconds where the collector does not answer. Raises OSError if it does not take them."""
+        """Deliver ``records``. Blocks for some seconds if the collector does not answer. Raises OSError if it refuses them."""
         offset_ns = time.time_ns() - time.monotonic_ns()
         for record in records:
             self._make_spans(record, offset_ns)
         if self._exporter.export(self._finished.take()) is not SpanExportResult.SUCCESS:
-            raise OSError("the collector did not take the spans")
+            raise OSError("the collector did not accept the spans")
 
     def close(self) -> None:
-        """Let go of the collector."""
+        """Close the connection to the collector."""
         self._provider.shutdown()
         self._exporter.shutdown()
 
@@ -63,7 +63,7 @@ class OpenTelemetry:
             "penstock.request.id": trace.request_id,
             "penstock.status": trace.status,
         }
-        # The identity that was handed on while the request ran.
+        # The identity that was already passed on while the request ran.
         self._ids.next = trace.context
         request = self._tracer.start_span(
             "request",
@@ -90,12 +90,12 @@ class OpenTelemetry:
 
 
 def otlp_http(endpoint: str) -> SpanExporter:
-    """Sends to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``; empty: where ``OTEL_*`` say."""
+    """Exporter to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``; if empty, ``OTEL_*`` variables apply."""
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_TIMEOUT_S)
 
 
 class _Finished(SpanProcessor):
-    """Keeps the spans that have ended."""
+    """Collects ended spans."""
 
     def __init__(self) -> None:
         self._spans: list[ReadableSpan] = []
@@ -109,7 +109,7 @@ class _Finished(SpanProcessor):
 
 
 class _GivenIds(IdGenerator):
-    """Random ones, but for the span that has an identity already."""
+    """Random ids, except for a span that already has an identity."""
 
     def __init__(self) -> None:
         self.next: TraceContext | None = None

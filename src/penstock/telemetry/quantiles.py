@@ -1,8 +1,8 @@
-"""Quantiles of what happened within the last minute, as Triton's summaries give them.
+"""Quantiles over the last minute, as in Triton's summaries.
 
-A duration is counted in a bucket of its binary logarithm and the five bits after the leading one, so that a quantile is off by at most
-1.6 %, whatever the range. Buckets are kept by slices of ten seconds of the machine's monotonic clock: old slices are dropped,
-and those of several processes add up.
+A bucket is given by a duration's leading bit and the five bits after it, so that a quantile is off by at most 1.6 %, for any range.
+Buckets are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are dropped, and slices of several
+processes can be added.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class RecentWindow(msgspec.Struct):
     """Durations of the last minute."""
 
     slices: dict[int, dict[int, int]] = {}
-    """By number of the slice: how often each bucket was met."""
+    """By number of the slice, the count of each bucket."""
 
     def add(self, ns: int, count: int, now_ns: int) -> None:
-        """``count`` durations of ``ns`` (>= 0) at ``now_ns``."""
+        """Add ``count`` durations of ``ns`` (>= 0) at time ``now_ns``."""
         number = now_ns // _SLICE_NS
         buckets = self.slices.get(number)
         if buckets is None:
@@ -35,7 +35,7 @@ class RecentWindow(msgspec.Struct):
         buckets[bucket] = buckets.get(bucket, 0) + count
 
     def quantiles(self, wanted: Sequence[float], now_ns: int) -> list[float | None]:
-        """In nanoseconds, by nearest rank; None while there was nothing within the window."""
+        """Quantiles in nanoseconds, by nearest rank; None if the window is empty."""
         oldest = now_ns // _SLICE_NS - WINDOW_NS // _SLICE_NS
         total: dict[int, int] = {}
         for number, buckets in self.slices.items():
@@ -60,7 +60,7 @@ class RecentDurations(msgspec.Struct):
     def executed(
         self, arrived_ns: Sequence[int], taken_ns: int, compute_ns: tuple[int, int, int], done_ns: int
     ) -> None:
-        """One batch; ``compute_ns`` is input, infer and output."""
+        """Add one batch; ``compute_ns`` is input, infer and output."""
         for arrived in arrived_ns:
             self.request.add(done_ns - arrived, 1, done_ns)
             self.queue.add(taken_ns - arrived, 1, done_ns)
@@ -69,7 +69,7 @@ class RecentDurations(msgspec.Struct):
 
 
 def _bucket(ns: int) -> int:
-    """The position of the leading bit, followed by the next five; small numbers stand for themselves."""
+    """The position of the leading bit, followed by the next five bits; small numbers are their own bucket."""
     shift = ns.bit_length() - _BITS - 1
     return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
 

@@ -1,9 +1,9 @@
-"""What happened to the requests of one model version: exact counts and durations, cheap enough for every request.
+"""Statistics of the requests of one model version: exact counts and durations, cheap enough for every request.
 
-The numbers and their meaning are Triton's (statistics extension of the Open Inference Protocol), and beside them what its averages
-hide: histograms, why batches left, why requests failed. One batch costs a fixed amount, each of its requests two look-ups.
+The numbers are Triton's (statistics extension of the Open Inference Protocol), and in addition histograms, reasons why batches left
+the queue and reasons why requests failed. One batch has a fixed cost, each of its requests costs two look-ups.
 
-A ``ModelStatistics`` is plain data: msgspec encodes it as it is, and ``merge`` adds up those of several processes.
+A ``ModelStatistics`` is plain data: msgspec encodes it, and ``merge`` adds up those of several processes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.telemetry.quantiles import RecentDurations
 
 _BOUNDS_US = (50, 100, 250, 500, 1e3, 2.5e3, 5e3, 10e3, 25e3, 50e3, 100e3, 250e3, 500e3, 1e6, 2.5e6, 5e6, 10e6, 30e6)
 BOUNDS_NS = tuple(int(microseconds * 1000) for microseconds in _BOUNDS_US)
-"""Upper bounds, inclusive, of the histograms' buckets; one more bucket holds what is above the last."""
+"""Inclusive upper bounds of the histograms' buckets. One more bucket counts durations above the last."""
 
 FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
 """The same for the time to a first response, Triton's 100, 500, 2000 and 5000 ms."""
 
 MAX_RESPONSES = 1024
-"""Responses of one request that have statistics of their own; a decoupled model's further ones are not told apart."""
+"""Per request, responses beyond this number are not counted separately."""
 
 
 class Reason(enum.StrEnum):
@@ -39,9 +39,9 @@ class Reason(enum.StrEnum):
     PREFERRED = "preferred"
     """It had a preferred size."""
     DELAY = "delay"
-    """Its longest-waiting request had waited as long as configured."""
+    """Its longest-waiting request had waited for the configured delay."""
     IDLE = "idle"
-    """An instance was free and nothing is waited for."""
+    """An instance was free and no delay is configured."""
     ALONE = "alone"
     """The model's requests cannot be merged, or this one is larger than a batch, or runs again after its batch failed."""
 
@@ -50,16 +50,16 @@ class Failure(enum.StrEnum):
     """Why a request failed; Triton's words."""
 
     REJECTED = "REJECTED"
-    """It was refused: queue or limit full, queue time-out, deadline out of reach."""
+    """It was refused: queue or limit full, queue timeout, deadline out of reach."""
     CANCELED = "CANCELED"
-    """Its client went away or took it back."""
+    """Its client disconnected or cancelled it."""
     BACKEND = "BACKEND"
     """The model failed."""
     OTHER = "OTHER"
 
     @classmethod
     def of(cls, error: PenstockError) -> Failure:
-        """What ``error`` counts as where nothing else tells why it happened."""
+        """The reason that ``error`` counts as if the caller knows no better one."""
         return _FAILURES.get(error.code, cls.OTHER)
 
 
@@ -69,7 +69,7 @@ _FAILURES = {Code.CANCELLED: Failure.CANCELED, Code.INTERNAL: Failure.BACKEND} |
 
 
 class ResponseKind(enum.StrEnum):
-    """What one response of a decoupled model was."""
+    """Outcome of one response of a decoupled model."""
 
     SUCCESS = "success"
     FAIL = "fail"
@@ -78,16 +78,16 @@ class ResponseKind(enum.StrEnum):
 
 
 class BatchTimes(msgspec.Struct):
-    """When a batch passed from stage to stage, by ``time.monotonic_ns`` on the instance's thread."""
+    """Times at which a batch passed from stage to stage: ``time.monotonic_ns`` on the instance's thread."""
 
     taken_ns: int
-    """It left the queue."""
+    """The batch left the queue."""
     merged_ns: int
-    """Its inputs are one set of tensors."""
+    """Its inputs were merged."""
     ran_ns: int
-    """The model has answered."""
+    """The model answered."""
     split_ns: int
-    """Each request has its outputs."""
+    """The outputs were split."""
 
 
 Executed = tuple[Sequence[int], int, Reason, BatchTimes, int]
@@ -96,7 +96,7 @@ Executed = tuple[Sequence[int], int, Reason, BatchTimes, int]
 
 @dataclass(slots=True)
 class Duration:
-    """How often, and how long in total."""
+    """A count and a total duration."""
 
     count: int = 0
     ns: int = 0
@@ -108,17 +108,17 @@ class Duration:
 
 @dataclass(slots=True)
 class OwnMetric:
-    """That a Python model keeps of itself."""
+    """A metric defined by a Python model."""
 
     kind: Literal["counter", "gauge"]
     help: str
     values: dict[str, float] = field(default_factory=dict)
-    """By the labels, as they are written on the page of metrics."""
+    """By labels, as written on the metrics page."""
 
 
 @dataclass(slots=True)
 class BatchStatistics:
-    """Batches of one size; durations are counted once a batch."""
+    """Batches of one size. Durations are counted once per batch."""
 
     count: int = 0
     compute_input_ns: int = 0
@@ -141,60 +141,60 @@ def _buckets() -> list[int]:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Of one model version; belongs to the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
+    """Statistics of one model version; belongs to the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
 
-    What can be worked out from other numbers is a property, so that it costs no request anything. A dataclass and no msgspec.Struct:
-    its attributes are set in half the time.
+    Numbers that follow from others are properties, so that they cost requests nothing. It is a dataclass because setting its
+    attributes takes half as long as those of a msgspec.Struct.
     """
 
     name: str = ""
     version: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    """Further labels of the model's metrics."""
+    """Additional labels of the model's metrics."""
     decoupled: bool = False
-    """Whether the model gives any number of responses to a request."""
+    """True if the model may send any number of responses to a request."""
     pending: int = 0
-    """Requests accepted and not yet answered; kept by the scheduler."""
+    """Requests accepted and not yet answered; maintained by the scheduler."""
     last_inference_ns: int = 0
-    """When a batch was last answered, since the epoch."""
+    """Time of the last answered batch, since the epoch."""
     success_ns: int = 0
-    """Of all successful requests."""
+    """Total of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Of all successful requests; the three below leave out cache hits. Each request counts its batch's whole duration."""
+    """Total of all successful requests. The three below exclude cache hits; each request counts its batch's whole duration."""
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
     hits: Duration = field(default_factory=Duration)
-    """Answers from the response cache, with the time to look them up."""
+    """Answers from the response cache, and the time of the look-ups."""
     misses: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     """By rows of the batch."""
     reasons: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
-    """Batches by why they left."""
+    """Batches by why they left the queue."""
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
-    """By the response's number within its request; only decoupled models have them."""
+    """By the response's number within its request; decoupled models only."""
     request_buckets: list[int] = field(default_factory=_buckets)
     """Successful requests by duration; see ``BOUNDS_NS``."""
     queue_buckets: list[int] = field(default_factory=_buckets)
-    """The same requests by the time that they waited."""
+    """The same requests by time in the queue."""
     compute_buckets: list[int] = field(default_factory=_buckets)
-    """The same requests but for cache hits, by the time that their batch took: input, infer and output together."""
+    """The same requests without cache hits, by the compute time of their batch: input, infer and output together."""
     first_response: Duration = field(default_factory=Duration)
     first_response_buckets: list[int] = field(default_factory=lambda: [0] * (len(FIRST_RESPONSE_BOUNDS_NS) + 1))
     """See ``FIRST_RESPONSE_BOUNDS_NS``."""
     metrics: dict[str, OwnMetric] = field(default_factory=dict)
-    """That a Python model keeps of itself, by name."""
+    """Metrics defined by a Python model, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
-    """Of a Python model, by name: those of every execution, and those that the model tells of itself."""
+    """Stages of a Python model by name: those of every execution, and those that the model defines."""
     load_s: float = 0.0
-    """How long loading and warming up took."""
+    """Duration of loading and warming up."""
     recent: RecentDurations | None = None
-    """Quantiles of the last minute; kept only where it is set, since every request costs more then."""
+    """Quantiles of the last minute; None unless enabled, because they cost every request time."""
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
-        """One batch of ``len(arrived_ns)`` (>= 1) requests and ``rows`` rows in all was answered at ``done_ns``."""
+        """Count one batch of ``len(arrived_ns)`` (>= 1) requests and ``rows`` rows, answered at ``done_ns``."""
         self.executed_all([(arrived_ns, rows, reason, times, done_ns)])
 
     def executed_all(self, batches: Sequence[Executed]) -> None:
@@ -240,12 +240,12 @@ class ModelStatistics:
         self.last_inference_ns = time.time_ns() - max(0, time.monotonic_ns() - done_ns)
 
     def failed(self, reason: Failure, arrived_ns: int, now_ns: int) -> None:
-        """One request ended with an error."""
+        """Count one request that ended with an error."""
         self.fail.add(now_ns - arrived_ns)
         self.failures[reason] += 1
 
     def cache_hit(self, arrived_ns: int, lookup_ns: int, now_ns: int) -> None:
-        """One request was answered from the cache at ``now_ns``; asking it took ``lookup_ns``, and what came before was queueing."""
+        """Count one request answered from the cache at ``now_ns``. The time before the look-up counts as queueing."""
         total_ns = now_ns - arrived_ns
         waited_ns = max(0, total_ns - lookup_ns)
         self.success_ns += total_ns
@@ -259,15 +259,15 @@ class ModelStatistics:
             self.recent.cache_hit.add(lookup_ns, 1, now_ns)
 
     def cache_miss(self, lookup_ns: int) -> None:
-        """The cache was asked for ``lookup_ns`` in vain; add the time to store the answer where that is known."""
+        """Count one cache miss. ``lookup_ns`` includes the time to store the answer, if known."""
         self.misses.add(lookup_ns)
         if self.recent is not None:
             self.recent.cache_miss.add(lookup_ns, 1, time.monotonic_ns())
 
     def responded(self, number: int, kind: ResponseKind, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
-        """A decoupled model gave the response ``number`` (from 0) of a request.
+        """Count the response ``number`` (from 0) to a request of a decoupled model.
 
-        It worked on it from ``started_ns``, and from ``output_ns`` on its outputs (0: it had none).
+        The model began it at ``started_ns`` and its outputs at ``output_ns`` (0: no outputs).
         """
         if number >= MAX_RESPONSES:
             return
@@ -281,13 +281,13 @@ class ModelStatistics:
         response.answers[kind].add(now_ns - started_ns)
 
     def responded_first(self, arrived_ns: int, now_ns: int) -> None:
-        """A decoupled model gave the first response of a request."""
+        """Count the first response to a request of a decoupled model."""
         self.first_response.add(now_ns - arrived_ns)
         self.first_response_buckets[bisect_left(FIRST_RESPONSE_BOUNDS_NS, now_ns - arrived_ns)] += 1
 
     @property
     def success(self) -> Duration:
-        """Requests answered, from the cache too."""
+        """Requests answered, by the model or from the cache."""
         return Duration(sum(self.request_buckets), self.success_ns)
 
     @property
@@ -302,11 +302,11 @@ class ModelStatistics:
 
     @property
     def computed_count(self) -> int:
-        """Requests that the model answered, and not the cache."""
+        """Requests answered by the model, not from the cache."""
         return sum(self.compute_buckets)
 
     def snapshot(self) -> Self:
-        """An independent copy; msgspec encodes it, and decodes it to this type."""
+        """An independent copy."""
         return msgspec.convert(msgspec.to_builtins(self), type(self))
 
     def to_dict(self) -> dict[str, Any]:
@@ -337,8 +337,8 @@ class ModelStatistics:
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
-    """The statistics of several processes as one, sorted by name and version: all sums, and of moments and loading times the latest
-    and the longest. What is given is left as it is."""
+    """Merge the statistics of several processes, sorted by name and version. Numbers are added; for times of the last inference and
+    of loading the largest is kept. The arguments are not changed."""
     merged: dict[tuple[str, str], ModelStatistics] = {}
     for process in processes:
         for one in process:
@@ -358,7 +358,7 @@ _Data = TypeVar("_Data")
 
 
 def add_numbers(one: _Data, other: _Data) -> _Data:
-    """The sum, number by number, of two values of one shape; of what is no number the first."""
+    """Add two values of the same structure, number by number. Of other data the first value is kept."""
     result: Any
     if isinstance(one, msgspec.Struct) or (is_dataclass(one) and not isinstance(one, type)):
         names = [each.name for each in (fields(one) if is_dataclass(one) else msgspec.structs.fields(one))]
@@ -381,7 +381,7 @@ def _observe(buckets: list[int], starts: Sequence[int], first: int, last: int, e
     """Count the durations from each of ``starts`` (earliest ``first``, latest ``last``) to ``end``."""
     bucket = bisect_left(BOUNDS_NS, end - last)
     if bucket == bisect_left(BOUNDS_NS, end - first):
-        buckets[bucket] += len(starts)  # a batch arrives close together: mostly they all fall into one bucket
+        buckets[bucket] += len(starts)  # requests of a batch arrive close together: usually all fall into one bucket
         return
     for start in starts:
         buckets[bisect_left(BOUNDS_NS, end - start)] += 1

@@ -1,6 +1,6 @@
-"""The W3C trace context: ``traceparent`` and ``tracestate``, as https://www.w3.org/TR/trace-context/ (level 1) has them.
+"""The W3C trace context: ``traceparent`` and ``tracestate``, as defined in https://www.w3.org/TR/trace-context/ (level 1).
 
-A ``traceparent`` that breaks a rule is ignored as a whole, so that a trace is begun anew; a ``tracestate`` that does is dropped alone.
+An invalid ``traceparent`` is ignored, so that a new trace begins. An invalid ``tracestate`` is dropped alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MAX_BYTES = 512
-"""Of either header; a longer one is not looked at."""
+"""Longer headers are ignored."""
 
 _MAX_MEMBERS = 32
 _KEY = r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
@@ -23,16 +23,16 @@ _random = random.SystemRandom()
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """A place in a distributed trace: the trace, and the span that others are children of."""
+    """A position in a distributed trace: the trace, and the parent span of further ones."""
 
     trace_id: str
-    """32 hexadecimal digits, lower case, not all zero."""
+    """32 lower-case hexadecimal digits, not all zero."""
     span_id: str
-    """16 of them."""
+    """16 lower-case hexadecimal digits, not all zero."""
     sampled: bool
-    """Whether the caller records the trace."""
+    """True if the caller records the trace."""
     state: str = ""
-    """``tracestate``: what other systems need to know, handed on unchanged."""
+    """``tracestate``: data of other systems, passed on unchanged."""
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> Self | None:
@@ -43,14 +43,14 @@ class TraceContext(msgspec.Struct, frozen=True):
         if found is None:
             return None
         version, trace_id, span_id, flags, rest = found.groups()
-        # Versions to come may append fields; 00 has none, and ff is never one.
+        # Later versions may append fields. Version 00 has none, and ff is invalid.
         if version == "ff" or (version == "00" and rest) or not trace_id.strip("0") or not span_id.strip("0"):
             return None
         return cls(trace_id, span_id, bool(int(flags, 16) & 1), _valid_state(tracestate))
 
     @classmethod
     def new(cls, sampled: bool) -> Self:
-        """The root of a trace of its own."""
+        """The root of a new trace."""
         return cls(f"{_random.getrandbits(128) or 1:032x}", f"{_random.getrandbits(64) or 1:016x}", sampled)
 
     def child(self, sampled: bool) -> TraceContext:
@@ -59,12 +59,12 @@ class TraceContext(msgspec.Struct, frozen=True):
 
     @property
     def traceparent(self) -> str:
-        """The header that hands this place on."""
+        """The header that passes this position on."""
         return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
 
 def _valid_state(text: str) -> str:
-    """``text`` if it is a list of at most 32 members with different keys, else nothing."""
+    """``text`` if it is a list of at most 32 members with different keys, else empty."""
     if not text or len(text) > _MAX_BYTES:
         return ""
     members = [member.strip(" \t") for member in text.split(",")]

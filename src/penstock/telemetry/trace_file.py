@@ -1,9 +1,9 @@
-"""Traces as Triton's JSON files, which its own tools read: a list of what is known of each trace and its moments.
+"""Traces as JSON files in Triton's format, for its tools: two entries per trace, its description and its timestamps.
 
     [{"id": 1, "model_name": "m", "model_version": 1, "request_id": "a"},
      {"id": 1, "timestamps": [{"name": "REQUEST_START", "ns": 2356425054587444}, …]}, …]
 
-A file is a whole JSON document after every write, so that it can be read while the server runs.
+A file is a complete JSON document after every write, so that it can be read while the server runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END = b"\n]\n"
 class TraceFile:
     """Writes to ``path``, or, where ``log_frequency`` of the global setting is N > 0, N traces each to ``path.0``, ``path.1`` …
 
-    A file that is there is overwritten. Belongs to one thread.
+    Existing files are overwritten. Belongs to one thread.
     """
 
     def __init__(self, path: Path, settings: TraceSettings) -> None:
@@ -36,9 +36,11 @@ class TraceFile:
         self._files = 0
 
     def check(self) -> None:
-        """Raise InvalidConfig if the file's folder is not there, before anything is traced."""
+        """Raise InvalidConfig if the file's folder does not exist."""
         if not self._path.parent.is_dir():
-            raise InvalidConfig(f"trace_file: there is no folder '{self._path.parent}'")
+            raise InvalidConfig(
+                f"trace_file: the folder '{self._path.parent}' does not exist", "create it, or change trace_file"
+            )
 
     def write(self, records: Sequence[Trace]) -> None:
         waiting = list(records)
@@ -71,7 +73,7 @@ class TraceFile:
 
 
 def entries_of(trace: Trace) -> list[dict[str, Any]]:
-    """The two entries of a trace; a request that was never computed has no moments in between."""
+    """The two entries of a trace. A request that was not computed has no compute timestamps."""
     version: Any = (
         int(trace.model_version)
         if trace.model_version.isascii() and trace.model_version.isdecimal()

@@ -1,4 +1,4 @@
-"""What is traced, globally and by model: Triton's trace settings, with its names, its texts for numbers and its defaults."""
+"""Trace settings, global and by model: Triton's names, defaults and forms (numbers as strings)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _MODES = ("triton", "opentelemetry")
 _LEVELS = ("OFF", "TIMESTAMPS")
 _LARGEST = 2**31 - 1
 _FIXED = ("trace_file", "trace_mode")
-"""Of these the one that is in force is always accepted."""
+"""Clients may not change these, but may send back the current value."""
 
 
 class TraceSetting(msgspec.Struct, frozen=True):
-    """The settings of one model, or of all."""
+    """The settings of one model, or the global ones."""
 
     trace_file: str = ""
-    """Where mode ``triton`` writes; empty: nowhere."""
+    """File that mode ``triton`` writes; empty: none."""
     trace_level: Literal["OFF", "TIMESTAMPS"] = "OFF"
     trace_rate: int = 1000
-    """One in this many requests is traced, besides those whose caller traces them."""
+    """One in this many requests is traced, in addition to those that the caller traces."""
     trace_count: int = -1
-    """How many are traced at most, counted from when the setting was made; -1 is no limit."""
+    """Limit on traced requests since the setting was changed; -1: no limit."""
     log_frequency: int = 0
-    """Traces to a file, the files being numbered; 0: one file with all."""
+    """Traces per file, with numbered files; 0: one file for all."""
     trace_mode: Literal["triton", "opentelemetry"] = "triton"
 
     @property
@@ -47,20 +47,20 @@ class TraceSetting(msgspec.Struct, frozen=True):
 
 
 class TraceSettings:
-    """The global setting and what models have of their own."""
+    """The global setting and the settings of single models."""
 
     def __init__(self, initial: TraceSetting | None = None) -> None:
-        """``initial`` is also what a global setting is cleared to."""
+        """Clearing a global setting restores ``initial``."""
         self._initial = initial or TraceSetting()
         self._global: dict[str, Any] = {}
         self._models: dict[str, dict[str, Any]] = {}
 
     def of(self, model: str) -> TraceSetting:
-        """The setting in force for ``model``; for the empty name the global one."""
+        """The effective setting of ``model``; of the empty name, the global one."""
         return msgspec.structs.replace(self._initial, **(self._global | self._models.get(model, {})))
 
     def has_own(self, model: str) -> bool:
-        """Whether ``model`` differs from the global setting."""
+        """True if ``model`` has settings that differ from the global ones."""
         return model in self._models
 
     def get(self, model: str = "") -> dict[str, Any]:
@@ -68,12 +68,11 @@ class TraceSettings:
         return self.of(model).to_dict()
 
     def update(self, model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change a model's setting, or with an empty name the global one, and return what is then in force.
+        """Change the setting of ``model``, or with an empty name the global one, and return the effective setting.
 
-        None clears a value: a model has the global one again, the global one is as the server was started. Raises
-        InvalidArgument, and then changes nothing.
+        None clears a value: a model then uses the global value, the global setting its initial one. If it raises InvalidArgument,
+        nothing has changed.
         """
-        # What a client may not change it may still send back as it was shown.
         shown = self.get(model)
         changes = {name: value for name, value in changes.items() if name not in _FIXED or value != shown[name]}
         read = {name: None if value is None else _read(name, value, model) for name, value in changes.items()}
@@ -88,7 +87,7 @@ class TraceSettings:
         return self.get(model)
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """What differs from the start, by model, the global setting under the empty name; ``update`` takes each of them."""
+        """Changed settings by model, the global ones under the empty name, in the form that ``update`` takes."""
         own = {"": self._global, **self._models}
         return {
             model: {name: shown for name, shown in self.get(model).items() if name in changed}
@@ -98,12 +97,12 @@ class TraceSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything may be traced at all."""
+        """True if any request may be traced."""
         return any(self.of(model).is_on for model in ("", *self._models))
 
 
 def _read(name: str, value: Any, model: str) -> Any:
-    """A value of the protocol as we keep it: numbers come as strings, too, and the level as a list."""
+    """Convert a value from its protocol form: numbers may be strings, and the level is a list."""
     match name:
         case "trace_rate":
             return _number(name, value, 1)
@@ -121,7 +120,7 @@ def _read(name: str, value: Any, model: str) -> Any:
                 raise InvalidArgument("trace_mode is the same for all models", "change the global setting")
             return mode
         case "trace_file":
-            # It would let any client write wherever the server may.
+            # Otherwise any client could write to every path that the server can write to.
             raise InvalidArgument(
                 "trace file location can not be updated through network protocol",
                 "set trace_file when starting the server",
@@ -132,7 +131,7 @@ def _read(name: str, value: Any, model: str) -> Any:
 
 
 def _only(name: str, value: Any) -> Any:
-    """The value itself; gRPC's lists have it as their one element."""
+    """The value, also if it is the only element of a list, as over gRPC."""
     if isinstance(value, list | tuple):
         if len(value) != 1:
             raise InvalidArgument(f"{name} takes one value, not {len(value)}")
@@ -156,16 +155,16 @@ def _level(values: Any) -> str:
         raise InvalidArgument("trace_level must be a list of levels", f"known: {', '.join(_LEVELS)}")
     if "TENSORS" in values:
         raise InvalidArgument(
-            "trace_level TENSORS is not offered: contents of tensors are not recorded", "use TIMESTAMPS"
+            "trace_level TENSORS is not supported: contents of tensors are not recorded", "use TIMESTAMPS"
         )
     for value in values:
         if value not in _LEVELS:
             raise InvalidArgument(f"trace_level '{_short(value)}' is unknown", f"known: {', '.join(_LEVELS)}")
     if "OFF" in values and len(values) > 1:
-        raise InvalidArgument("trace_level OFF stands alone")
+        raise InvalidArgument("trace_level OFF cannot be combined with other levels", "leave the others out")
     return str(values[0])
 
 
 def _short(value: Any) -> str:
-    """What a client sent, fit for a message."""
+    """Text from a client, shortened for a message."""
     return str(value)[:40]

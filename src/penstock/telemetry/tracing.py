@@ -1,4 +1,4 @@
-"""The record of single requests: when each stage began, for traces and for the access log.
+"""Records of single requests, with the time of each stage, for traces and the access log.
 
 Tracer.begin ── sampled or logged? ── no ──→ None, and the request costs nothing more
                         │ yes
@@ -23,42 +23,42 @@ from penstock.telemetry.trace_settings import TraceSettings
 from penstock.tensor import Array
 
 OK = "OK"
-"""The status of a request that was answered."""
+"""Status of a request that was answered."""
 
 _MAX_TEXT = 256
-"""Characters of what a client calls its request and its model: of both it may send as much as of anything else."""
+"""Limit on characters of request ids and model names, whose length clients choose."""
 
 
 class Trace(msgspec.Struct, eq=False):
-    """One request. Times are ``time.monotonic_ns``; 0 is a stage that it never came to."""
+    """One request. Times are ``time.monotonic_ns``; 0 means that it did not reach the stage."""
 
     number: int
-    """Counts up."""
+    """Sequence number."""
     mode: str
-    """Where it goes besides the access log: ``triton``, ``opentelemetry``, or empty if it was not sampled."""
+    """Exporter: ``triton``, ``opentelemetry``, or empty if the request was not sampled."""
     parent: TraceContext | None
-    """The caller's."""
+    """The caller's span."""
     context: TraceContext | None
-    """This request's own place in the distributed trace; None if neither the caller nor we trace it."""
+    """This request's span; None if neither the caller nor the server traces it."""
     model_name: str
     model_version: str
     request_id: str
     client: str
     bytes_in: int
-    """Of the input tensors."""
+    """Bytes of the input tensors."""
     started_ns: int
     times: BatchTimes | None = None
     batch_rows: int = 0
     reason: Reason | None = None
     bytes_out: int = 0
-    """Of the output tensors of all responses."""
+    """Bytes of the output tensors of all responses."""
     status: str = OK
     """``OK`` or the error's code."""
     ended_ns: int = 0
 
 
 class _Sampler:
-    """Whether to trace: one in ``trace_rate`` requests and those that their caller traces, ``trace_count`` at most."""
+    """Selects one in ``rate`` requests and those that their caller traces, up to ``count``."""
 
     def __init__(self, rate: int, count: int) -> None:
         self._rate = rate
@@ -81,7 +81,7 @@ class _Sampler:
 
 
 class Tracer:
-    """Decides what is recorded, and sends it where it belongs. Belongs to the event loop."""
+    """Decides which requests are recorded, and passes their records to exporters and access log. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Tracer:
         exporters: Mapping[str, BackgroundWriter[Trace]] | None = None,
         access_log: BackgroundWriter[Trace] | None = None,
     ) -> None:
-        """``exporters``: by trace mode. Whoever made the writers starts and stops them."""
+        """``exporters`` are by trace mode. The caller starts and stops the writers."""
         self.enabled = False
-        """Whether any request may be recorded: the one test that a request costs while all of this is off."""
+        """True if any request may be recorded. While tracing is off, a request costs only this test."""
         self._settings = settings
         self._exporters = dict(exporters or {})
         self._access_log = access_log
@@ -100,7 +100,7 @@ class Tracer:
         self._refresh()
 
     def settings(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The setting in force for ``model`` (empty: the global one), after ``update``. Raises InvalidArgument."""
+        """The effective setting of ``model`` (empty: the global one), after ``update``. Raises InvalidArgument."""
         if not update:
             return self._settings.get(model)
         result = self._settings.update(model, update)
@@ -112,11 +112,11 @@ class Tracer:
         return result
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """All settings that were changed since the start, by model; another tracer's ``settings`` takes them."""
+        """Changed settings by model, in the form that another tracer's ``settings`` takes."""
         return self._settings.changes()
 
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:
-        """Call where ``enabled`` for every request, before it is looked at; None if it is not to be recorded."""
+        """Begin the record of a request; None if it is not recorded. If ``enabled``, call this first for every request."""
         parent = TraceContext.parse(traceparent, tracestate) if traceparent else None
         sampler = self._sampler(request.model_name)
         is_sampled = sampler is not None and sampler.sample(parent)
@@ -138,13 +138,13 @@ class Tracer:
         )
 
     def computed(self, traces: Iterable[object], rows: int, reason: Reason, times: BatchTimes) -> None:
-        """Call where ``enabled`` for every batch that was run, before its requests are answered; a request's trace may be None."""
+        """Add a batch to the records of its requests. If ``enabled``, call this for every batch before its requests are answered."""
         for trace in traces:
             if isinstance(trace, Trace):
                 trace.times, trace.batch_rows, trace.reason = times, rows, reason
 
     def watching(self, trace: Trace, done: Done) -> Done:
-        """``done``, and every answer is seen on its way there."""
+        """A callback that records each answer and passes it on to ``done``."""
 
         def watched(outcome: Outcome) -> None:
             self._answered(trace, outcome)
@@ -167,7 +167,7 @@ class Tracer:
             self._exporters[trace.mode].put(trace)
 
     def _sampler(self, model: str) -> _Sampler | None:
-        """None if the model is not traced. Models without a setting of their own share one, as Triton's do."""
+        """The sampler of ``model``; None if it is not traced. Models without their own setting share one, as in Triton."""
         own = model if self._settings.has_own(model) else ""
         if own not in self._samplers:
             setting = self._settings.of(own)
@@ -180,5 +180,5 @@ class Tracer:
 
 
 def _size(tensors: Mapping[str, Array]) -> int:
-    """Bytes of the tensors; of strings their own, without what it takes to hold them."""
+    """Bytes of the tensors; strings count only their content."""
     return sum(sum(map(len, array.flat)) if array.dtype.kind == "O" else array.nbytes for array in tensors.values())

@@ -1,4 +1,4 @@
-"""What the process and the machine use, read from ``/proc``; where there is none, what is not known is left out."""
+"""Resource usage of the process and the machine, read from ``/proc``. Without it, unknown values are left out."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class ProcessUsage(msgspec.Struct):
 
 
 class MachineUsage(msgspec.Struct):
-    """The whole machine, as the kernel counts it."""
+    """Usage of the whole machine."""
 
     memory_total_bytes: int
     memory_used_bytes: int
     cpu: float | None = None
-    """Share of all cores' time that was not idle since it was read last, 0 to 1; None at the first reading."""
+    """Busy share of all cores since the last reading, 0 to 1; None at the first reading."""
 
 
 def process_usage() -> ProcessUsage:
-    """Of this process."""
+    """Usage of this process."""
     usage = ProcessUsage(cpu_s=time.process_time())
     try:
         usage.resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -38,14 +38,14 @@ def process_usage() -> ProcessUsage:
 
 
 class MachineMeter:
-    """Reads what the machine uses; remembers the last reading, since the kernel counts from the start of the machine."""
+    """Reads the machine's usage. Keeps the last reading, because the kernel counts from the start of the machine."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._last: tuple[int, int] | None = None
 
     def read(self) -> MachineUsage | None:
-        """None where the kernel does not tell."""
+        """The usage now; None if the kernel does not provide it."""
         try:
             lines = (line.split() for line in (self._proc / "meminfo").read_text().splitlines())
             memory = {words[0]: int(words[1]) * 1024 for words in lines}

@@ -493,7 +493,7 @@ def test_an_output_that_nothing_gave(optional: bool) -> None:
             if optional:
                 assert list((await asked.response).outputs) == ["Y"]
             else:
-                assert (await asked.error).message == "in ensemble 'e', there is no output 'Z': step 'm[1]' was skipped"
+                assert (await asked.error).message == "in ensemble 'e', output 'Z' is missing: step 'm[1]' was skipped"
 
     run(test)
 

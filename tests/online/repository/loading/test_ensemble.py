@@ -110,9 +110,7 @@ EITHER = [step("m", {"x": "X"}, {"y": "Y"}), step("m", {"x": "X"}, {"y": "Y"})]
             "it allows maximum batch size 9, but it contains model 'm' which only allows maximum batch size to be 8",
             id="batch",
         ),
-        pytest.param(
-            ensemble(step("m", {"z": "X"}, {"y": "Y"})), "input 'x' of step 'm' is not given any tensor", id="input"
-        ),
+        pytest.param(ensemble(step("m", {"z": "X"}, {"y": "Y"})), "input 'x' of step 'm' has no tensor", id="input"),
         pytest.param(ensemble(step("m", {"x": "X"}, {"z": "Y"})), "step 'm' has no output 'z'", id="output"),
         pytest.param(
             ensemble(*chain("m"), more="instance_group { count: 2 }"),
@@ -120,7 +118,7 @@ EITHER = [step("m", {"x": "X"}, {"y": "Y"}), step("m", {"x": "X"}, {"y": "Y"})]
             id="instances",
         ),
         pytest.param(
-            ensemble(*EITHER, tensors=TWO), "tensor 'Y' is given by step 'm[0]' and by step 'm[1]'", id="twice"
+            ensemble(*EITHER, tensors=TWO), "tensor 'Y' is produced by step 'm[0]' and by step 'm[1]'", id="twice"
         ),
         pytest.param(
             ensemble(*EITHER, tensors=TWO, more=parameter("if.m", "FLAG")),
@@ -147,7 +145,7 @@ EITHER = [step("m", {"x": "X"}, {"y": "Y"}), step("m", {"x": "X"}, {"y": "Y"})]
         ),
         pytest.param(
             ensemble(*chain("m"), more=parameter("optional_outputs", "Y, Z")),
-            "the optional output 'Z' is no output",
+            "the optional output 'Z' is not an output of the graph",
             id="optional",
         ),
     ],
