@@ -27,6 +27,7 @@ from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, file_entries, pack
+from penstock.dataset import Dataset, check_dataset, load_dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
     AlreadyExists,
@@ -41,7 +42,6 @@ from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import OnProgress, Version, integer_versions
-from penstock.offline.dataset import Dataset, check_dataset, load_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL
 from penstock.offline.judge.sample_size import unproved

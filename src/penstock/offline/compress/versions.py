@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
@@ -15,7 +16,6 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
-from penstock.offline.dataset import Dataset
 from penstock.resources import MachineFacts
 
 OnProgress = Callable[[str, int, int], None]

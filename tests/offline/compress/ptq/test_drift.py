@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData
 from penstock.offline.compress.ptq.drift import Drift, about, compare_histograms, find_drift, shift_warnings, unlike
 from penstock.offline.compress.ptq.ranges.histogram import Histogram
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import Array
 
 

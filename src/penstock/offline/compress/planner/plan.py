@@ -19,6 +19,7 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
 from penstock.clock import Clock, SystemClock
+from penstock.dataset import Dataset
 from penstock.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -35,7 +36,6 @@ from penstock.offline.compress.planner.route import Result, Stage, next_move, sm
 from penstock.offline.compress.ptq.scheme import required_isa
 from penstock.offline.compress.taps import Progress
 from penstock.offline.compress.versions import Version
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL, Judge
 from penstock.offline.judge.sample_size import too_few

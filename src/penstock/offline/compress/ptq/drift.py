@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import make_reference
 from penstock.offline.judge.sample_size import too_few
 from penstock.offline.sessions import loaded
