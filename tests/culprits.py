@@ -9,13 +9,13 @@ import numpy as np
 
 from networks import Network
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.judge import Judge
 from penstock.tensor import DataType
 

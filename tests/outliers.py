@@ -6,12 +6,12 @@ import numpy as np
 
 from networks import Network
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import Array, DataType
 
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")

@@ -24,7 +24,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from penstock.offline.dataset import Dataset, make_dataset
+from penstock.dataset import Dataset, make_dataset
 from penstock.tensor import Array
 
 CALIBRATION = 100

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.dataset import make_dataset
 from penstock.offline.optimize.optimizer import optimize
 from penstock.resources import machine_facts
 from penstock.tensor import Array

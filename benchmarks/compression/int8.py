@@ -15,6 +15,7 @@ from benchmarks.compression import data, nets
 from benchmarks.compression.train import TASKS, trained
 from benchmarks.results import Row, claim, fact, skipped
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.mixed import recovery
@@ -25,7 +26,6 @@ from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placem
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.optimizer import optimize

@@ -15,6 +15,7 @@ from benchmarks.compression.int8 import score
 from benchmarks.compression.train import TASKS, trained
 from benchmarks.results import Row, claim, fact, skipped
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.pruning.structured.recovery import ShrinkOptions, shrink
@@ -25,7 +26,6 @@ from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.optimizer import optimize
 from penstock.perf.measure import feed, interleave, speedup

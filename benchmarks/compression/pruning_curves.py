@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.pruning.iterative import IterativeOptions, Progress, prune_iteratively, retrain_pruned
 from penstock.offline.compress.pruning.magnitude import sparsity
 from penstock.offline.compress.training.teacher import Teacher
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge, hold_out
 from penstock.perf.chart import Scale, line_chart

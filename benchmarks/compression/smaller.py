@@ -21,6 +21,7 @@ from benchmarks.results import Row, claim, fact
 from penstock.artifact import Artifact
 from penstock.bundle.coded import decode, encode
 from penstock.bundle.evidence import Interval
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
@@ -30,7 +31,6 @@ from penstock.offline.compress.pruning.structured.search import NarrowOptions, n
 from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, tune_centroids
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.options import FitOptions
-from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import load_model
 from penstock.offline.optimize.optimizer import optimize

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from benchmarks.compression import data, nets
 from benchmarks.compression.data import Split
 from penstock.artifact import Artifact, sha256
+from penstock.dataset import Dataset
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.training.fit import FitOptions, Loss, fit
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import answers, make_reference
 
 CACHE = Path(__file__).parents[1] / ".cache"

@@ -16,7 +16,7 @@ from benchmarks.rounds import latency_facts, measure, side, throughput_claim
 from benchmarks.servers import Server, fastapi, penstock, pinned, split_cores
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
-from penstock.offline.dataset import Dataset, load_dataset
+from penstock.dataset import Dataset, load_dataset
 from penstock.perf import load
 from penstock.perf.oip_client import infer_all
 

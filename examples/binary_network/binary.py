@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, load_dataset
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.judge.judge import Comparison, Judge
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.optimizer import optimize

@@ -27,9 +27,9 @@ from penstock.cli.build import summary
 from penstock.cli.inspect import make_console, show
 from penstock.cli.main import fail
 from penstock.cli.progress import StageProgress
+from penstock.dataset import Dataset, load_dataset
 from penstock.errors import Cancelled, PenstockError
 from penstock.offline.build import BuildResult, Recipe, build
-from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run

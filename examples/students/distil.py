@@ -12,9 +12,9 @@ import numpy as np
 from students import STUDENTS
 
 from penstock.artifact import Artifact
+from penstock.dataset import load_dataset
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
-from penstock.offline.dataset import load_dataset
 from penstock.offline.judge.judge import Comparison, Judge
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Array

@@ -15,10 +15,10 @@ import msgspec
 from students import STUDENTS
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, load_dataset
 from penstock.errors import ContractUnmet
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
-from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import signature_of

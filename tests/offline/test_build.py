@@ -29,9 +29,9 @@ from penstock.errors import (
 from penstock.offline.build import BuildResult, Compression, Recipe, build, instances
 from penstock.offline.compress.planner.plan import Plan
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
+from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.model_store import SESSION, keep_models
-from penstock.offline.tune.space import Version
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close
 

@@ -16,8 +16,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from penstock.cli.quantities import parse_counts
+from penstock.dataset import load_dataset
 from penstock.errors import InvalidArgument, InvalidData
-from penstock.offline.dataset import load_dataset
 from penstock.perf.grpc_client import GrpcConnector, framed
 from penstock.perf.http_client import Address, connect
 from penstock.perf.load import closed_loop, open_loop, run

@@ -11,7 +11,7 @@ import typer
 from penstock.artifact import Artifact
 from penstock.cli import method as shared
 from penstock.cli.quantities import parse_share
-from penstock.offline.dataset import Dataset
+from penstock.dataset import Dataset
 from penstock.offline.judge.accuracy import answers, make_reference
 from penstock.offline.sessions import signature_of
 

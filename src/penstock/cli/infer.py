@@ -11,8 +11,8 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument
-from penstock.offline.dataset import Dataset, load_dataset
 from penstock.runtime import open as open_model
 from penstock.storage.atomic import check_writable, whole_file
 from penstock.tensor import Array, DataType

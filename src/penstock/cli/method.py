@@ -23,6 +23,7 @@ from penstock.cli.inspect import make_console
 from penstock.cli.outcome import Aim, Outcome
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_seconds
+from penstock.dataset import Dataset, load_dataset
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import (
@@ -34,7 +35,6 @@ from penstock.errors import (
     PenstockError,
     Unsupported,
 )
-from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.judge.accuracy import answers, make_reference
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import read_proto, self_contained

@@ -10,6 +10,7 @@ from penstock.artifact import Artifact
 from penstock.cli import method as shared
 from penstock.cli import outcome
 from penstock.cli.quantities import parse_share
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
 from penstock.offline.compress.precision.groups import MixedModel
@@ -25,7 +26,6 @@ from penstock.offline.compress.ptq.ranges.chart import range_chart
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.resources import machine_facts

@@ -27,6 +27,7 @@ from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, file_entries, pack
+from penstock.dataset import Dataset, check_dataset, load_dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
     AlreadyExists,
@@ -38,10 +39,12 @@ from penstock.errors import (
 )
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
+from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.data_notes import about, unproved
-from penstock.offline.dataset import Dataset, check_dataset, load_dataset
+from penstock.offline.compress.versions import OnProgress, Version, integer_versions
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import ORIGINAL
+from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
@@ -49,16 +52,13 @@ from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
 from penstock.offline.tune.space import (
     BASELINE_ENGINE,
-    ORIGINAL,
     Candidate,
-    Version,
     candidates,
     fallback,
     originals,
     thread_counts,
 )
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
-from penstock.offline.versions import OnProgress, integer_versions
 from penstock.resources import MachineFacts, machine_facts, usable_memory
 from penstock.storage.atomic import check_writable
 from penstock.tensor import Array, Signature

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import networks
+from penstock.dataset import make_dataset
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.offline.compress.taps import Taps
-from penstock.offline.dataset import make_dataset
 
 IMAGES = make_dataset({"x": networks.images(10)}, None)
 

@@ -6,9 +6,9 @@ import pytest
 from scipy import special, stats
 
 import models
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData, PenstockError, Unsupported
-from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.accuracy import answers, make_reference
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metrics import paired_interval, sample_errors

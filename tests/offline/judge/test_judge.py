@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from networks import mlp
+from penstock.dataset import make_dataset
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.judge import Judge
 from penstock.resources import machine_facts
 

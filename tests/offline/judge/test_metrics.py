@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from penstock.errors import InvalidArgument
-from penstock.offline.judge.metrics import mean_interval, output_errors, paired_interval, sample_errors, samples_needed
+from penstock.offline.judge.metrics import mean_interval, output_errors, paired_interval, sample_errors
 
 SCORES = np.float32([[3, 1, 0], [0, 2, 1], [1, 0, 5], [9, 0, 0]])
 RIGHT = np.array([0, 1, 2, 0])
@@ -66,43 +65,6 @@ def test_errors_count_all_outputs() -> None:
 def test_rounding_beside_zeros_is_no_error() -> None:
     reference = {"y": np.zeros((2, 3), np.float32)}
     assert sample_errors(reference, {"y": np.full((2, 3), 1e-9, np.float32)}).max() < 0.01
-
-
-@given(max_loss=st.floats(0.005, 1), share=st.floats(-1, 0.9), changed=st.floats(0, 0.5))
-def test_samples_needed_are_enough_and_one_less_is_not(max_loss: float, share: float, changed: float) -> None:
-    loss = share * max_loss
-    count = samples_needed(max_loss, loss, changed)
-    assert count is not None
-    moved = max(changed, abs(loss))
-
-    def bound(samples: int) -> float:
-        """The interval's upper end, written out for expected counts that need not be whole."""
-        n, b, c = samples + 2, samples * (moved + loss) / 2 + 0.5, samples * (moved - loss) / 2 + 0.5
-        return float((b - c) / n + 1.959964 * np.sqrt(b + c - (b - c) ** 2 / n) / n)
-
-    assert bound(count) <= max_loss
-    assert count == 1 or bound(count - 1) > max_loss
-
-
-def test_samples_needed_in_plain_figures() -> None:
-    # Nothing changes: (1 + 1 pseudo pair) with a spread of 1.96 / (n + 2) below one point takes 194 samples.
-    assert samples_needed(0.01, changed=0.0) == 194
-    assert samples_needed(0.01) == 812
-    assert samples_needed(0.01, loss=0.01) is None
-    with pytest.raises(InvalidArgument, match="not possible"):
-        samples_needed(0.0)
-
-
-def test_samples_needed_agree_with_the_interval() -> None:
-    # 1,000 samples of which 10 are lost and 10 won prove less than one point; 500 of which 5 and 5 do not.
-    for count, proves in ((1000, True), (500, False)):
-        before, after = np.ones(count, bool), np.ones(count, bool)
-        before[: count // 100] = False
-        after[-(count // 100) :] = False
-        assert (paired_interval(before, after).high <= 0.01) == proves
-        needed = samples_needed(0.01, 0.0, 0.02)
-        assert needed is not None
-        assert (count >= needed) == proves
 
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=30))

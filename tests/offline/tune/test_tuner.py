@@ -7,8 +7,8 @@ from onnx import TensorProto
 
 import models
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.tune.space import Candidate, originals
 from penstock.offline.tune.tuner import Limits, Tuner, TuneResult

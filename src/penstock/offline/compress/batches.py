@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
+from penstock.dataset import Dataset, check_dataset
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
-from penstock.offline.dataset import Dataset, check_dataset
 from penstock.tensor import Array, Signature
 
 Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]

@@ -13,9 +13,9 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy, Interval
+from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidData, PenstockError, Unsupported
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.metrics import (
     Outputs,
     error_interval,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from penstock.bundle.evidence import Interval
-from penstock.errors import InvalidArgument
 from penstock.tensor import Array
 
 Outputs = dict[str, Array]
@@ -29,33 +28,6 @@ def paired_interval(before: Array, after: Array) -> Interval:
     matched pairs, which stays honest when no pair differs."""
     lost, won = float((before & ~after).sum()), float((~before & after).sum())
     return matched_pairs(len(before), lost - won, lost + won)
-
-
-def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) -> int | None:
-    """How many samples prove a loss within ``max_loss`` at 95 % confidence, by the upper bound of ``paired_interval``.
-
-    ``loss`` is the true loss, and ``changed`` the share of samples that are right in one model only; it is at least the size of
-    the loss. All are shares. None if no number of samples does: the loss is not below what is allowed.
-    """
-    if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
-        raise InvalidArgument(
-            f"a loss of {loss}, of {max_loss} allowed, with {changed} of the samples changed, is not possible",
-            "give shares: 0.01 for one point",
-        )
-    if loss >= max_loss:
-        return None
-    changed = max(changed, abs(loss))
-
-    def proves(count: int) -> bool:
-        return matched_pairs(count, count * loss, count * changed).high <= max_loss
-
-    few, enough = 0, 1
-    while not proves(enough):
-        few, enough = enough, 2 * enough
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        few, enough = (few, middle) if proves(middle) else (middle, enough)
-    return enough
 
 
 def matched_pairs(count: int, total: float, squares: float) -> Interval:

@@ -9,26 +9,12 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.engines.registry import traits
+from penstock.offline.compress.versions import Version
+from penstock.offline.judge.judge import ORIGINAL
 from penstock.resources import MachineFacts
 
 BASELINE_ENGINE = "onnxruntime"
-ORIGINAL = "original"
-"""What the names of the untouched model's candidates begin with."""
 _BF16_ISA = ("avx512_bf16", "amx_bf16", "bf16")
-
-
-class Version(msgspec.Struct, frozen=True):
-    """A model that stands for the original: optimised, quantised, compressed."""
-
-    artifact: Artifact
-    precision: str = "fp32"
-    calibration: str = ""
-    """How an INT8 version's ranges were found; empty for others."""
-    compression: str = ""
-    """The steps that changed its weights or its structure; empty if it has the original's own."""
-    requires: tuple[str, ...] = ()
-    stored_bytes: int = 0
-    """Its bytes as coded; 0 if it is stored as it is."""
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -19,10 +19,10 @@ from contextlib import ExitStack
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord, Conditions, Interval, LatencyPoint
+from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import ContractUnmet, PenstockError
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract, unmet
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import race_loaded

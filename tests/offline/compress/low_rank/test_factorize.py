@@ -11,6 +11,7 @@ import pytest
 import networks
 from networks import Network
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.low_rank import factorize as module
@@ -18,7 +19,6 @@ from penstock.offline.compress.low_rank.convolution import products
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, break_even, factorize
 from penstock.offline.compress.low_rank.layers import Layer
 from penstock.offline.compress.low_rank.timing import Way
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import Array
 
 

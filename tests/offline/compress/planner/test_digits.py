@@ -12,12 +12,12 @@ from onnx import helper
 
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.offline.compress.planner import gain
 from penstock.offline.compress.planner import plan as module
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Stage, stages
 from penstock.offline.compress.training.memory import training_bytes
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.optimizer import optimize

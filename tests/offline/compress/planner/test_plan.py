@@ -15,6 +15,7 @@ from onnx import numpy_helper
 import networks
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import (
     EngineUnavailable,
     InvalidArgument,
@@ -28,7 +29,6 @@ from penstock.offline.compress.planner.budget import Kind
 from penstock.offline.compress.planner.moves import Move, State, Workshop
 from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Stage
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
@@ -317,7 +317,7 @@ def test_killed_and_gone_on(tmp_path: Path, original: Artifact, data: Dataset) -
         from penstock.offline.compress.planner import gain
         from penstock.offline.compress.planner.plan import plan
         from penstock.offline.compress.planner.route import Stage
-        from penstock.offline.dataset import make_dataset
+        from penstock.dataset import make_dataset
         gain._TIMING_S = 0.01
         def kill(workshop, state):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -8,6 +8,7 @@ import pytest
 
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import Unsupported
 from penstock.offline.compress.precision.dynamic import (
@@ -20,7 +21,6 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.dataset import make_dataset
 from penstock.tensor import Array, DataType
 
 X = np.random.default_rng(0).standard_normal((12, 16)).astype(np.float32)

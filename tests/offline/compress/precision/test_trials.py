@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import culprits
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.trials import Trials
-from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.judge import Judge
 

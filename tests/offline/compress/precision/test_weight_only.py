@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import Unsupported
 from penstock.offline.compress.precision.dynamic import is_batch_invariant
@@ -20,7 +21,6 @@ from penstock.offline.compress.precision.weight_only import (
     block_values,
     quantize_weights,
 )
-from penstock.offline.dataset import make_dataset
 from penstock.tensor import Array
 
 OPTIONS = WeightOnlyOptions(least_weights=1)

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from networks import Network, mlp
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import ContractUnmet, InvalidArgument, Unsupported
 from penstock.offline.compress.pruning.iterative import (
     IterativeOptions,
@@ -28,7 +29,6 @@ from penstock.offline.compress.training.fit import fit
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.torch import functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.contract import Contract
 
 EPOCHS = FitOptions(epochs=6, learning_rate=5e-3, batch_size=128)

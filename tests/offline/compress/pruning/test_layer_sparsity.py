@@ -11,6 +11,7 @@ from scipy.optimize import linprog
 from sklearn.isotonic import IsotonicRegression
 
 from networks import Network, mlp
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidConfig
 from penstock.offline.compress.pruning.layer_sparsity import (
     LayerCurve,
@@ -21,7 +22,6 @@ from penstock.offline.compress.pruning.layer_sparsity import (
     measure_layers,
 )
 from penstock.offline.compress.pruning.magnitude import PruneOptions, prune
-from penstock.offline.dataset import Dataset, make_dataset
 
 _values = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)

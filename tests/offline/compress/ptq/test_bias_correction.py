@@ -14,10 +14,10 @@ import networks
 import outliers
 from networks import Network
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.bias_correction import BiasCorrectionOptions, correct_biases
 from penstock.offline.compress.taps import Taps
-from penstock.offline.dataset import Dataset, make_dataset
 
 IMAGES = outliers.images(96)
 

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import networks
+from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData
-from penstock.offline.compress.ptq.drift import Drift, compare_histograms, find_drift, shift_warnings
+from penstock.offline.compress.ptq.drift import Drift, about, compare_histograms, find_drift, shift_warnings, unlike
 from penstock.offline.compress.ptq.ranges.histogram import Histogram
-from penstock.offline.dataset import make_dataset
 from penstock.tensor import Array
 
 
@@ -100,3 +101,47 @@ def test_a_model_without_float_inputs_is_judged_by_its_first_layer_or_refused() 
     nothing = n.artifact({"x": ["N", 2]}, {"y": ["N", 2]})
     data = make_dataset({"x": np.ones((3, 2), np.float32)}, None)
     assert [one.tensor for one in find_drift(nothing, data, data)] == ["x"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Artifact:
+    return networks.mlp()
+
+
+def samples(count: int, shift: float = 0.0, seed: int = 0) -> Dataset:
+    x = np.random.default_rng(seed).standard_normal((count, 16)).astype(np.float32) + np.float32(shift)
+    return make_dataset({"x": x}, None)
+
+
+def test_data_unlike_one_another_are_told_with_the_evidence(model: Artifact) -> None:
+    assert unlike(model, samples(200), samples(300, seed=1)) == ()
+    first, *_ = unlike(model, samples(200), samples(300, shift=1.5, seed=1))
+    assert "unlike the evaluation data: tensor 'x'" in first
+    assert "PSI" in first
+
+
+def test_no_note_where_nothing_can_be_compared(model: Artifact) -> None:
+    nothing = make_dataset({"y": np.zeros((4, 3), np.float32)}, None)
+    assert unlike(model, nothing, nothing) == ()
+    assert about(model, nothing, nothing, 0.01) == ()
+
+
+def test_large_data_are_compared_on_some_samples(model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def find_drift(_model: Artifact, fitted: Dataset, judged: Dataset) -> list[object]:
+        seen.extend([fitted.count, judged.count])
+        return []
+
+    monkeypatch.setattr("penstock.offline.compress.ptq.drift.find_drift", find_drift)
+    unlike(model, samples(5000), samples(30), multiple=7)
+    assert seen == [511, 28]
+
+
+def test_all_that_can_be_said_before_the_work(model: Artifact) -> None:
+    few, shifted, *_ = about(model, samples(300), samples(100, shift=1.5, seed=1), 0.01)
+    assert "100 evaluation samples are too few" in few
+    assert "unlike" in shifted
+    same = samples(100)
+    assert len(about(model, same, same, 0.01)) == 1
+    assert len(about(model, None, same, 0.01)) == 1

@@ -14,9 +14,9 @@ import networks
 import outliers
 from networks import Network
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.equalize import EqualizeOptions, equalize, factors
-from penstock.offline.dataset import make_dataset
 
 ROUGH = EqualizeOptions(exact=False)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import networks
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.fastest import FastestOptions, candidate_schemes, fastest_placement
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
-from penstock.offline.dataset import make_dataset
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import DataType
 

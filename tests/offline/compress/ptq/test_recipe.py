@@ -6,13 +6,13 @@ import pytest
 import models
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import DataType

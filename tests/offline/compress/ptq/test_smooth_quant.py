@@ -11,11 +11,11 @@ import networks
 import outliers
 from networks import Network
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.rescale import Rescaling
 from penstock.offline.compress.ptq.smooth_quant import SmoothQuantOptions, quantized_error, smooth_quant
 from penstock.offline.compress.taps import Taps
-from penstock.offline.dataset import make_dataset
 from penstock.offline.optimize.model import infer_shapes, read_proto
 
 DATA = outliers.tokens(64)

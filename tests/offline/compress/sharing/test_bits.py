@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from networks import mlp
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig
 from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
 from penstock.offline.compress.sharing.share import ShareOptions, share_only
-from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.accuracy import answers, make_reference
 
 DATA = make_dataset({"x": np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)}, None)

@@ -8,13 +8,13 @@ from onnx import numpy_helper
 
 from networks import mlp
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import Unsupported
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
 from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, SharedWeight, tune_centroids
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.options import FitOptions
-from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.accuracy import answers, make_reference
 from penstock.tensor import Array
 

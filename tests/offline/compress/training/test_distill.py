@@ -13,12 +13,12 @@ import torch
 
 from networks import Network, cnn, mlp
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, Unsupported
 from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, Kind, distill, recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, make_dataset
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(64, 16)).astype(np.float32)

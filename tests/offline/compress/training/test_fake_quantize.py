@@ -10,6 +10,7 @@ from onnx import numpy_helper
 
 from networks import attention, cnn, mlp
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
@@ -18,7 +19,6 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.training.fake_quantize import FakeQuantization
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import DataType
 
 SCHEMES = {

@@ -13,12 +13,12 @@ import torch
 
 from networks import cnn, mlp
 from penstock.clock import ManualClock
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, Unsupported
 from penstock.offline.compress.training import fit as fit_module
 from penstock.offline.compress.training.fit import FitOptions, fit
 from penstock.offline.compress.training.options import learning_rate
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, make_dataset
 
 SHORT = FitOptions(epochs=3, batch_size=16, learning_rate=1e-2)
 

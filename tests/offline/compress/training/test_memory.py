@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import networks
+from penstock.dataset import make_dataset
 from penstock.errors import ResourceExhausted
 from penstock.offline.compress.training.memory import check_training, training_bytes
-from penstock.offline.dataset import make_dataset
 
 
 def test_weights_and_results_are_counted() -> None:

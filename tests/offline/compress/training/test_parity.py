@@ -9,6 +9,7 @@ import networks
 from benchmarks.models import GraphBuilder
 from networks import Network, images
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidModel
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
@@ -20,7 +21,6 @@ from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.parity import check_parity, parity, relative_error
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.tensor import DataType
 
 _DIGITS = Path(__file__).parents[4] / "examples" / "digits"

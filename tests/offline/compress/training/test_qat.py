@@ -9,6 +9,7 @@ import pytest
 
 from networks import attention
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, load_dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
@@ -21,7 +22,6 @@ from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.qat import Agreement, QatOptions, agreement, train_quantized
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset, load_dataset, make_dataset
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.optimize.optimizer import optimize
 from penstock.tensor import DataType

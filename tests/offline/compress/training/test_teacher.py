@@ -13,10 +13,10 @@ from onnx import TensorProto
 
 from networks import Network, cnn, mlp
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.offline.compress.training import teacher as teacher_module
 from penstock.offline.compress.training.teacher import Teacher
-from penstock.offline.dataset import Dataset, make_dataset
 
 X = np.random.default_rng(1).normal(size=(100, 16)).astype(np.float32)
 

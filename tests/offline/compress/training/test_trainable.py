@@ -13,12 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 import networks
 from networks import Network
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unsupported
 from penstock.offline.compress.training.operators import OPERATORS
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
-from penstock.offline.dataset import Dataset, make_dataset
 
 _DIGITS = Path("examples/digits")
 

@@ -9,6 +9,7 @@ import msgspec
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.low_rank import convolution, rank_choice
 from penstock.offline.compress.low_rank.convolution import Form
@@ -17,7 +18,6 @@ from penstock.offline.compress.low_rank.rank_choice import Choice
 from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
 from penstock.offline.compress.taps import Progress, Taps, no_progress
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.judge.race import race

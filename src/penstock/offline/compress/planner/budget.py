@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.bundle.evidence import Accuracy
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.metrics import samples_needed
+from penstock.offline.judge.sample_size import samples_needed
 
 Kind = Literal["structure", "sparsity", "precision", "sharing"]
 

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
+from penstock.dataset import Dataset
 from penstock.errors import EngineUnavailable, ResourceExhausted, Unsupported
 from penstock.offline.compress.planner.budget import Kind, Spending
 from penstock.offline.compress.precision.groups import MixedModel
@@ -30,7 +31,6 @@ from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
 from penstock.offline.compress.sharing.share import share as share_weights
 from penstock.offline.compress.taps import Progress, no_progress
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.judge import Judge
 from penstock.resources import MachineFacts
 

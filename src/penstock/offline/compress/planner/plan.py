@@ -19,6 +19,7 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
 from penstock.clock import Clock, SystemClock
+from penstock.dataset import Dataset
 from penstock.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -34,12 +35,11 @@ from penstock.offline.compress.planner.plan_store import PlanStore
 from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
 from penstock.offline.compress.ptq.scheme import required_isa
 from penstock.offline.compress.taps import Progress
-from penstock.offline.data_notes import too_few
-from penstock.offline.dataset import Dataset
+from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL, Judge
+from penstock.offline.judge.sample_size import too_few
 from penstock.offline.sessions import signature_of
-from penstock.offline.tune.space import Version
 from penstock.resources import machine_facts
 from penstock.version import __version__
 

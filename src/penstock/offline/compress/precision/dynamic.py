@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.precision.products import Product, ProductModel, node
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.metrics import sample_errors
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType

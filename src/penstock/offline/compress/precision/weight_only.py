@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.precision.products import MICROSOFT, Product, ProductModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
@@ -27,7 +28,6 @@ from penstock.offline.compress.training.options import FitOptions, learning_rate
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge, hold_out
 from penstock.offline.optimize.model import load_model

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidConfig
 from penstock.offline.compress.pruning.magnitude import LayerRule, PruneOptions, Share, prunable_weights, prune
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import load_model
 from penstock.perf.chart import Scale, line_chart

@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.taps import Progress, Taps, no_progress
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.accuracy import answers, answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph

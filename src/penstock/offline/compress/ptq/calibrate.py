@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.batches import Data
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, TensorStatistics
 from penstock.offline.compress.taps import Progress, Taps, no_progress
-from penstock.offline.dataset import Dataset
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import signature_of
 

@@ -12,17 +12,22 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidData
+from penstock.dataset import Dataset
+from penstock.errors import InvalidData, PenstockError
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram
-from penstock.offline.dataset import Dataset
+from penstock.offline.judge.accuracy import make_reference
+from penstock.offline.judge.sample_size import too_few
+from penstock.offline.sessions import loaded
 from penstock.tensor import Array
 
 _SHIFT = 0.25
 _NOISE_FACTOR = 3.0
 """How many times the expected PSI of equal populations a finding must exceed."""
 _TENTHS = 10
+_ROWS, _BYTES = 512, 64 << 20
+"""Samples of each data set that are compared, evenly spaced, and the bytes that they may take."""
 _BEYOND = 0.001
 """Share of values beyond the calibrated extremes that is worth a word, of samples enough."""
 _PSEUDO_COUNT = 0.5
@@ -112,6 +117,34 @@ def shift_warnings(found: list[Drift]) -> list[str]:
     return [f"calibration data are unlike the evaluation data: {one.text}" for one in found if one.is_shifted]
 
 
+def about(
+    artifact: Artifact, fitted: Dataset | None, judged: Dataset, max_loss: float, multiple: int = 1
+) -> tuple[str, ...]:
+    """All that can be said before the work: too few samples ``judged``, or unlike those ``fitted``.
+
+    ``artifact`` is the FP32 model, which takes ``multiple`` samples at a time. None where it does not run on them.
+    """
+    try:
+        with loaded(artifact) as model:
+            metric = make_reference(model.forward(judged.rows(0, multiple)), judged.labels).metric
+    except PenstockError:
+        return ()
+    few = too_few(judged.count, metric, max_loss, "evaluation")
+    return few if fitted is None or fitted.digest == judged.digest else few + unlike(artifact, fitted, judged, multiple)
+
+
+def unlike(artifact: Artifact, fitted: Dataset, judged: Dataset, multiple: int = 1) -> tuple[str, ...]:
+    """Notes, with the evidence, on what in ``judged`` is distributed otherwise than in ``fitted``, as FP32 ``artifact`` sees it.
+
+    ``multiple`` is how many samples the model takes at a time. None where it cannot be told.
+    """
+    try:
+        found = find_drift(artifact, _some(fitted, multiple), _some(judged, multiple))
+    except PenstockError:
+        return ()
+    return tuple(shift_warnings(found))
+
+
 def _first_layer(model: FloatModel) -> list[str]:
     """Results of the linear operators that read an input, through nothing but operators that move data."""
     reached = set(model.input_names)
@@ -139,3 +172,10 @@ def _shares(histogram: Histogram, exponent: int) -> Array:
 def _median(shares: Array, exponent: int) -> float:
     middles = np.insert((np.arange(-BINS, BINS) + 0.5) * (2.0**exponent / BINS), BINS, 0.0)
     return float(middles[np.searchsorted(np.cumsum(shares), 0.5)])
+
+
+def _some(data: Dataset, multiple: int) -> Dataset:
+    row_bytes = sum(array.nbytes for array in data.inputs.values()) / data.count
+    most = min(_ROWS, int(_BYTES / max(1.0, row_bytes)), data.count)
+    count = max(1, most // multiple) * multiple
+    return data.pick(np.linspace(0, data.count - 1, count).round().astype(np.intp))

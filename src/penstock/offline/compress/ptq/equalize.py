@@ -17,10 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Progress, Taps, no_progress
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.offline.optimize.verify import Verifier, compare

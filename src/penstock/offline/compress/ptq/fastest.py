@@ -8,13 +8,13 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Interval
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, signature_of
 from penstock.perf.measure import repeat_rows, speedup

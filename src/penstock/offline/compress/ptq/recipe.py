@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress.ptq.bias_correction import correct_biases
 from penstock.offline.compress.ptq.calibrate import collect
@@ -17,7 +18,6 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions, choo
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
-from penstock.offline.dataset import Dataset
 from penstock.offline.model_store import remembered
 
 Progress = Callable[[int, int], None]

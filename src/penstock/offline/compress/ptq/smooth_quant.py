@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.equalize import factors, verify
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Progress, Taps, no_progress
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import Array
 

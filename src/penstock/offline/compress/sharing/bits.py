@@ -8,10 +8,10 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
+from penstock.dataset import Dataset
 from penstock.errors import InvalidConfig
 from penstock.offline.compress.sharing.layers import find_layers
 from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share_only
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import load_model
 

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.sharing.layers import find_layers
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import load_model
 from penstock.tensor import Array
 

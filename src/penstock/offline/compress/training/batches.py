@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from penstock.dataset import Dataset
 from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
-from penstock.offline.dataset import Dataset
 from penstock.tensor import Array
 
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.options import NotNegative, Options, Positive
 from penstock.offline.compress.training.fit import fit
@@ -26,7 +27,6 @@ from penstock.offline.compress.training.parity import check_parity
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import make_reference
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import signature_of

@@ -18,11 +18,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.training.operators.quantization import along, round_through, scaled_gradient
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from penstock.artifact import sha256
 from penstock.clock import SystemClock
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 from penstock.offline.compress.training.batches import Batches
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks, Loss, learning_rate
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.tensor import Array
 
 __all__ = ["FitOptions", "FitReport", "Hooks", "Loss", "fit", "reproducible"]

@@ -7,8 +7,8 @@ import math
 import onnx
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import ResourceExhausted
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import DataType
 

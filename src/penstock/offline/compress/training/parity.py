@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidModel
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array

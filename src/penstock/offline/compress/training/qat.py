@@ -12,6 +12,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.taps import no_progress
@@ -23,7 +24,6 @@ from penstock.offline.compress.training.options import FitOptions, Hooks
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array

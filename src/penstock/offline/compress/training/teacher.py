@@ -12,12 +12,12 @@ import onnx
 import onnxruntime
 
 from penstock.artifact import Artifact, sha256
+from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
 from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 from penstock.offline.compress.training.torch import Tensor, torch
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded

@@ -9,11 +9,11 @@ from onnx import numpy_helper
 
 from networks import Network, cnn, images
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.importance import by_activation, by_batch_norm, by_norm
-from penstock.offline.dataset import make_dataset
 from penstock.offline.optimize.graph import constant
 from penstock.tensor import Array
 from prunable_networks import Images

@@ -7,12 +7,12 @@ import pytest
 
 from networks import cnn, images
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData
 from penstock.offline.compress.pruning.structured.norms import refresh_norms
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
-from penstock.offline.dataset import Dataset, make_dataset
 from prunable_networks import Images
 
 

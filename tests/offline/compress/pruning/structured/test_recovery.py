@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, load_dataset
 from penstock.errors import ContractUnmet, InvalidArgument, InvalidConfig
 from penstock.offline.compress.pruning.structured import search as structured
 from penstock.offline.compress.pruning.structured.latency import LatencyTable, Layer
 from penstock.offline.compress.pruning.structured.recovery import Round, ShrinkOptions, given_up, next_move, shrink
 from penstock.offline.compress.training.options import FitOptions
-from penstock.offline.dataset import Dataset, load_dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.tensor import DataType, Signature, TensorSpec

@@ -7,12 +7,12 @@ import pytest
 
 from networks import Network, attention, cnn, images, mlp
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, InvalidData, Unsupported
 from penstock.offline.compress.pruning.structured import search as structured
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.search import NarrowOptions, narrow
-from penstock.offline.dataset import make_dataset
 from prunable_networks import encoder
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from networks import Network, cnn, images
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.taylor import by_taylor
 from penstock.offline.compress.training.torch import functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import make_dataset
 from penstock.tensor import Array
 
 

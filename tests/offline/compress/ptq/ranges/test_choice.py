@@ -10,6 +10,7 @@ import pytest
 
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, load_dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.calibrate import collect
@@ -24,7 +25,6 @@ from penstock.offline.compress.ptq.ranges.choice import (
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.dataset import Dataset, load_dataset, make_dataset
 from penstock.offline.judge.accuracy import answers, make_reference
 from penstock.offline.optimize.optimizer import optimize
 from penstock.tensor import DataType

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import networks
+from penstock.dataset import make_dataset
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.probe import RangeProbe
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.dataset import make_dataset
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import DataType

@@ -9,11 +9,11 @@ from collections import defaultdict
 
 import numpy as np
 
+from penstock.dataset import Dataset
 from penstock.errors import InvalidData
 from penstock.offline.compress.pruning.structured.coupling import Slot
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.taps import Progress, Taps, no_progress
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize import graph
 from penstock.tensor import Array
 

@@ -12,10 +12,10 @@ import onnx
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.offline.compress.pruning.structured.coupling import Count, Labels
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
 from penstock.offline.compress.taps import Taps
-from penstock.offline.dataset import make_dataset
 from penstock.offline.optimize import graph
 from penstock.offline.sessions import loaded
 from penstock.perf.measure import feed, interleave

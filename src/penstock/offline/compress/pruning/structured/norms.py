@@ -8,8 +8,8 @@ import numpy as np
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.taps import Progress, Taps, no_progress
-from penstock.offline.dataset import Dataset
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.options import Count, NotNegative, Options, Share
 from penstock.offline.compress.pruning.rounds import Entry, Rounds, last_good
 from penstock.offline.compress.pruning.structured.cut import Structure
@@ -26,7 +27,6 @@ from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge, hold_out
 

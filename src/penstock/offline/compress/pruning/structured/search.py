@@ -13,6 +13,7 @@ import msgspec
 import onnx
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError, Unsupported
 from penstock.offline.compress.options import Count, Options, Share
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
@@ -27,7 +28,6 @@ from penstock.offline.compress.pruning.structured.widths import (
     uniform,
 )
 from penstock.offline.compress.taps import Progress, no_progress
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.race import race
 from penstock.offline.optimize.samples import free_sizes, generate
 from penstock.offline.sessions import loaded

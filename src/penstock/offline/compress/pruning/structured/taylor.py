@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.importance import Scores, gather
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import Reference, make_reference
 from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array

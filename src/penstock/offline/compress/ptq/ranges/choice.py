@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model
 from penstock.offline.compress.ptq.quantize import quantize
@@ -30,7 +31,6 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges, squ
 from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
-from penstock.offline.dataset import Dataset, make_dataset
 from penstock.offline.judge.accuracy import answers, answers_of
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array

@@ -8,9 +8,9 @@ import numpy as np
 from onnx import helper
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.dataset import Dataset
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.metrics import Outputs
 from penstock.offline.optimize.model import read_proto

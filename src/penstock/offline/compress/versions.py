@@ -1,4 +1,4 @@
-"""The versions of a model that a build tries: what quantisation makes of the optimised graph."""
+"""Versions of a model, and those that a build makes by quantising the optimised graph."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
@@ -15,14 +16,26 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
-from penstock.offline.dataset import Dataset
-from penstock.offline.tune.space import Version
 from penstock.resources import MachineFacts
 
 OnProgress = Callable[[str, int, int], None]
 
 _CHOICE_S = 4.0
 """Seconds for the choice of ranges tensor by tensor; what is left then takes the range of least squared error."""
+
+
+class Version(msgspec.Struct, frozen=True):
+    """A model that can take the place of the original: optimised, quantised or compressed."""
+
+    artifact: Artifact
+    precision: str = "fp32"
+    calibration: str = ""
+    """How an INT8 version's ranges were found; empty for others."""
+    compression: str = ""
+    """The steps that changed its weights or its structure; empty if it has the original's own."""
+    requires: tuple[str, ...] = ()
+    stored_bytes: int = 0
+    """Its bytes as coded; 0 if it is stored as it is."""
 
 
 def integer_versions(

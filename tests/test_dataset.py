@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.dataset import Dataset, check_dataset, load_dataset, make_dataset
 from penstock.errors import InvalidData, NotFound
-from penstock.offline.dataset import Dataset, check_dataset, load_dataset, make_dataset
 from penstock.tensor import DataType, Signature, TensorSpec
 
 Y = TensorSpec("y", DataType.FP32, (-1, 4))

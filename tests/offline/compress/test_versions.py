@@ -6,10 +6,10 @@ import pytest
 import models
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.dataset import Dataset, make_dataset
-from penstock.offline.versions import integer_versions
+from penstock.offline.compress.versions import integer_versions
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 from penstock.tensor import DataType
 

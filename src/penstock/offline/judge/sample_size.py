@@ -1,0 +1,69 @@
+"""How many samples a decision about accuracy takes, and notes on decisions that had too few. Pure."""
+
+from __future__ import annotations
+
+from penstock.bundle.evidence import Accuracy
+from penstock.errors import InvalidArgument
+from penstock.offline.judge.metrics import matched_pairs
+
+_REACHABLE = 20
+"""A note asks for at most this many times the samples; a loss close to the bound would take any number."""
+
+
+def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) -> int | None:
+    """How many samples prove a loss within ``max_loss`` at 95 % confidence, by the upper bound of ``paired_interval``.
+
+    ``loss`` is the true loss, and ``changed`` the share of samples that are right in one model only; it is at least the size of
+    the loss. All are shares. None if no number of samples does: the loss is not below what is allowed.
+    """
+    if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
+        raise InvalidArgument(
+            f"a loss of {loss}, of {max_loss} allowed, with {changed} of the samples changed, is not possible",
+            "give shares: 0.01 for one point",
+        )
+    if loss >= max_loss:
+        return None
+    changed = max(changed, abs(loss))
+
+    def proves(count: int) -> bool:
+        return matched_pairs(count, count * loss, count * changed).high <= max_loss
+
+    few, enough = 0, 1
+    while not proves(enough):
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if proves(middle) else (middle, enough)
+    return enough
+
+
+def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str, ...]:
+    """A note if no result on ``samples``, called ``what``, can prove a loss within ``max_loss``, with how many could. Pure.
+
+    None for fidelity, which does not count hits, and where no loss is allowed, which no number of samples proves.
+    """
+    if metric == "fidelity" or max_loss <= 0:
+        return ()
+    likely, least = samples_needed(max_loss), samples_needed(max_loss, changed=0.0)
+    if likely is None or least is None or samples >= least:
+        return ()
+    note = (
+        f"{samples} {what} samples are too few to decide on a loss of {max_loss:.2%}: give at least {least}, which prove it if "
+        f"no answer changes, better {likely}, which do if 2 % change; until then losses are estimates"
+    )
+    return (note,)
+
+
+def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
+    """A note if ``accuracy`` is within ``max_loss``, but that is not proved, with how many samples would do. Pure."""
+    loss = accuracy.loss
+    if accuracy.metric == "fidelity" or max_loss <= 0 or loss.high <= max_loss or loss.value > max_loss:
+        return ()
+    enough = samples_needed(max_loss, max(0.0, loss.value))
+    is_reachable = enough is not None and enough <= _REACHABLE * accuracy.samples
+    advice = f"; about {enough} samples would do if the estimate is right" if is_reachable else ""
+    note = (
+        f"that no more than {max_loss:.2%} is lost is an estimate on {accuracy.samples} samples, not proved: with 95 % "
+        f"confidence it may be up to {loss.high:.2%}{advice}"
+    )
+    return (note,)
