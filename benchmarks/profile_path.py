@@ -42,8 +42,8 @@ from penstock.online.server.h2 import connection as h2_connection
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.http import connection as http_connection
-from penstock.online.server.http.decoder import HttpRequestDecoder
-from penstock.online.server.http.encoder import HttpAnswerEncoder
+from penstock.online.server.http.codec.decoder import HttpRequestDecoder
+from penstock.online.server.http.codec.encoder import HttpAnswerEncoder
 from penstock.online.server.http.inference import HttpInference
 from penstock.online.server.http.responder import Responder
 from penstock.online.server.shared_memory.registry import SharedMemory

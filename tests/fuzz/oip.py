@@ -14,8 +14,8 @@ from typing import cast
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
-from penstock.online.server.http.decoder import HttpRequestDecoder
-from penstock.online.server.http.encoder import HttpAnswerEncoder
+from penstock.online.server.http.codec.decoder import HttpRequestDecoder
+from penstock.online.server.http.codec.encoder import HttpAnswerEncoder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire

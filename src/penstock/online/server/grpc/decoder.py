@@ -8,26 +8,32 @@ remembered, too, so that a message like the one before is not even walked.
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.answer_form import TEXT, AnswerForm
+from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.grpc.request_wire import Parts, between, split
-from penstock.online.server.shared_memory.registry import Lease, SharedMemory
+from penstock.online.server.request_layout import (
+    VARIABLE,
+    BoundedCache,
+    RequestLayout,
+    TensorLayout,
+    check_names,
+    find_datatype,
+    read_slice,
+    whole_number,
+)
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
 from penstock.request import MAX_PARAMETERS, InferRequest, Parameters, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-_MAX_CACHED = 1024
-_MAX_PLAN_BYTES = 2048
+_MAX_KNOWN_BYTES = 2048
 _MAX_UNUSUAL_BYTES = 1 << 20
 """Most bytes that the protobuf class is given uncounted."""
 
@@ -50,52 +56,24 @@ _CONTENTS = {
 """The one field of InferTensorContents for a datatype; FP16 and BF16 have none."""
 _AS_IN_MEMORY = frozenset({DataType.BOOL, DataType.FP32, DataType.FP64})
 """Those whose elements lie in the message as in memory."""
-_VARIABLE = -1
-"""Stands for the size of a BYTES tensor."""
-_DATATYPES = {datatype.value: datatype for datatype in DataType}
 
 
-class _Region(NamedTuple):
-    """Where in shared memory a tensor lies."""
+class _Understood(RequestLayout):
+    """A request understood."""
 
-    name: str
-    offset: int
-    byte_size: int
-
-
-class _Input(NamedTuple):
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
-    size_bytes: int
-    """Of its raw form."""
-
-
-class _Plan(msgspec.Struct):
-    """A request understood: all of it but its id and its raw tensors."""
-
-    model_name: str
-    model_version: str
-    raw: list[_Input] = []
+    model_name: str = ""
+    model_version: str = ""
+    raw: list[TensorLayout] = []
     """Those whose elements are in ``raw_input_contents``, in that order."""
-    arrays: dict[str, Array] = {}
-    """From typed contents."""
-    shared: list[tuple[_Input, _Region]] = []
-    parameters: Parameters = {}
-    outputs: tuple[str, ...] = ()
-    placed: list[tuple[str, _Region]] = []
-    """Outputs that go into shared memory."""
-    form: AnswerForm = TEXT
-    """But for what lies in shared memory, which is leased for each request anew."""
 
 
-class _Layout(msgspec.Struct):
+class _Message(msgspec.Struct):
     """Where things are in messages of one length that differ in nothing but id and raw tensors."""
 
     fixed: list[tuple[int, int, bytes]]
     """What else there is: from where, to where, and what."""
     parts: Parts
-    plan: _Plan
+    layout: _Understood
 
 
 class GrpcRequestDecoder:
@@ -103,8 +81,8 @@ class GrpcRequestDecoder:
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
-        self._plans: dict[bytes, _Plan] = {}
-        self._layouts: dict[int, _Layout] = {}
+        self._known = BoundedCache[bytes, _Understood]()
+        self._messages = BoundedCache[int, _Message]()
 
     def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
         """The request in ``data``, a serialized ModelInferRequest, and the form of its answer, which holds the shared memory
@@ -113,61 +91,49 @@ class GrpcRequestDecoder:
         Numeric raw tensors are views of ``data``; parameters may be shared with other requests. Raises InvalidArgument,
         NotFound, Unsupported.
         """
-        layout = self._layouts.get(len(data))
-        if layout is not None:
-            for start, end, fixed in layout.fixed:
+        message = self._messages.get(len(data))
+        if message is not None:
+            for start, end, fixed in message.fixed:
                 if data[start:end] != fixed:
-                    layout = None
+                    message = None
                     break
-        if layout is None:
-            layout, data = self._lay_out(data)
-        plan = layout.plan
-        inputs = plan.arrays.copy()
-        for tensor, (start, end) in zip(plan.raw, layout.parts.raw, strict=True):
-            inputs[tensor.name] = _array(plan, tensor, data, start, end)
-        identity = _text(data, layout.parts.identity)
-        form = self._lease(plan, inputs) if plan.shared or plan.placed else plan.form
-        outputs, parameters = plan.outputs, plan.parameters
-        return InferRequest(plan.model_name, inputs, plan.model_version, identity, outputs, parameters), form
+        if message is None:
+            message, data = self._take_apart(data)
+        layout = message.layout
+        model_name, inputs = layout.model_name, layout.arrays.copy()
+        for tensor, (start, end) in zip(layout.raw, message.parts.raw, strict=True):
+            inputs[tensor.name] = _array(model_name, tensor, data, start, end)
+        identity = _text(data, message.parts.identity)
+        form = layout.lease(self._shared_memory, model_name, inputs)
+        outputs, parameters = layout.outputs, layout.parameters
+        return InferRequest(model_name, inputs, layout.model_version, identity, outputs, parameters), form
 
-    def _lay_out(self, data: Buffer) -> tuple[_Layout, Buffer]:
-        """How ``data`` is laid out, or the plain message that says the same."""
+    def _take_apart(self, data: Buffer) -> tuple[_Message, Buffer]:
+        """Where everything lies in ``data``, or in the plain message that says the same."""
         parts = split(data)
         if parts is None:
             data = _rewrite(data)
             parts = split(data)
             assert parts is not None, "protobuf writes plain messages"
         rest, raw = parts.rest, parts.raw
-        plan = self._plans.get(rest)
-        is_known = plan is not None
-        if plan is None:
-            plan = _understand(_parse(rest), bool(raw))
+        layout = self._known.get(rest)
+        is_known = layout is not None
+        if layout is None:
+            layout = _understand(_parse(rest), bool(raw))
             # Typed contents differ from one request to the next.
-            is_known = len(rest) <= _MAX_PLAN_BYTES and not plan.arrays
+            is_known = len(rest) <= _MAX_KNOWN_BYTES and not layout.arrays
             if is_known:
-                _remember(self._plans, rest, plan)
-        if len(raw) != len(plan.raw):
+                self._known.remember(rest, layout)
+        if len(raw) != len(layout.raw):
             raise InvalidArgument(
-                f"the number of inputs ({len(plan.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
-                f"for model '{plan.model_name}'",
+                f"the number of inputs ({len(layout.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
+                f"for model '{layout.model_name}'",
                 "one for each input that is not in shared memory, or typed contents for each",
             )
-        layout = _Layout(between(data, sorted([*raw, parts.identity])), parts, plan)
+        message = _Message(between(data, sorted([*raw, parts.identity])), parts, layout)
         if is_known:
-            _remember(self._layouts, len(data), layout)
-        return layout, data
-
-    def _lease(self, plan: _Plan, inputs: dict[str, Array]) -> AnswerForm:
-        """Add the inputs in shared memory, and say where outputs go."""
-        lease = self._shared_memory.lease()
-        try:
-            for tensor, region in plan.shared:
-                inputs[tensor.name] = _leased(lease, plan, tensor, region)
-            placements = {name: lease.place(*region) for name, region in plan.placed}
-        except BaseException:
-            lease.release()
-            raise
-        return AnswerForm(classification=plan.form.classification, placements=placements, lease=lease)
+            self._messages.remember(len(data), message)
+        return message, data
 
 
 def request_id(data: Buffer) -> str:
@@ -215,93 +181,58 @@ def _text(data: Buffer, span: tuple[int, int]) -> str:
         raise InvalidArgument("the message is not a ModelInferRequest: its id is not UTF-8") from None
 
 
-def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    if len(memory) >= _MAX_CACHED:
-        memory.clear()
-    memory[key] = value
-
-
-def _understand(message: Message, has_raw: bool) -> _Plan:
+def _understand(message: Message, has_raw: bool) -> _Understood:
     """Everything that can be known without the raw tensors but that there are some."""
-    plan = _Plan(message.model_name, check_version(message.model_name, message.model_version))
-    plan.parameters = _values(message.parameters)
+    version = check_version(message.model_name, message.model_version)
+    layout = _Understood(parameters=_values(message.parameters), model_name=message.model_name, model_version=version)
     check_bytes_elements(sum(element_count(one.shape) for one in message.inputs if one.datatype == "BYTES"))
-    names = set()
+    check_names(tensor.name for tensor in message.inputs)
     for tensor in message.inputs:
-        if tensor.name in names:
-            raise InvalidArgument(f"input '{tensor.name}' already exists in request")
-        names.add(tensor.name)
-        _note_input(plan, tensor, has_raw)
-    plan.outputs = tuple(output.name for output in message.outputs)
-    if len(set(plan.outputs)) != len(plan.outputs):
-        raise InvalidArgument("an output is requested twice")
+        _note_input(layout, tensor, has_raw)
+    layout.note_outputs(output.name for output in message.outputs)
     classification: dict[str, int] = {}
     for output in message.outputs:
         if output.parameters:
-            _note_output(plan, output, classification)
+            _note_output(layout, output, classification)
     if classification:
-        plan.form = AnswerForm(classification=classification)
-    return plan
+        layout.form = AnswerForm(classification=classification)
+    return layout
 
 
-def _note_input(plan: _Plan, tensor: Message, has_raw: bool) -> None:
-    datatype = _DATATYPES.get(tensor.datatype)
-    if datatype is None:
-        raise InvalidArgument(f"invalid datatype for input {tensor.name}: '{tensor.datatype}'")
-    count = element_count(tensor.shape)
-    noted = _Input(
-        tensor.name, datatype, tuple(tensor.shape), count * datatype.itemsize if datatype.itemsize else _VARIABLE
-    )
-    region = _region(f"input '{tensor.name}'", _values(tensor.parameters)) if tensor.parameters else None
+def _note_input(layout: _Understood, tensor: Message, has_raw: bool) -> None:
+    datatype, count = find_datatype(tensor.name, tensor.datatype), element_count(tensor.shape)
+    size = count * datatype.itemsize if datatype.itemsize else VARIABLE
+    noted = TensorLayout(tensor.name, datatype, tuple(tensor.shape), size)
+    part = read_slice(f"input '{tensor.name}'", _values(tensor.parameters)) if tensor.parameters else None
     if tensor.HasField("contents"):
-        if region is not None:
+        if part is not None:
             raise InvalidArgument(
                 f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
-                f"for model '{plan.model_name}'"
+                f"for model '{layout.model_name}'"
             )
         if has_raw:
             raise InvalidArgument(
                 f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
-                f"for model '{plan.model_name}'",
+                f"for model '{layout.model_name}'",
                 "send all inputs raw, or all as typed contents",
             )
-        plan.arrays[tensor.name] = _from_contents(plan, noted, tensor.contents, count)
-    elif region is not None:
-        plan.shared.append((noted, region))
+        layout.arrays[tensor.name] = _from_contents(layout.model_name, noted, tensor.contents, count)
+    elif part is not None:
+        layout.shared.append((noted, part))
     else:
-        plan.raw.append(noted)
+        layout.raw.append(noted)
 
 
-def _note_output(plan: _Plan, output: Message, classification: dict[str, int]) -> None:
+def _note_output(layout: _Understood, output: Message, classification: dict[str, int]) -> None:
     what, parameters = f"output '{output.name}'", _values(output.parameters)
-    region = _region(what, parameters)
-    if region is not None:
-        plan.placed.append((output.name, region))
     if "classification" in parameters:
-        count = _whole_number(what, parameters, "classification")
+        count = whole_number(what, parameters, "classification")
         if not count:
             raise InvalidArgument(f"{what}: 'classification' must be at least 1")
-        if region is not None:
-            raise InvalidArgument(f"shared memory can't be used for {what} with classification")
         classification[output.name] = count
-
-
-def _region(what: str, parameters: Parameters) -> _Region | None:
-    """Where in shared memory an input or output lies; None if it does not."""
-    name = parameters.get("shared_memory_region")
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise InvalidArgument(f"{what}: 'shared_memory_region' must be a name, not {name!r}")
-    size = _whole_number(what, parameters, "shared_memory_byte_size")
-    return _Region(name, _whole_number(what, parameters, "shared_memory_offset", 0), size)
-
-
-def _whole_number(what: str, parameters: Parameters, name: str, default: int | None = None) -> int:
-    number = parameters.get(name, default)
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise InvalidArgument(f"{what}: '{name}' must be a whole number, not {number!r}")
-    return number
+    part = read_slice(what, parameters)
+    if part is not None:
+        layout.note_place(output.name, part, output.name in classification)
 
 
 def _values(parameters: Any) -> Parameters:
@@ -319,7 +250,7 @@ def _values(parameters: Any) -> Parameters:
     return found
 
 
-def _from_contents(plan: _Plan, tensor: _Input, contents: Message, count: int) -> Array:
+def _from_contents(model_name: str, tensor: TensorLayout, contents: Message, count: int) -> Array:
     datatype, expected = tensor.datatype, _CONTENTS.get(tensor.datatype)
     if expected is None:
         raise InvalidArgument(
@@ -328,14 +259,14 @@ def _from_contents(plan: _Plan, tensor: _Input, contents: Message, count: int) -
     for field, _ in contents.ListFields():
         if field.name != expected:
             raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{plan.model_name}': "
+                f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model_name}': "
                 f"'{field.name}', expected '{expected}' for datatype '{datatype.value}'"
             )
     values = getattr(contents, expected)
     # Before anything of the declared shape is made: the count is what the message really holds.
     if len(values) != count:
         raise InvalidArgument(
-            f"input '{tensor.name}' of shape {list(tensor.shape)} for model '{plan.model_name}' needs {count} elements, "
+            f"input '{tensor.name}' of shape {list(tensor.shape)} for model '{model_name}' needs {count} elements, "
             f"but '{expected}' has {len(values)}"
         )
     if datatype is DataType.BYTES:
@@ -353,26 +284,17 @@ def _from_contents(plan: _Plan, tensor: _Input, contents: Message, count: int) -
         raise InvalidArgument(f"the data of input '{tensor.name}' do not fit {datatype.value}: {error}") from None
 
 
-def _array(plan: _Plan, tensor: _Input, data: Buffer, start: int, end: int) -> Array:
+def _array(model_name: str, tensor: TensorLayout, data: Buffer, start: int, end: int) -> Array:
     """The raw tensor from ``start`` to ``end`` of ``data``."""
     size_bytes = tensor.size_bytes
     if size_bytes == end - start and size_bytes and tensor.datatype is not DataType.BOOL:
         return np.ndarray(tensor.shape, tensor.datatype.dtype, data, start)
-    if size_bytes not in (_VARIABLE, end - start):
+    if size_bytes not in (VARIABLE, end - start):
         raise InvalidArgument(
-            f"input byte size mismatch for input '{tensor.name}' for model '{plan.model_name}'. "
+            f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. "
             f"Expected {size_bytes}, got {end - start}"
         )
     try:
         return from_wire(memoryview(data)[start:end], tensor.datatype, tensor.shape)
     except InvalidArgument as error:
-        raise InvalidArgument(f"input '{tensor.name}' for model '{plan.model_name}': {error.message}") from None
-
-
-def _leased(lease: Lease, plan: _Plan, tensor: _Input, region: _Region) -> Array:
-    if tensor.size_bytes not in (_VARIABLE, region.byte_size):
-        raise InvalidArgument(
-            f"input byte size mismatch for input '{tensor.name}' for model '{plan.model_name}'. "
-            f"Expected {tensor.size_bytes}, got {region.byte_size} in shared memory"
-        )
-    return lease.array(*region, tensor.datatype, tensor.shape)
+        raise InvalidArgument(f"input '{tensor.name}' for model '{model_name}': {error.message}") from None

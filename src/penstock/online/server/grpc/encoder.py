@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from penstock.errors import PenstockError
 from penstock.online.server.answer_form import AnswerForm
+from penstock.online.server.request_layout import BoundedCache
 from penstock.protocol import messages
 from penstock.request import InferResponse, Parameters
 from penstock.tensor import Array, Buffer, DataType, to_wire
 
-_MAX_CACHED = 1024
 _SMALL_BYTES = 4096
 
 # Tags: a field's number times eight, plus two for what has a length.
@@ -29,8 +29,8 @@ class GrpcAnswerEncoder:
     """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[str, str], bytes] = {}
-        self._described: dict[tuple[str, int, tuple[int, ...]], bytes] = {}
+        self._heads = BoundedCache[tuple[str, str], bytes]()
+        self._described = BoundedCache[tuple[str, int, tuple[int, ...]], bytes]()
 
     def __call__(self, response: InferResponse, form: AnswerForm) -> list[Buffer]:
         """The message in parts; outputs with a place in shared memory are written there.
@@ -65,10 +65,8 @@ class GrpcAnswerEncoder:
         key = (response.model_name, response.model_version)
         head = self._heads.get(key)
         if head is None:
-            if len(self._heads) >= _MAX_CACHED:
-                self._heads.clear()
             message = messages.ModelInferResponse(model_name=key[0], model_version=key[1])
-            head = self._heads[key] = message.SerializeToString()
+            head = self._heads.remember(key, bytes(message.SerializeToString()))
         if response.id:
             identity = response.id.encode()
             head += _ID + varint(len(identity)) + identity
@@ -76,14 +74,10 @@ class GrpcAnswerEncoder:
 
     def _describe(self, name: str, array: Array) -> bytes:
         """An output but for its elements."""
-        if len(self._described) >= _MAX_CACHED:
-            self._described.clear()
         datatype = DataType.from_numpy(array.dtype).value
         output = messages.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=array.shape)
         data = output.SerializeToString()
-        described: bytes = _OUTPUT + varint(len(data)) + data
-        self._described[name, array.dtype.num, array.shape] = described
-        return described
+        return self._described.remember((name, array.dtype.num, array.shape), _OUTPUT + varint(len(data)) + data)
 
 
 def streamed(parts: Sequence[Buffer]) -> list[Buffer]:

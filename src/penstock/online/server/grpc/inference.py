@@ -24,16 +24,20 @@ class Inference:
     """From messages to the data plane and back. Belongs to the event loop."""
 
     def __init__(self, dataplane: DataPlane, budget: ByteBudget | None = None) -> None:
-        self.is_stopping = False
         self.budget = budget or ByteBudget(0)
         """Holds the messages of streams until they are answered; that of a unary call is its transport's to count."""
         self.dataplane = dataplane
         self.decode = GrpcRequestDecoder(dataplane.shared_memory)
         self._write = GrpcAnswerEncoder()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Refuse requests from now on."""
+        self._is_stopping = True
 
     def check_open(self) -> None:
         """Raise Unavailable while the server is stopping."""
-        if self.is_stopping:
+        if self._is_stopping:
             raise stopping()
 
     def submit(

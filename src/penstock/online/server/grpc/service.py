@@ -55,7 +55,7 @@ class GrpcService:
 
     def drain(self) -> None:
         """Refuse inference from now on, and end each stream once it is answered, so that a transport can wait for all calls."""
-        self._inference.is_stopping = True
+        self._inference.stop()
         self._health.drain(stopping())
         for stream in tuple(self._streams):
             stream.drain(stopping())

@@ -13,8 +13,8 @@ import httptools
 from penstock.errors import InvalidArgument, Unavailable
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
 from penstock.online.server.http.body import BodyReceiver
+from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import HttpContext
-from penstock.online.server.http.encoder import encode_error
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.head import MAX_KNOWN_BYTES, RequestHead
 from penstock.online.server.http.responder import Responder

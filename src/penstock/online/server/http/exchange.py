@@ -18,7 +18,7 @@ from penstock.online.server import status
 from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
-from penstock.online.server.http.encoder import encode_error
+from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Handler, Route
 from penstock.request import InferRequest

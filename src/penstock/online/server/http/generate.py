@@ -17,9 +17,9 @@ from penstock.errors import InvalidArgument, PenstockError, Unsupported
 from penstock.online.repository.handle import Handle
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
-from penstock.online.server.http.encoder import encode_error
+from penstock.online.server.http.codec.encoder import encode_error
+from penstock.online.server.http.codec.json_tensor import from_json, to_json
 from penstock.online.server.http.exchange import Exchange, as_error
-from penstock.online.server.http.json_tensor import from_json, to_json
 from penstock.online.server.http.routes import Resource, Route
 from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec

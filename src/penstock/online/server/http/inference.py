@@ -9,8 +9,8 @@ from penstock.online.repository.handle import Handle
 from penstock.online.server.classification import classify_outputs
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
-from penstock.online.server.http.decoder import HttpRequestDecoder
-from penstock.online.server.http.encoder import HttpAnswerEncoder
+from penstock.online.server.http.codec.decoder import HttpRequestDecoder
+from penstock.online.server.http.codec.encoder import HttpAnswerEncoder
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Resource, Route
 from penstock.request import InferRequest, Outcome

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.json_tensor import from_json
+from penstock.online.server.http.codec.json_tensor import from_json
 from penstock.request import check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec, as_bytes
 

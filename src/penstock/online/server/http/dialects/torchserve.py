@@ -12,7 +12,7 @@ import orjson
 
 from penstock.errors import InvalidArgument, Unavailable, Unsupported
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http.decoder import whole_body
+from penstock.online.server.http.codec.decoder import whole_body
 from penstock.online.server.http.dialects.multipart import read_parts
 from penstock.online.server.http.dialects.nested import is_named, read_json, to_array, to_value, write_json
 from penstock.online.server.http.dialects.predictions import unnamed

@@ -5,12 +5,19 @@ import pytest
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import BINARY, TEXT
-from penstock.online.server.http.request_layout import Place, RequestLayout, is_plain, plain_inputs, read, understand
+from penstock.online.server.http.codec.json_request import (
+    JsonLayout,
+    is_plain,
+    plain_inputs,
+    read,
+    understand,
+)
+from penstock.online.server.request_layout import SharedSlice
 
 X = {"name": "x", "datatype": "FP32", "shape": [2]}
 
 
-def plan(*inputs: dict[str, Any], **more: Any) -> RequestLayout:
+def plan(*inputs: dict[str, Any], **more: Any) -> JsonLayout:
     return understand(read(json.dumps({"inputs": inputs, **more}).encode()))
 
 
@@ -24,7 +31,7 @@ def test_what_is_plain() -> None:
 def test_raw_inputs_lie_one_behind_the_other() -> None:
     raw = {"parameters": {"binary_data_size": 8}}
     found = plan(X | raw, X | {"name": "y", "data": [1, 2]}, X | {"name": "z"} | raw)
-    assert [(one.name, one.start, one.end) for one in found.raw] == [("x", 0, 8), ("z", 8, 16)]
+    assert [(one.tensor.name, one.start, one.end) for one in found.raw] == [("x", 0, 8), ("z", 8, 16)]
     assert found.size == 16
     assert list(found.arrays) == ["y"]
 
@@ -32,7 +39,8 @@ def test_raw_inputs_lie_one_behind_the_other() -> None:
 def test_places_in_shared_memory() -> None:
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 16}
     found = plan(X | {"parameters": place}, outputs=[{"name": "y", "parameters": place}])
-    assert found.shared[0][3] == found.placed["y"] == Place("r", 16, 8)
+    assert found.shared[0][1] == SharedSlice("r", 16, 8)
+    assert found.placed == [("y", SharedSlice("r", 16, 8))]
 
 
 def test_the_form_of_the_answer() -> None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import ALL, BINARY, NONE, TEXT, AnswerForm
-from penstock.online.server.http.json_tensor import from_json
+from penstock.online.server.http.codec.json_tensor import from_json
+from penstock.online.server.request_layout import (
+    VARIABLE,
+    RequestLayout,
+    TensorLayout,
+    check_names,
+    find_datatype,
+    read_slice,
+    whole_number,
+)
 from penstock.request import MAX_PARAMETERS, check_bytes_elements
-from penstock.tensor import Array, Buffer, DataType
-
-Body = Buffer
+from penstock.tensor import Array, Buffer
 
 _MAX_RANK = 32
 _MAX_TENSORS = 4096
@@ -59,50 +66,30 @@ class _FloatRequest(WireRequest, gc=False):
     inputs: Annotated[list[_FloatInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
-class RawInput(msgspec.Struct, frozen=True):
+class RawInput(NamedTuple):
     """An input whose elements follow the JSON, from ``start`` to ``end`` counted from there."""
 
-    name: str
-    datatype: DataType
-    shape: list[int]
+    tensor: TensorLayout
     start: int
     end: int
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A place in shared memory."""
+class JsonLayout(RequestLayout):
+    """A JSON part understood."""
 
-    region: str
-    offset: int
-    byte_size: int
-
-
-class RequestLayout(msgspec.Struct):
-    """A JSON part understood: all of a request but its raw tensors."""
-
-    id: str
-    arrays: dict[str, Array]
-    """The inputs whose data are in the JSON."""
-    parameters: Parameters
+    id: str = ""
     raw: list[RawInput] = []
     size: int = 0
     """Bytes of all raw tensors."""
-    shared: list[tuple[str, DataType, list[int], Place]] = []
-    """The inputs that are in shared memory."""
-    outputs: tuple[str, ...] = ()
-    form: AnswerForm = TEXT
-    """But for what goes into shared memory."""
-    placed: dict[str, Place] = {}
 
 
-_DATATYPES = {datatype.value: datatype for datatype in DataType}
 _FLOATS = re.compile(b'"FP').search
 _parameters = attrgetter("parameters")
 _decode_request = msgspec.json.Decoder(WireRequest).decode
 _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
 
 
-def read(text: Body) -> WireRequest:
+def read(text: Buffer) -> WireRequest:
     """The members of the protocol's request. Raises InvalidArgument."""
     try:
         return _decode(text)
@@ -127,25 +114,24 @@ def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
             check_bytes_elements(texts)
         inputs[tensor.name] = _from_json(tensor)
     if len(inputs) < len(tensors):
-        _check_names(tensor.name for tensor in tensors)
+        check_names(tensor.name for tensor in tensors)
     return inputs
 
 
-def understand(wire: WireRequest) -> RequestLayout:
+def understand(wire: WireRequest) -> JsonLayout:
     """Everything that can be known from the JSON alone. Raises InvalidArgument."""
     check_bytes_elements(sum(math.prod(tensor.shape) for tensor in wire.inputs if tensor.datatype == "BYTES"))
-    plan = RequestLayout(
-        wire.id, plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters]), wire.parameters
-    )
+    arrays = plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters])
+    layout = JsonLayout(arrays, wire.parameters, id=wire.id)
     for tensor in wire.inputs:
         if tensor.parameters:
-            _note_input(plan, tensor)
-    _check_names(tensor.name for tensor in wire.inputs)
-    _note_outputs(plan, wire)
-    return plan
+            _note_input(layout, tensor)
+    check_names(tensor.name for tensor in wire.inputs)
+    _note_outputs(layout, wire)
+    return layout
 
 
-def _decode(text: Body) -> WireRequest:
+def _decode(text: Buffer) -> WireRequest:
     if (_FLOATS(text) is not None) if isinstance(text, memoryview) else b'"FP' in text:
         try:
             return _decode_floats(text)
@@ -154,103 +140,69 @@ def _decode(text: Body) -> WireRequest:
     return _decode_request(text)
 
 
-def _note_input(plan: RequestLayout, tensor: WireInput) -> None:
-    """Where the data of an input with parameters are."""
-    datatype = _datatype(tensor)
-    fields = {"data": tensor.data is not msgspec.UNSET}
-    fields |= {name: name in tensor.parameters for name in ("binary_data_size", "shared_memory_region")}
-    if sum(fields.values()) > 1:
+def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
+    """Find the data of an input with parameters."""
+    datatype = find_datatype(tensor.name, tensor.datatype)
+    size = math.prod(tensor.shape) * datatype.itemsize if datatype.itemsize else VARIABLE
+    noted = TensorLayout(tensor.name, datatype, tensor.shape, size)
+    part = read_slice(f"input '{tensor.name}'", tensor.parameters)
+    is_raw = "binary_data_size" in tensor.parameters
+    if (tensor.data is not msgspec.UNSET) + is_raw + (part is not None) > 1:
         raise InvalidArgument(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'. But input '{tensor.name}' has several"
         )
-    if fields["binary_data_size"]:
-        size = _binary_size(tensor, datatype)
-        plan.raw.append(RawInput(tensor.name, datatype, tensor.shape, plan.size, plan.size + size))
-        plan.size += size
-    elif fields["shared_memory_region"]:
-        place = _place(f"input '{tensor.name}'", tensor.parameters)
-        plan.shared.append((tensor.name, datatype, tensor.shape, place))
+    if is_raw:
+        end = layout.size + _binary_size(noted, tensor.parameters)
+        layout.raw.append(RawInput(noted, layout.size, end))
+        layout.size = end
+    elif part is not None:
+        layout.shared.append((noted, part))
     else:
-        plan.arrays[tensor.name] = _from_json(tensor)
-
-
-def _check_names(names: Iterable[str]) -> None:
-    seen = set()
-    for name in names:
-        if name in seen:
-            raise InvalidArgument(f"input '{name}' already exists in request")
-        seen.add(name)
-
-
-def _datatype(tensor: WireInput) -> DataType:
-    datatype = _DATATYPES.get(tensor.datatype)
-    if datatype is None:
-        raise InvalidArgument(f"invalid datatype for input {tensor.name}: '{tensor.datatype}'")
-    return datatype
+        layout.arrays[tensor.name] = _from_json(tensor)
 
 
 def _from_json(tensor: WireInput) -> Array:
     if type(tensor) is _FloatInput:
         values, is_checked = tensor.data, True
     else:
-        _datatype(tensor)
+        find_datatype(tensor.name, tensor.datatype)
         values, is_checked = tensor.data, False
     if values is msgspec.UNSET:
         raise InvalidArgument(f"input '{tensor.name}' has no data")
     return from_json(tensor.name, tensor.datatype, tensor.shape, values, is_checked)
 
 
-def _binary_size(tensor: WireInput, datatype: DataType) -> int:
-    size = _size(f"input '{tensor.name}'", tensor.parameters, "binary_data_size")
-    expected = math.prod(tensor.shape) * datatype.itemsize
-    if datatype.itemsize and size != expected:
+def _binary_size(tensor: TensorLayout, parameters: Parameters) -> int:
+    size = whole_number(f"input '{tensor.name}'", parameters, "binary_data_size")
+    if tensor.size_bytes not in (VARIABLE, size):
         raise InvalidArgument(
-            f"input '{tensor.name}': shape {tensor.shape} of {tensor.datatype} takes {expected} bytes, "
+            f"input '{tensor.name}': shape {list(tensor.shape)} of {tensor.datatype.value} takes {tensor.size_bytes} bytes, "
             f"but 'binary_data_size' is {size}"
         )
     return size
 
 
-def _place(what: str, parameters: Parameters) -> Place:
-    region = parameters["shared_memory_region"]
-    if not isinstance(region, str):
-        raise InvalidArgument(f"{what}: 'shared_memory_region' must be a name, not {region!r}")
-    size = _size(what, parameters, "shared_memory_byte_size")
-    return Place(region, _size(what, parameters, "shared_memory_offset", 0), size)
-
-
-def _size(what: str, parameters: Parameters, name: str, default: int | None = None) -> int:
-    size = parameters.get(name, default)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise InvalidArgument(f"{what}: '{name}' must be a number of bytes, not {size!r}")
-    return size
-
-
-def _note_outputs(plan: RequestLayout, wire: WireRequest) -> None:
-    """Which outputs are wanted, and in which form: each one's own wish goes before the request's."""
-    default = ALL if _flag(plan.parameters, "binary_data_output") else NONE
-    plan.parameters.pop("binary_data_output", None)
+def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
+    """Which outputs are wanted, and in which form; an output's own parameters override the request's."""
+    default = ALL if _flag(layout.parameters, "binary_data_output") else NONE
+    layout.parameters.pop("binary_data_output", None)
     if not wire.outputs:
-        plan.form = BINARY if default is ALL else TEXT
+        layout.form = BINARY if default is ALL else TEXT
         return
-    plan.outputs = tuple(output.name for output in wire.outputs)
-    if len(set(plan.outputs)) != len(plan.outputs):
-        raise InvalidArgument("an output is requested twice")
+    layout.note_outputs(output.name for output in wire.outputs)
     classification: dict[str, int] = {}
-    placed: dict[str, Place] = {}
     binary = []
     for output in wire.outputs:
-        if count := _size(f"output '{output.name}'", output.parameters, "classification", 0):
+        what = f"output '{output.name}'"
+        if count := whole_number(what, output.parameters, "classification", 0):
             classification[output.name] = count
-        if "shared_memory_region" in output.parameters:
-            placed[output.name] = _place(f"output '{output.name}'", output.parameters)
-            if count:
-                raise InvalidArgument(f"shared memory can't be used for output '{output.name}' with classification")
+        part = read_slice(what, output.parameters)
+        if part is not None:
+            layout.note_place(output.name, part, bool(count))
         elif _flag(output.parameters, "binary_data", output.name in default):
             binary.append(output.name)
-    plan.placed = placed
-    plan.form = AnswerForm(_among(binary, plan.outputs), classification)
+    layout.form = AnswerForm(_among(binary, layout.outputs), classification)
 
 
 def _among(binary: list[str], outputs: tuple[str, ...]) -> Container[str]:

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import BINARY, TEXT, AnswerForm
-from penstock.online.server.http.encoder import HttpAnswerEncoder
+from penstock.online.server.http.codec.encoder import HttpAnswerEncoder
 from penstock.request import InferResponse
 from penstock.tensor import DataType, to_wire
 from tensors import tensors

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.json_tensor import from_json, to_json
+from penstock.online.server.http.codec.json_tensor import from_json, to_json
 from penstock.tensor import DataType
 from tensors import JSON_TYPES, tensors
 

@@ -11,11 +11,11 @@ import orjson
 
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.answer import JSON
-from penstock.online.server.http.json_tensor import to_json
+from penstock.online.server.http.codec.json_tensor import to_json
+from penstock.online.server.request_layout import BoundedCache
 from penstock.request import InferResponse
 from penstock.tensor import Array, Buffer, DataType, to_wire
 
-_MAX_CACHED = 1024
 _SMALL_BYTES = 4096
 
 
@@ -39,7 +39,7 @@ class HttpAnswerEncoder:
     """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._templates: dict[tuple[object, ...], _Template] = {}
+        self._templates = BoundedCache[tuple[object, ...], _Template]()
 
     def __call__(self, response: InferResponse, form: AnswerForm) -> Encoded:
         """Raises InvalidArgument if an output cannot be written as asked for."""
@@ -65,8 +65,6 @@ class HttpAnswerEncoder:
         return _write(response, form)
 
     def _prepare(self, key: tuple[object, ...], response: InferResponse) -> _Template:
-        if len(self._templates) >= _MAX_CACHED:
-            self._templates.clear()
         head = _head(response)
         described = [_describe(name, array) for name, array in response.outputs.items()]
         text = b",".join(part.replace(b"%", b"%%") + b',"data":%b}' for part in described)
@@ -76,8 +74,7 @@ class HttpAnswerEncoder:
             binary = head + b",".join(map(_sized, described, sizes)) + b"]}"
             headers = _binary_headers(len(binary))
         text = head.replace(b"%", b"%%") + text + b"]}"
-        template = self._templates[key] = _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES)
-        return template
+        return self._templates.remember(key, _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES))
 
 
 def encode_error(message: str) -> bytes:

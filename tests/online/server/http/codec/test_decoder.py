@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from handles import described
 from penstock.errors import InvalidArgument, NotFound
 from penstock.online.server.answer_form import ALL, NONE
-from penstock.online.server.http.decoder import HttpRequestDecoder
+from penstock.online.server.http.codec.decoder import HttpRequestDecoder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest
 from penstock.tensor import DataType, TensorSpec, to_wire
@@ -110,9 +110,9 @@ def test_binary_arrays_are_views_of_the_body() -> None:
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}]}, "has no data"),
         (raw(8), "not the header Inference-Header-Content-Length"),
         (tensor(parameters={"binary_data_size": 8}), "must set only one of the following fields"),
-        (raw("8"), "must be a number of bytes"),
-        (raw(True), "must be a number of bytes"),
-        (raw(-8), "must be a number of bytes"),
+        (raw("8"), "must be a whole number"),
+        (raw(True), "must be a whole number"),
+        (raw(-8), "must be a whole number"),
         ({**tensor(), "parameters": {"x": [1]}}, "not an inference request"),
         ({**tensor(), "outputs": [{"name": "y"}, {"name": "y"}]}, "requested twice"),
         ({**tensor(), "parameters": {"binary_data_output": "false"}}, "'binary_data_output' must be true or false"),
@@ -173,11 +173,11 @@ def test_all_or_none_of_the_outputs_are_told_apart_by_identity() -> None:
         (with_output(classification="2"), "'classification' must be"),
         (with_output(classification=2, shared_memory_region="r", shared_memory_byte_size=8), "with classification"),
         (with_output(shared_memory_region=3, shared_memory_byte_size=8), "must be a name"),
-        (with_output(shared_memory_region="r"), "'shared_memory_byte_size' must be a number of bytes"),
+        (with_output(shared_memory_region="r"), "'shared_memory_byte_size' must be a whole number"),
         (in_region(shared_memory_region="r", shared_memory_byte_size=8, binary_data_size=8), "must set only one"),
         (
             in_region(shared_memory_region="r", shared_memory_byte_size=4),
-            "takes 8 bytes, but 'shared_memory_byte_size' is 4",
+            "Expected 8, got 4 in shared memory",
         ),
         (
             in_region(shared_memory_region="r", shared_memory_byte_size=8, shared_memory_offset=-1),

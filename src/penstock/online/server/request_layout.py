@@ -1,0 +1,143 @@
+"""A request understood: what stays the same when a client sends it again with other tensors. The same for HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.answer_form import TEXT, AnswerForm
+from penstock.online.server.shared_memory.registry import Lease, SharedMemory
+from penstock.request import Parameters
+from penstock.tensor import Array, DataType
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+_MAX_CACHED = 1024
+VARIABLE = -1
+"""Stands for the size of a BYTES tensor."""
+_DATATYPES = {datatype.value: datatype for datatype in DataType}
+
+
+class BoundedCache(dict[_Key, _Value]):
+    """Remembers at most ``_MAX_CACHED`` values; when it is full it starts anew."""
+
+    def remember(self, key: _Key, value: _Value) -> _Value:
+        if len(self) >= _MAX_CACHED:
+            self.clear()
+        self[key] = value
+        return value
+
+
+class SharedSlice(NamedTuple):
+    """Bytes of a region of shared memory, as a request names them."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+class TensorLayout(NamedTuple):
+    """An input without its elements."""
+
+    name: str
+    datatype: DataType
+    shape: Sequence[int]
+    size_bytes: int
+    """Of its raw form; ``VARIABLE`` for BYTES."""
+
+
+class RequestLayout(msgspec.Struct):
+    """All of a request but its id and its raw tensors."""
+
+    arrays: dict[str, Array] = {}
+    """Inputs whose elements lie beside their description."""
+    parameters: Parameters = {}
+    shared: list[tuple[TensorLayout, SharedSlice]] = []
+    """Inputs in shared memory."""
+    outputs: tuple[str, ...] = ()
+    """Empty for all."""
+    placed: list[tuple[str, SharedSlice]] = []
+    """Outputs that go into shared memory."""
+    form: AnswerForm = TEXT
+    """Without shared memory, which each request leases anew."""
+
+    def lease(self, memory: SharedMemory, model_name: str, inputs: dict[str, Array]) -> AnswerForm:
+        """Add the inputs in shared memory to ``inputs``; the form of the answer, with the places of outputs.
+
+        Raises NotFound, InvalidArgument, Unavailable, Unsupported.
+        """
+        if not self.shared and not self.placed:
+            return self.form
+        lease = memory.lease()
+        try:
+            for tensor, part in self.shared:
+                inputs[tensor.name] = _leased(lease, model_name, tensor, part)
+            placements = {name: lease.place(*part) for name, part in self.placed}
+        except BaseException:
+            lease.release()
+            raise
+        return AnswerForm(self.form.binary, self.form.classification, placements, lease)
+
+    def note_outputs(self, names: Iterable[str]) -> None:
+        """Ask for these outputs. Raises InvalidArgument for one that is named twice."""
+        self.outputs = tuple(names)
+        if len(set(self.outputs)) != len(self.outputs):
+            raise InvalidArgument("an output is requested twice")
+
+    def note_place(self, name: str, part: SharedSlice, is_classified: bool) -> None:
+        """Write output ``name`` into shared memory. Raises InvalidArgument if its classes are asked for."""
+        if is_classified:
+            raise InvalidArgument(f"shared memory can't be used for output '{name}' with classification")
+        self.placed.append((name, part))
+
+
+def find_datatype(name: str, datatype: str) -> DataType:
+    """The datatype of input ``name``. Raises InvalidArgument."""
+    found = _DATATYPES.get(datatype)
+    if found is None:
+        raise InvalidArgument(f"invalid datatype for input {name}: '{datatype}'")
+    return found
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise InvalidArgument if two inputs have one name."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise InvalidArgument(f"input '{name}' already exists in request")
+        seen.add(name)
+
+
+def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
+    """Where in shared memory an input or output lies, None if it does not; ``what`` names it in errors.
+
+    Raises InvalidArgument.
+    """
+    region = parameters.get("shared_memory_region")
+    if region is None:
+        return None
+    if not isinstance(region, str):
+        raise InvalidArgument(f"{what}: 'shared_memory_region' must be a name, not {region!r}")
+    size = whole_number(what, parameters, "shared_memory_byte_size")
+    return SharedSlice(region, whole_number(what, parameters, "shared_memory_offset", 0), size)
+
+
+def whole_number(what: str, parameters: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Parameter ``name`` of ``what``, at least 0. Raises InvalidArgument."""
+    number = parameters.get(name, default)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise InvalidArgument(f"{what}: '{name}' must be a whole number, not {number!r}")
+    return number
+
+
+def _leased(lease: Lease, model_name: str, tensor: TensorLayout, part: SharedSlice) -> Array:
+    if tensor.size_bytes not in (VARIABLE, part.byte_size):
+        raise InvalidArgument(
+            f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. "
+            f"Expected {tensor.size_bytes}, got {part.byte_size} in shared memory"
+        )
+    return lease.array(*part, tensor.datatype, tensor.shape)
