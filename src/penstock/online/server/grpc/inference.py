@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.online.repository.handle import Handle
@@ -76,19 +77,18 @@ class Inference:
             form.release()
             call.finish(error)
             return
-
-        def done(outcome: Outcome) -> None:
-            answer = outcome if isinstance(outcome, PenstockError) else self.encode(handle, outcome, form)
-            form.release()
-            if isinstance(answer, PenstockError):
-                call.finish(answer)
-            else:
-                call.send(*answer)
-                call.finish()
-
-        pending = self.submit(call, client, handle, request, done)
+        pending = self.submit(call, client, handle, request, partial(self._answer, call, handle, form))
         if pending is not None:
             call.on_cancel = pending.cancel
+
+    def _answer(self, call: GrpcCall, handle: Handle, form: AnswerForm, outcome: Outcome) -> None:
+        answer = outcome if isinstance(outcome, PenstockError) else self.encode(handle, outcome, form)
+        form.release()
+        if isinstance(answer, PenstockError):
+            call.finish(answer)
+        else:
+            call.send(*answer)
+            call.finish()
 
 
 def stopping() -> Unavailable:

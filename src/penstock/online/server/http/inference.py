@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
@@ -40,10 +41,8 @@ class HttpInference:
         exchange.body = b""
         if exchange.client or exchange.head.traceparent:
             exchange.introduce(request)
-
-        def done(outcome: Outcome) -> None:
-            self.answer(exchange, handle, outcome)
-
+        # A closure would hold a cell for each name, and a bound method is one object more.
+        done = partial(HttpInference.answer, self, exchange, handle)
         exchange.pending = self._dataplane.infer(handle, request, done)
 
     def answer(self, exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
