@@ -1,4 +1,4 @@
-"""How the answer to a request is to be written, as far as the caller may choose. The same for all transports."""
+"""The parts of an answer's form that the caller chooses. The same for all transports."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ NONE: Container[str] = frozenset()
 
 
 class AnswerForm(msgspec.Struct, frozen=True, gc=False):
-    """What each output becomes. One that is in none of these is written as the transport writes it by default."""
+    """How each output is written. An output in none of these is written in the transport's default form."""
 
     binary: Container[str] = NONE
-    """Outputs whose elements follow the message as raw bytes; ``ALL`` and ``NONE`` are told apart by identity."""
+    """Outputs whose elements follow the message as raw bytes; compare with ``ALL`` and ``NONE`` by identity."""
     classification: Mapping[str, int] = {}
-    """Outputs of which only the greatest values are wanted: their number, at least 1."""
+    """Outputs of which only the greatest values are requested, and how many, at least 1."""
     placements: Mapping[str, Placement] = {}
     """Outputs that go into shared memory, and where."""
     lease: Lease | None = None
-    """The shared memory that the request uses; to be released once the answer is written, or there will be none."""
+    """The shared memory that the request uses; released once the answer has been written, or the request has failed."""
 
     def release(self) -> None:
-        """Let go of the shared memory, if any is used. Idempotent."""
+        """Release the shared memory, if the request uses any. Idempotent."""
         if self.lease is not None:
             self.lease.release()
 

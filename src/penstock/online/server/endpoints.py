@@ -77,7 +77,7 @@ class Endpoints:
 
     @staticmethod
     def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:
-        """``config`` with ports that several processes can listen on; nobody else gets them until ``held`` is closed.
+        """``config`` with ports that several processes can listen on; they are reserved until ``held`` is closed.
 
         Raises Unavailable, InvalidConfig.
         """

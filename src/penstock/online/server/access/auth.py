@@ -73,8 +73,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Keys:
     """What a keys file says. Immutable.
 
-    Keys are found by a hash of theirs that is keyed with a secret of this process, so that the time that a comparison takes tells
-    nothing: nobody outside knows which of two wrong keys has the hash that is more like a right one's.
+    Keys are looked up by a hash that is keyed with a secret of this process, so that the time of a comparison reveals nothing:
+    a caller cannot know which of two wrong keys has the hash that is closer to a right one's.
     """
 
     def __init__(self, clients: dict[str, Client]) -> None:

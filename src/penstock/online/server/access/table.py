@@ -176,7 +176,7 @@ class Guard:
 
 
 class _Closed(Guard):
-    """Admits nobody."""
+    """Refuses every caller."""
 
     __slots__ = ()
 

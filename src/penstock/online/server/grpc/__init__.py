@@ -1,1 +1,1 @@
-"""gRPC, free of any transport of our own: the services, the codec, and the reference transport on ``grpcio``."""
+"""gRPC: the services, the codec, and the reference transport on ``grpcio``; our own transport is in ``h2``."""

@@ -1,4 +1,4 @@
-"""What a gRPC transport and the services on it are to each other: a call, who receives its messages, and the table of methods.
+"""The seam between gRPC transports and services: calls, receivers of messages, and the table of methods.
 
 Callback style, all on the event loop, and free of any library: ``grpc/grpcio.py`` and ``h2/`` both run the table that
 ``GrpcService.methods`` is. Messages are serialized protobuf without gRPC's five bytes of framing.
@@ -31,7 +31,7 @@ class GrpcCall(Protocol):
     """Called once by the transport, if set, when the client, the deadline or the connection ends the call before ``finish``."""
 
     def send(self, *parts: Buffer) -> None:
-        """Send one message, given in parts so that large ones need not be joined; nobody changes them afterwards.
+        """Send one message, given in parts so that large ones need not be joined; they must not change afterwards.
 
         A unary method sends exactly one and then finishes. After the end of the call it does nothing.
         """
@@ -47,10 +47,10 @@ class GrpcCall(Protocol):
 
 
 class Receiver(Protocol):
-    """Who receives a stream's messages."""
+    """Receives a stream's messages."""
 
     def message(self, data: Buffer) -> None:
-        """One message. ``data`` belongs to the receiver, and nobody changes it."""
+        """One message. ``data`` belongs to the receiver and does not change."""
 
     def half_close(self) -> None:
         """The client has sent its last message, and still waits for answers."""

@@ -78,7 +78,7 @@ class GrpcControl:
                 call.finish(error)
                 return
             if isinstance(reply, Coroutine):
-                # Not ended with the call: half a change is worse than one that nobody waits for.
+                # It outlives a cancelled call: half a change is worse than one that no client waits for.
                 task = asyncio.get_running_loop().create_task(_reply_later(call, reply))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

@@ -1,8 +1,8 @@
 """The Open Inference Protocol's wire form over gRPC: ``ModelInferRequest`` in. Free of sockets.
 
-A message is taken apart by hand (``grpc/request_wire.py``); its raw tensors become views of the received buffer. The rest but
-the id is the same in one request after the other, and is understood once, by the protobuf class. Where everything lies is
-remembered, too, so that a message like the one before is not even walked.
+``grpc/request_wire.py`` takes a message apart; its raw tensors become views of the received buffer. Everything else, except the id,
+is the same in successive requests, and is parsed once, by the protobuf class. The positions are remembered too, so that a message
+like an earlier one is not even walked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Message(msgspec.Struct):
 
 
 class GrpcRequestDecoder:
-    """Reads requests; remembers what clients send again and again but for ids and tensors. Belongs to the event loop."""
+    """Reads requests; remembers what clients repeat apart from ids and tensors. Belongs to the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory

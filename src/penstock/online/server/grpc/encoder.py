@@ -1,7 +1,7 @@
 """Answers as the Open Inference Protocol writes them over gRPC: ``ModelInferResponse``. Free of sockets.
 
-Written by hand, in parts, so that a large tensor goes to the socket from where the model left it. Always with
-``raw_output_contents``, as clients expect, one for each output.
+The message is written in parts, without the protobuf class, so that a large tensor goes to the socket from where the model left
+it. It always has ``raw_output_contents``, as clients expect, one for each output.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class GrpcAnswerEncoder:
         return head + encode_parameters(response.parameters) if response.parameters else head
 
     def _describe(self, name: str, array: Array) -> bytes:
-        """An output but for its elements."""
+        """An output without its elements."""
         datatype = DataType.from_numpy(array.dtype).value
         output = messages.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=array.shape)
         data = output.SerializeToString()

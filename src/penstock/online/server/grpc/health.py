@@ -73,7 +73,7 @@ class Health:
             self._timer = None
 
     def look_regularly(self) -> None:
-        """As long as somebody watches: readiness depends on models that may fail at any time, and tell nobody."""
+        """Poll while there are watchers: readiness depends on models that may fail at any time without notice."""
         if self._timer is None and self._watches:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look_again)
 

@@ -92,7 +92,7 @@ class Inference:
 
 
 def stopping() -> Unavailable:
-    """What is said to those who ask while the server stops; in Triton's words, which clients look for."""
+    """The error for requests while the server stops, in Triton's words, which clients look for."""
     return Unavailable("GRPC server is shutting down and has stopped accepting new requests.")
 
 

@@ -1,6 +1,6 @@
-"""The outermost fields of a serialized ModelInferRequest, walked by hand: where the id and the raw tensors lie. Pure.
+"""Walks the outermost fields of a serialized ModelInferRequest for the positions of its id and raw tensors. Pure.
 
-What does not look like the plain message that every client sends is left to the protobuf class, so that the two cannot differ.
+A message that is not in the plain form that clients send is left to the protobuf class, so that the two cannot differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
 
 def split(data: Buffer) -> Parts | None:
-    """Take a serialized ModelInferRequest apart; None if only the protobuf class can tell whether it is one.
+    """Take a serialized ModelInferRequest apart; None if only the protobuf class can decide whether it is one.
 
     Raises InvalidArgument if it has more fields than a request needs.
     """

@@ -139,7 +139,7 @@ class InferStream:
             self._go_on()
 
     def _release(self, question: _Question) -> None:
-        """Nobody looks at the request any more."""
+        """Give back what the request holds."""
         question.form.release()
         self._inference.budget.give(question.size)
         question.size = 0
@@ -186,7 +186,7 @@ class InferStream:
             self._call.finish(None if self._is_half_closed else self._refusal)
 
     def _close(self) -> None:
-        """Nobody wants answers any more: drop what has not been answered."""
+        """Cancel the requests that have not been answered."""
         if not self._is_open:
             return
         self._is_open = False

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection that carries gRPC, an asyncio protocol of our own.
+"""One HTTP/2 connection that carries gRPC, as an asyncio protocol.
 
 All frames of what is received at once are walked in place (``h2/reader.py``), and what they give rise to (``h2/session.py``)
 is written at once (``h2/outbox.py``). What a client can cost the server is bounded: memory by windows and limits, work by

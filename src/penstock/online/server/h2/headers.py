@@ -77,7 +77,7 @@ class CallHead(msgspec.Struct, frozen=True):
 
 
 class _CountingTable(HeaderTable):
-    """A dynamic table that tells whether it has changed."""
+    """A dynamic table that counts its changes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What one HTTP/2 connection sends: frames of all its streams, as far as the client's windows and the socket take them.
+"""What one HTTP/2 connection sends: frames of all its streams, within the client's windows and the socket's buffer.
 
 Everything that arises in one turn of the event loop is written at once. Streams with much to send take turns.
 """

@@ -1,4 +1,4 @@
-"""The rest of a large DATA frame on its way in: the system writes it to where its message is put together."""
+"""Receives the rest of a large DATA frame: the system writes it to where its message is put together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FrameOwner(Protocol):
 
 
 class FrameReceiver(asyncio.BufferedProtocol):
-    """Stands in for a connection at its transport until the frame is complete, or nobody wants it. Belongs to the event loop."""
+    """Stands in for a connection at its transport until the frame is complete or its call has ended. Belongs to the event loop."""
 
     __slots__ = ("_owner", "_unwanted")
 

@@ -50,7 +50,7 @@ class Carrier(Protocol):
 
 
 class H2Stream(msgspec.Struct, eq=False):
-    """A ``GrpcCall``. Who writes frames reads and sets what has to do with sending; nobody else does."""
+    """A ``GrpcCall``. Only the outbox, which writes frames, reads and sets the fields for sending."""
 
     carrier: Carrier
     id: int

@@ -1,4 +1,4 @@
-"""The rest of a large body on its way in: the system writes it to where its tensors will be read, and nobody copies it again."""
+"""Receives the rest of a large body: the system writes it to where its tensors will be read, without another copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection, an asyncio protocol of our own: this path decides how many requests a core serves.
+"""One HTTP/1.1 connection, as an asyncio protocol: this path decides how many requests a core serves.
 
 It parses with httptools and looks only at the headers that it needs. A request that begins with a head seen before, and
 is here in whole, does not go through the parser at all.
@@ -32,7 +32,7 @@ _DIRECT_BYTES = 64 << 10
 
 
 class _Refused(Exception):
-    """Raised out of the parser's callbacks to end parsing; the answer is already on its way."""
+    """Raised out of the parser's callbacks to end parsing; the answer is already queued."""
 
 
 class HttpConnection(Responder):
@@ -186,7 +186,7 @@ class HttpConnection(Responder):
             self._check_body(self._length)
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
-            # An exchange of its own, so that it keeps its place behind the answers of earlier requests.
+            # A separate exchange, so that it keeps its place behind the answers of earlier requests.
             self._answer_later(Exchange(self, RequestHead()), CONTINUE)
         else:
             try:
@@ -289,7 +289,7 @@ class HttpConnection(Responder):
             raise _Refused
 
     def _hold(self, size: int) -> None:
-        """Have ``size`` bytes of the server's budget for the body; not what is only announced, and may never come."""
+        """Reserve ``size`` bytes of the server's budget for the body; announced bytes that may never come are not counted."""
         try:
             self._reserved_bytes += self.context.reserve(size, self._reserved_bytes)
         except Unavailable as error:
@@ -306,7 +306,7 @@ class HttpConnection(Responder):
         self._refuse(431, f"the head of the request is larger than {self.context.max_header_bytes} bytes")
 
     def check_time(self, now: float) -> None:
-        """Cut the client off if nothing has come forward for longer than it may; ``now`` in seconds."""
+        """Disconnect a client that has made no progress within its time limit; ``now`` in seconds."""
         transport = self._transport
         if transport is None:
             return

@@ -135,7 +135,7 @@ class _Single:
 
 
 class _Events:
-    """Each answer as an event. A failure before the first has a status of its own, a later one is an event too."""
+    """Each answer as an event. A failure before the first event sets the status; a later one is an event."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

@@ -1,7 +1,7 @@
-"""The head of an HTTP request, understood: all of it that anything is decided by.
+"""The head of an HTTP request, parsed: every header that the server acts on.
 
-A client sends the same head again and again. Its bytes are remembered with what the parser made of them, so that the
-next time nobody looks at them twice.
+Clients send the same head again and again. Its bytes are remembered with the result of parsing them, so that each head is
+parsed once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_KNOWN_BYTES = 2048
 
 
 class RequestHead(msgspec.Struct, gc=False):
-    """Facts of one head. Once complete it is shared by all requests that begin with the same bytes."""
+    """The facts of one head. Once complete, it is shared by all requests that begin with the same bytes."""
 
     method: bytes = b""
     route: Route = NOWHERE
@@ -47,7 +47,7 @@ class RequestHead(msgspec.Struct, gc=False):
     tracestate: str = ""
 
     def read(self, name: bytes, value: bytes) -> None:
-        """Take in one header, if it says anything of interest. Raises InvalidArgument."""
+        """Read one header; headers that the server does not act on are ignored. Raises InvalidArgument."""
         if len(name) in _LENGTHS and (reader := _READERS.get(name.lower())):
             reader(self, value)
 
@@ -56,7 +56,7 @@ class KnownHeads(dict[bytes, RequestHead]):
     """The heads seen last, by their bytes up to and including the empty line. Their number and size are bounded."""
 
     def learn(self, text: bytes, head: RequestHead) -> None:
-        """Remember that ``text``, which the parser has been through, means ``head``."""
+        """Remember ``head`` as the result of parsing ``text``."""
         if len(text) > MAX_KNOWN_BYTES or not is_plain(text):
             return
         if len(self) >= _MAX_CACHED:
@@ -65,7 +65,7 @@ class KnownHeads(dict[bytes, RequestHead]):
 
 
 def is_plain(text: bytes) -> bool:
-    """Whether all agree where the head ``text`` ends: no empty line in front, and no line end but CR LF."""
+    """Whether every parser agrees where the head ``text`` ends: no empty line before it, and only CR LF as line end."""
     return text[:1] not in (b"\r", b"\n") and text.count(b"\n") == text.count(b"\r\n")
 
 

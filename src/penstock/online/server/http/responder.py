@@ -1,6 +1,6 @@
-"""The answering half of an HTTP/1.1 connection: requests in hand, and their answers in the order of asking.
+"""The write side of an HTTP/1.1 connection: requests in progress, and their responses in request order.
 
-An answer is written at once, or, on a pipelined connection, together with the others of the same turn of the event loop.
+A response is written at once, or, on a pipelined connection, together with the others of the same event-loop iteration.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Responder(ServerConnection):
         self.context.connections.discard(self)
 
     def eof_received(self) -> bool:
-        """The client has said all that it will; it may still wait for answers, or be gone."""
+        """The client sends no more; it may still wait for answers, or be gone."""
         self._ending = True
         self._discarding = False  # nothing more comes in
         if not (self._pending or self._backlog):
@@ -126,7 +126,7 @@ class Responder(ServerConnection):
         self._steer_reading()
 
     def _answer_later(self, exchange: Exchange, answer: Answer) -> None:
-        """Put an answer known already in line behind those of all earlier requests."""
+        """Queue an answer that is known already behind those of all earlier requests."""
         if self._backlog:
             exchange.answer = answer
             self._backlog.append(exchange)
@@ -243,7 +243,7 @@ class Responder(ServerConnection):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write all answers whose turn has come, as one, and go on with the backlog."""
+        """Write all answers whose turn has come in one call, and continue with the backlog."""
         answers: list[Buffer] = []
         last = None
         while self._pending and (answer := self._pending[0].answer) is not None:

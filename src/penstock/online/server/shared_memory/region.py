@@ -3,7 +3,7 @@
 **A region that shrinks must not end the server.** Touching a mapped page that its file has lost, or that a full ``/dev/shm``
 cannot supply, raises SIGBUS, which ends a process. So
 
-- outputs are written with ``pwrite``, which returns an error instead, but for large ones into regions in which large inputs
+- outputs are written with ``pwrite``, which returns an error instead; large ones are copied into regions in which large inputs
   are viewed in place;
 - small inputs are read with ``pread``, which costs no more than making sure that a view of them would hold;
 - larger inputs are viewed in place only if nobody can shrink the file who could not end the server anyway: it belongs to
@@ -89,7 +89,7 @@ class Region:
         self._close_if_unused()
 
     def retire(self) -> None:
-        """Close the region as soon as nobody uses it; it is not acquired again."""
+        """Close the region after its last user; it is not acquired again."""
         self._retired = True
         self._close_if_unused()
 

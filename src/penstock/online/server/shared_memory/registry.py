@@ -160,7 +160,7 @@ class Lease:
         return Placement(found, offset, byte_size)
 
     def release(self) -> None:
-        """Let go of all regions. Idempotent."""
+        """Release all regions. Idempotent."""
         regions, self._regions = self._regions, []
         for region in regions:
             region.release()

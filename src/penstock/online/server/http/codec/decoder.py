@@ -40,9 +40,9 @@ class HttpRequestDecoder:
         NotFound for a region, Unsupported.
         """
         if json_length is None:
-            # While nothing is shared, whoever asks for a place is refused below, and nobody else's body is searched for one.
+            # Without registered regions a request for one is refused below, and other bodies are not searched.
             if self._shared_memory.has_regions and len(body) <= _MAX_KNOWN_BYTES and _SHARED in body:
-                # Clients ask for the same places again and again.
+                # Clients repeat requests for the same slices.
                 layout = self._layout(body, len(body))
             else:
                 wire = read(body)

@@ -206,7 +206,7 @@ def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
 
 
 def _among(binary: list[str], outputs: tuple[str, ...]) -> Container[str]:
-    """``binary`` as a container; all or none are told apart by identity."""
+    """``binary`` as a container: ``ALL`` or ``NONE`` themselves where they apply."""
     if not binary:
         return NONE
     return ALL if len(binary) == len(outputs) else frozenset(binary)

@@ -54,7 +54,7 @@ _FORMS = {
 def from_json(name: str, datatype: str, shape: Sequence[int], values: list[Any], is_checked: bool = False) -> Array:
     """``values`` as input ``name``, ``datatype`` by its name; they may be nested in any way, only their number is checked.
 
-    ``is_checked`` tells that they are known to be of the datatype's kind. Raises InvalidArgument.
+    ``is_checked``: the values are already known to be of the datatype's kind. Raises InvalidArgument.
     """
     form = _FORMS.get(datatype)
     if form is None:
