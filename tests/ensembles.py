@@ -20,6 +20,7 @@ from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.loading.assembly import Assembler, Limits
 from penstock.online.repository.served import ServedModels
+from penstock.online.repository.triton.schema import typed
 from penstock.online.scheduler.ensemble import Models
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.shared_memory.registry import SharedMemory
@@ -78,7 +79,7 @@ class Bench:
 
     def ensemble(self, config: str, name: str = "e", version: str = "1") -> Handle:
         """``config`` in protobuf's text format."""
-        definition = Definition(name, Path(), {version: Path()}, text_format.Parse(config, ModelConfig()))
+        definition = Definition(name, Path(), {version: Path()}, typed(text_format.Parse(config, ModelConfig())))
         return self._serve(self.assembler.assemble_ensemble(definition, version))
 
     def ask(self, model: str = "e", inputs: Mapping[str, Any] | None = None, **more: Any) -> Asked:

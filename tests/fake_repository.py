@@ -13,6 +13,7 @@ import numpy as np
 from handles import make_handle
 from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidConfig, InvalidModel, Unavailable
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
@@ -64,16 +65,14 @@ class FakeLoads:
                 self.at_once -= 1
         artifact = Artifact(b"x", Format.ONNX, text)
         source = Source(definition.name, artifact, "fake", {}, 8, 1, version=version, given=definition.given)
-        return Loaded(source, (model,), 8)
+        return Loaded(source, (model,), ModelConfig())
 
     def assemble(self, loaded: Loaded) -> Handle:
         (model,) = loaded.models
         assert isinstance(model, FakeModel)
         if "contradicts" in loaded.source.artifact.digest:
             raise InvalidConfig("the configuration contradicts the model")
-        handle: Handle = make_handle(model, loaded.source.name, loaded.source.version)
-        handle.identity = loaded.source.artifact.digest
-        return handle
+        return make_handle(model, loaded.source.name, loaded.source.version, identity=loaded.source.artifact.digest)
 
     def assemble_ensemble(self, definition: Definition, version: str) -> Handle:
         for part in definition.parts:

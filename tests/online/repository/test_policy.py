@@ -10,18 +10,20 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.online.repository.config import ModelConfig, VersionChoice
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.policy import Plan, choose, needs_load, plan
-from penstock.protocol.messages import Message, ModelConfig
+from penstock.online.repository.triton.schema import typed
+from penstock.protocol import messages
 
 _VERSIONS = st.sets(st.integers(1, 30).map(str))
 
 
-def config(**fields: Any) -> Message:
-    return json_format.ParseDict(fields, ModelConfig())
+def config(**fields: Any) -> ModelConfig:
+    return typed(json_format.ParseDict(fields, messages.ModelConfig()))
 
 
-def policy(**fields: Any) -> Message:
+def policy(**fields: Any) -> VersionChoice:
     return config(version_policy=fields).version_policy
 
 

@@ -18,12 +18,12 @@ from penstock.artifact import Artifact
 from penstock.clock import Clock, SystemClock
 from penstock.engines.base import LoadedModel, Options
 from penstock.errors import Code, PenstockError, Unavailable
-from penstock.online.instances.instance import InstanceDied
 from penstock.online.instances.process_channel import Failed, Load, Loaded, Message, Ran, Run
 from penstock.online.instances.process_child import WORKER, ProcessChild
 from penstock.online.instances.process_halt import Halt
 from penstock.online.instances.tensor_arena import TensorArena
 from penstock.online.restart import restart_delay_s
+from penstock.online.scheduler.base import InstanceDied
 from penstock.tensor import Array, Signature, TensorSpec
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler
 from penstock.online.repository.loading.loader import FilesChanged, Loaded, Preloaded, load_more, load_version
 from penstock.online.repository.override import Override, discard, hold
-from penstock.online.repository.policy import choose, count, plan
+from penstock.online.repository.policy import choose, plan
 from penstock.online.repository.retirement import Retirement
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.source import Wishes
@@ -400,7 +400,7 @@ class Manager:
     async def _resize(self, handle: Handle | None, definition: Definition, number: str, wishes: Wishes) -> None:
         """Have ``handle`` run as many instances as ``definition`` says."""
         assert handle is not None
-        wanted = count(definition)
+        wanted = definition.given.instances
         if (more := wanted - handle.instance_count) > 0:
             work = partial(load_more, self._layout, definition, number, wishes, handle.first_model, more)
             handle.grow(await self._on_thread(f"load-{definition.name}", work))

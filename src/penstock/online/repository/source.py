@@ -19,12 +19,12 @@ from penstock.config import did_you_mean
 from penstock.engines.registry import engines_for, is_available, traits
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.instances.process_halt import Halt
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.definition import BY_HAND, Definition
 from penstock.online.repository.loading.recorded_requests import folder_of
 from penstock.online.repository.triton.auto_complete import declared_tensors
 from penstock.online.repository.triton.backend import Backend, backend_of, engine_options
 from penstock.online.repository.triton.check import parse
-from penstock.protocol.messages import Message, ModelConfig
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Source(msgspec.Struct, frozen=True):
     model_timeout_s: float = 0.0
     """As in ``Wishes``."""
     version: str = BY_HAND
-    given: Message = ModelConfig()
+    given: ModelConfig = ModelConfig()
     """As in ``Definition``."""
     folder: Path = Path()
     """As in ``Definition``."""
@@ -138,7 +138,7 @@ def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source
     Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
     """
     path, given, where = definition.versions[version], definition.given, definition.written_in
-    if given.HasField("sequence_batching") and wishes.processes > 1:
+    if given.sequence_batching is not None and wishes.processes > 1:
         raise InvalidConfig(
             f"model '{definition.name}' has 'sequence_batching', and the requests of a sequence may come to any process",
             "serve it with one of 'processes'",
@@ -146,8 +146,8 @@ def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source
     is_by_hand = path.name != version or is_bundle(path) or path.is_file()
     backend = _BY_HAND if is_by_hand else backend_of(given, definition.name, _names(path), where)
     path /= backend.filename
-    instances = sum(max(1, group.count) for group in given.instance_group) or wishes.instances
-    most = 1 if given.HasField("max_batch_size") and given.max_batch_size == 0 else given.max_batch_size
+    instances = given.instances or wishes.instances
+    most = 1 if given.max_batch_size == 0 else given.max_batch_size
     own = msgspec.structs.replace(
         wishes, max_batch=most or wishes.max_batch, instances=instances, isolation=_isolation(definition, wishes)
     )
@@ -172,7 +172,7 @@ def _names(folder: Path) -> list[str]:
 def _isolation(definition: Definition, wishes: Wishes) -> Isolation:
     if "isolation" not in definition.given.parameters:
         return wishes.isolation
-    word = definition.given.parameters["isolation"].string_value
+    word = definition.given.parameters["isolation"]
     if word not in get_args(Isolation):
         raise InvalidConfig(
             f"model '{definition.name}': 'parameters[isolation]' cannot be '{word[:40]}'", "'thread' or 'process'"

@@ -13,6 +13,7 @@ from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.override import Override
 from penstock.online.repository.source import Wishes
+from penstock.tensor import Signature
 
 
 class State(enum.Enum):
@@ -151,10 +152,10 @@ class Model:
         return {part for one in (*known, self.definition) if one is not None and one.is_ensemble for part in one.parts}
 
     @property
-    def form(self) -> dict[str, tuple[object, int]]:
+    def form(self) -> dict[str, tuple[Signature, int]]:
         """What ensembles were put together by: of each version that is served, and, below the empty name, of the greatest."""
         handles = [one.handle for one in self.versions.values() if one.handle is not None]
-        form = {one.version: (one.signature, one.config.max_batch_size) for one in handles}
+        form = {one.version: (one.signature, one.config.max_rows) for one in handles}
         return form | {"": form[max(form, key=int)]} if form else {}
 
     @property

@@ -163,7 +163,7 @@ class Application:
         self._repository = ServedModels()
         self._group = SocketGroup(place.folder, place.index) if place else ProcessGroup()
         self._recording = Recording.open(config, place.index if place else 0)
-        self._cache = open_cache(config, clock)
+        self._cache = open_cache(config.cache_bytes, config.cache_redis, config.cache_ttl_s, clock)
         access = Access(Path(config.keys_file) if config.keys_file else None, clock)
         admission = Admission(access, clock) if access.enabled else None
         budget = ByteBudget(config.max_inflight_bytes)

@@ -43,9 +43,9 @@ def test_a_plain_model_is_served_under_its_stem_and_batched_where_its_first_axis
     (source,) = find_sources([write(tmp_path)])
     loaded = load(source)
     assert (source.name, source.engine, loaded.platform) == ("linear", "onnxruntime", "onnxruntime_onnx")
-    assert loaded.max_batch == 64
+    assert loaded.config.max_batch_size == 64
     fixed = write(tmp_path, "fixed", models.fixed_batch().data)
-    assert load(find_sources([fixed])[0]).max_batch is None
+    assert load(find_sources([fixed])[0]).config.max_batch_size == 0
 
 
 def test_a_bundle_is_served_as_it_says_unless_told_otherwise(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_bundle_is_served_as_it_says_unless_told_otherwise(tmp_path: Path) -> 
     assert load(source).models[0].signature.input_names == ["x"]
     (source,) = find_sources([target], Wishes(max_batch=2, instances=3))
     loaded = load(source)
-    assert loaded.max_batch == 2
+    assert loaded.config.max_batch_size == 2
     assert len(loaded.models) == 3
     assert len(set(map(id, loaded.models))) == 1, "a reentrant model of one thread is shared"
 
@@ -116,7 +116,7 @@ def test_models_in_processes_of_their_own(tmp_path: Path) -> None:
     assert source.has_own_threads
     loaded = load(source)
     try:
-        assert loaded.max_batch == 4
+        assert loaded.config.max_batch_size == 4
         assert all(isinstance(model, ProcessModel) for model in loaded.models)
         assert len({model.pid for model in loaded.models}) == 2
         x = np.ones((2, 3), np.float32)

@@ -75,7 +75,7 @@ def seen_by(source: Source, signature: Signature | None = None) -> FakeModel:
     else:
         own = OnnxRuntimeEngine().load(source.artifact, {"threads": 1})
         model = FakeModel(own.signature, own.forward)
-    model.rows = prepare(source, [model])  # type: ignore[attr-defined]
+    model.rows = prepare(source, [model]).max_batch_size  # type: ignore[attr-defined]
     return model
 
 
@@ -105,7 +105,7 @@ def test_where_nothing_is_configured_rows_are_tried_and_where_it_is_their_number
 def test_every_instance_is_warmed_up_and_a_shared_one_once(tmp_path: Path) -> None:
     source = source_of(tmp_path, "max_batch_size: 4\n" + sample())
     one, two = (FakeModel(Signature((TensorSpec("x", DataType.FP32, (-1, 3)),), DOUBLER.outputs)) for _ in range(2))
-    assert prepare(source, [one, two, one]) == 4
+    assert prepare(source, [one, two, one]).max_batch_size == 4
     assert (len(one.calls), len(two.calls)) == (1, 1)
 
 
@@ -148,7 +148,7 @@ def test_sequences_are_given_their_controls_and_initial_states(tmp_path: Path) -
 def test_a_stream_is_drained(tmp_path: Path) -> None:
     text = "max_batch_size: 4 model_transaction_policy { decoupled: true }\n" + sample(dims="2", rows=2)
     model = FakeStreamingModel()
-    assert prepare(source_of(tmp_path, text), [model]) == 4
+    assert prepare(source_of(tmp_path, text), [model]).max_batch_size == 4
     assert (len(model.calls), model.closed) == (2, 2)
 
 

@@ -15,26 +15,27 @@ from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.online.instances.process_instance import ModelProcess, ProcessModel
 from penstock.online.instances.python.process import PythonProcess
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.definition import Definition
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.memory import give_back, low_priority
 from penstock.online.repository.loading.warm_up import prepare
 from penstock.online.repository.policy import choose
 from penstock.online.repository.source import Source, Wishes, find
-from penstock.online.repository.triton.model_config import to_json
 from penstock.online.repository.triton.rules import prefix
+from penstock.online.repository.triton.schema import to_json
 
 _Model = LoadedModel | RequestModel
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A model in memory, warm. ``models`` holds one copy per instance, or the same one for each if it is reentrant and has one
+    """A warm model in memory. ``models`` holds one copy per instance, or the same one for each if it is reentrant and has one
     thread."""
 
     source: Source
     models: tuple[_Model, ...]
-    max_batch: int | None
-    """None if requests cannot be merged."""
+    config: ModelConfig
+    """Completed."""
     load_s: float = 0.0
     """How long loading and warming up took."""
 
@@ -72,7 +73,7 @@ def load(source: Source) -> Loaded:
     try:
         for model in _in_processes(source) if _is_apart(source) else _in_threads(source):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
-        rows = prepare(source, models)
+        config = prepare(source, models)
         _release(source, models)
         if source.halt.reason and _is_apart(source):
             raise Unavailable(source.halt.reason)
@@ -89,7 +90,7 @@ def load(source: Source) -> Loaded:
             ) from None
         error.message = prefix(source.name, "") + error.message.removeprefix(prefix(source.name, ""))
         raise
-    return Loaded(source, tuple(models), rows or None, time.monotonic() - started)
+    return Loaded(source, tuple(models), config, time.monotonic() - started)
 
 
 def load_version(layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
@@ -202,6 +203,6 @@ def _python_options(source: Source, number: int) -> dict[str, Any]:
         "version": source.version,
         "instance": f"{source.name}_{number}",
         "instances": source.instances,
-        "max_batch": given.max_batch_size if given.HasField("max_batch_size") else None,
+        "max_batch": given.max_batch_size,
         "config": to_json(given),
     }

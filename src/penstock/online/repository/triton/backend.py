@@ -10,9 +10,10 @@ import msgspec
 from penstock.config import did_you_mean
 from penstock.engines.registry import engine_names, get_engine, traits
 from penstock.errors import InvalidConfig, NotFound, Unsupported
-from penstock.online.repository.device import gpu_of
+from penstock.online.repository.config import ModelConfig, Optimization
+from penstock.online.repository.triton.device import gpu_of
 from penstock.online.repository.triton.rules import prefix
-from penstock.protocol.messages import Message
+from penstock.online.repository.triton.schema import to_message
 from penstock.resources import core_ids
 
 
@@ -48,7 +49,7 @@ _ACCELERATED = {("onnxruntime", "openvino"): "openvino"}
 _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 
 
-def backend_of(given: Message, name: str, files: Collection[str], where: str = "") -> Backend:
+def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
     """What runs model ``name``, and which of ``files``, those of its version's folder, it loads.
 
     Raises Unsupported for a backend that Penstock has not, InvalidConfig for one that nobody knows or that does not go with the
@@ -75,12 +76,12 @@ def backend_of(given: Message, name: str, files: Collection[str], where: str = "
             f"it holds {', '.join(sorted(files)[:8])}" if files else "the folder is empty",
         )
     chosen = present[0]
-    accelerators = given.optimization.execution_accelerators.cpu_execution_accelerator
-    engines = (_ACCELERATED.get((chosen.engine, one.name)) for one in accelerators)
+    accelerators = given.optimization.accelerators if given.optimization else ()
+    engines = (_ACCELERATED.get((chosen.engine, name)) for name in accelerators)
     return msgspec.structs.replace(chosen, engine=next(filter(None, engines), chosen.engine))
 
 
-def _matches(known: Backend, given: Message, begin: str) -> bool:
+def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
     """Whether ``given`` means ``known``. Raises Unsupported, InvalidConfig."""
     for field, own in (("backend", known.name), ("platform", known.platform)):
         word = getattr(given, field)
@@ -95,13 +96,13 @@ def _matches(known: Backend, given: Message, begin: str) -> bool:
     return True
 
 
-def engine_options(given: Message, name: str, engine: str, where: str = "") -> dict[str, Any]:
+def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") -> dict[str, Any]:
     """The options of ``engine``, empty for a bundle's, that parameters known from Triton's backends and devices ask for; other
     parameters are the model's own affair.
 
     Raises InvalidConfig for one that is no number, and for a device that is not here.
     """
-    begin, values = prefix(name, where), {key: one.string_value for key, one in given.parameters.items()}
+    begin, values = prefix(name, where), given.parameters
     options: dict[str, Any] = {}
     for key in traits(engine).thread_parameters if engine else ():
         if key in values:
@@ -109,7 +110,7 @@ def engine_options(given: Message, name: str, engine: str, where: str = "") -> d
     if engine in _OWN_OPTIONS:
         options |= _OWN_OPTIONS[engine](given, begin, values)
     try:
-        gpu = gpu_of(given.instance_group, gpus_here(engine))
+        gpu = gpu_of(to_message(given).instance_group, gpus_here(engine))
     except InvalidConfig as error:
         raise InvalidConfig(begin + error.message, error.hint) from None
     if gpu is not None:
@@ -119,18 +120,18 @@ def engine_options(given: Message, name: str, engine: str, where: str = "") -> d
     return options
 
 
-def _onnxruntime_options(given: Message, begin: str, values: Mapping[str, str]) -> dict[str, Any]:
+def _onnxruntime_options(given: ModelConfig, begin: str, values: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if values.get("execution_mode") == "1":
         options["inter_op_threads"] = _number(begin, "inter_op_thread_count", values) or len(core_ids())
-    if (level := given.optimization.graph.level) in _GRAPH_LEVELS:
+    if (level := (given.optimization or Optimization()).graph_level) in _GRAPH_LEVELS:
         options["graph_level"] = _GRAPH_LEVELS[level]
     if values.get("enable_mem_arena") == "0":
         options["arena"] = False
     return options
 
 
-def _openvino_options(_given: Message, _begin: str, values: Mapping[str, str]) -> dict[str, Any]:
+def _openvino_options(_given: ModelConfig, _begin: str, values: Mapping[str, str]) -> dict[str, Any]:
     precision = values.get("INFERENCE_PRECISION_HINT") or ("bf16" if values.get("ENFORCE_BF16") == "YES" else "")
     return {"precision": precision.lower()} if precision else {}
 

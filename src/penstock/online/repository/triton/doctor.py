@@ -16,19 +16,19 @@ from penstock.engines.base import Finding, Severity
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, NotFound, PenstockError, ResourceExhausted
 from penstock.online.repository.definition import Definition
-from penstock.online.repository.device import ON_CPU, gpu_of
 from penstock.online.repository.layout import versions_in
 from penstock.online.repository.loading.labels import read_labels
+from penstock.online.repository.loading.scheduling import layout_of, sequencing
 from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.source import DEFAULT_MAX_BATCH, Source, find
-from penstock.online.repository.triton.auto_complete import complete, difference, differences, number_of
+from penstock.online.repository.triton.auto_complete import complete, difference, differences
 from penstock.online.repository.triton.backend import gpus_here
 from penstock.online.repository.triton.check import examine
+from penstock.online.repository.triton.device import ON_CPU, gpu_of
 from penstock.online.repository.triton.effective import signature_of
 from penstock.online.repository.triton.rules import error
-from penstock.online.repository.triton.sequences import sequencing
+from penstock.online.repository.triton.schema import number_of, to_message, typed
 from penstock.online.repository.triton.text import config_path, read_config, to_text
-from penstock.online.scheduler.layout import layout_of
 from penstock.protocol.messages import Message, ModelConfig, ModelInstanceGroup
 from penstock.storage.atomic import write_whole
 from penstock.tensor import Signature, TensorSpec
@@ -189,7 +189,7 @@ def _source(name: str, folder: Path, given: Message) -> Source:
     plain = ModelConfig()
     plain.CopyFrom(given)
     plain.ClearField("instance_group")
-    return find(Definition(name, folder, {versions[-1]: folder / versions[-1]}, plain), versions[-1])
+    return find(Definition(name, folder, {versions[-1]: folder / versions[-1]}, typed(plain)), versions[-1])
 
 
 def _signature(source: Source) -> Signature | None:
@@ -207,10 +207,10 @@ def _check_whole(
 ) -> Message:
     """The whole configuration. Raises what the server would of it and of the files that it names."""
     rows = DEFAULT_MAX_BATCH if signature is None or signature.batchable else None
-    config = complete(given, name, source.platform if source else "ensemble", signature, rows, 1)
+    config = complete(typed(given), name, source.platform if source else "ensemble", signature, rows, 1)
     layout_of(config)
-    if signature is not None and config.HasField("sequence_batching"):
+    if signature is not None and config.sequence_batching is not None:
         sequencing(config, signature, folder, 1, merges=True)
     deque(read_samples(config, folder), 0)
     read_labels(config, folder)
-    return config
+    return to_message(config)

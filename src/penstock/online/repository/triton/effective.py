@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import InvalidConfig
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.source import Source
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.rules import prefix
-from penstock.protocol.messages import Message
 from penstock.tensor import Signature
 
 Model = LoadedModel | RequestModel
 
 
-def effective_config(source: Source, models: Sequence[Model], rows: int | None) -> Message:
+def effective_config(source: Source, models: Sequence[Model], rows: int | None) -> ModelConfig:
     """That of ``source``, loaded as ``models``, one for each instance; ``rows`` as of ``complete``. Raises InvalidConfig if it
     contradicts the model."""
     model = models[0]
@@ -38,7 +38,7 @@ def effective_config(source: Source, models: Sequence[Model], rows: int | None) 
     )
 
 
-def signature_of(model: Model, given: Message) -> Signature:
+def signature_of(model: Model, given: ModelConfig) -> Signature:
     """The model's own, with those of its optional inputs that ``given`` names."""
     named = [tensor.name for tensor in given.input]
     optional = () if isinstance(model, RequestModel) else model.optional_inputs

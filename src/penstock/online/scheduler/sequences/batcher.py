@@ -14,11 +14,11 @@ from functools import partial
 import msgspec
 
 from penstock.errors import Cancelled, InvalidArgument, PenstockError, Unavailable
-from penstock.online.instances.instance import InstanceDied
 from penstock.online.scheduler.answers import tell
+from penstock.online.scheduler.base import InstanceDied
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.layout import Layout
+from penstock.online.scheduler.layout import BatchLayout
 from penstock.online.scheduler.sequences.controls import Control, Kind
 from penstock.online.scheduler.sequences.implicit_state import ImplicitStates, State
 from penstock.online.scheduler.sequences.layout import SequenceLayout
@@ -56,7 +56,7 @@ class SequenceBatcher:
     def __init__(
         self,
         config: SequencingConfig,
-        plain: Layout,
+        plain: BatchLayout,
         loop: asyncio.AbstractEventLoop,
         statistics: ModelStatistics | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.online.scheduler.layout import Layout
+from penstock.online.scheduler.layout import BatchLayout
 from penstock.online.scheduler.queue import Pending
 from penstock.online.scheduler.sequences.controls import Control
 from penstock.online.scheduler.sequences.implicit_state import ImplicitStates
@@ -13,11 +13,16 @@ from penstock.tensor import Array
 
 
 class SequenceLayout:
-    """Wraps ``plain``, which does the rest; a ``Layout`` of one instance. With ``fixed`` a request's row is its slot, and rows that
+    """A ``BatchLayout`` of one instance; ``plain`` does the rest. With ``fixed`` a request's row is its slot, and rows that
     have no request are filled with another's inputs. ``hidden`` are outputs that clients do not get."""
 
     def __init__(
-        self, plain: Layout, fixed: bool, controls: Sequence[Control], states: ImplicitStates, hidden: frozenset[str]
+        self,
+        plain: BatchLayout,
+        fixed: bool,
+        controls: Sequence[Control],
+        states: ImplicitStates,
+        hidden: frozenset[str],
     ) -> None:
         self.is_ragged = plain.is_ragged
         self._plain = plain

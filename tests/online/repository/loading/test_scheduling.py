@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidConfig
+from penstock.online.repository.loading.scheduling import sequencing
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
-from penstock.online.repository.triton.sequences import sequencing
 from penstock.online.scheduler.sequences.batcher import SequencingConfig
 from penstock.online.scheduler.sequences.controls import Kind
 from penstock.tensor import DataType, Signature, TensorSpec
