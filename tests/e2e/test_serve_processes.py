@@ -124,7 +124,7 @@ def listeners(port: int) -> int:
 SLOW_AGAIN = """
 import os, sys, time
 from penstock.online.repository.loading import loader
-from penstock.online.repository.loading.loader import Loaded, Source
+from penstock.online.repository.loading.loader import LoadedVersion, Source
 from penstock.online.repository.triton.effective import effective_config
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig

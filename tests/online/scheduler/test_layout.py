@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.online.repository.loading.scheduling import layout_of
 from penstock.online.repository.triton.schema import typed
-from penstock.online.scheduler.layout import Alone, BatchLayout, Rows
+from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import Pending
 from penstock.protocol.messages import ModelConfig
 from penstock.request import InferRequest
@@ -42,15 +42,15 @@ def run(
 
 def test_what_needs_nothing_special_gets_the_plain_layouts() -> None:
     plain = [tensor("x", [2], optional=True)]
-    assert isinstance(layout(input=plain), Rows)
-    assert isinstance(layout(input=plain, max_batch_size=0), Alone)
-    assert isinstance(layout(input=plain, model_transaction_policy={"decoupled": True}), Alone)
+    assert isinstance(layout(input=plain), MergedRows)
+    assert isinstance(layout(input=plain, max_batch_size=0), SingleRequest)
+    assert isinstance(layout(input=plain, model_transaction_policy={"decoupled": True}), SingleRequest)
 
 
 def test_a_lone_request_and_its_outputs_are_passed_on_as_they_are() -> None:
     request, outputs = pending(x=np.zeros(3)), {"y": np.zeros(5)}
-    assert Alone().gather([request]) is request.request.inputs
-    assert Alone().scatter([request], outputs)[0] is outputs
+    assert SingleRequest().gather([request]) is request.request.inputs
+    assert SingleRequest().scatter([request], outputs)[0] is outputs
 
 
 @given(

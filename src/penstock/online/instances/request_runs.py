@@ -12,7 +12,7 @@ from penstock.engines.base import RequestModel
 from penstock.errors import PenstockError
 from penstock.online.scheduler.base import BatchSource
 from penstock.online.scheduler.forming import Batch
-from penstock.online.scheduler.layout import Alone, BatchLayout, Rows
+from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import Pending
 from penstock.request import InferRequest
 from penstock.telemetry.statistics import BatchTimes
@@ -110,7 +110,7 @@ class _Stream:
 
 
 def _given(layout: BatchLayout, pending: Pending) -> InferRequest:
-    if isinstance(layout, Rows | Alone):
+    if isinstance(layout, MergedRows | SingleRequest):
         return pending.request
     return msgspec.structs.replace(pending.request, inputs=dict(layout.gather([pending])))
 
@@ -119,7 +119,7 @@ def _shaped(
     layout: BatchLayout, pending: Pending, outcome: dict[str, Array] | PenstockError
 ) -> dict[str, Array] | PenstockError:
     """Outputs as clients see them. Where nothing is reshaped, how many rows a model answers is its own affair."""
-    if isinstance(outcome, PenstockError) or isinstance(layout, Rows | Alone):
+    if isinstance(outcome, PenstockError) or isinstance(layout, MergedRows | SingleRequest):
         return outcome
     try:
         return layout.scatter([pending], outcome)[0]

@@ -73,7 +73,7 @@ class InstanceGroup(msgspec.Struct, frozen=True):
     rate_limiter: RateLimiting | None = None
 
 
-class VersionChoice(msgspec.Struct, frozen=True):
+class VersionPolicy(msgspec.Struct, frozen=True):
     """Which versions are served; ``all`` goes before ``specific``, and that before ``latest``."""
 
     latest: int = 1
@@ -221,7 +221,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     output: tuple[TensorConfig, ...] = ()
     batch_input: tuple[BatchTensor, ...] = ()
     batch_output: tuple[BatchTensor, ...] = ()
-    version_policy: VersionChoice = VersionChoice()
+    version_policy: VersionPolicy = VersionPolicy()
     instance_group: tuple[InstanceGroup, ...] = ()
     dynamic_batching: DynamicBatching | None = None
     """At most one of this and the next two is given."""

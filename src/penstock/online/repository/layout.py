@@ -19,7 +19,7 @@ import msgspec
 from penstock.artifact import local_path
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError
 from penstock.online.repository.config import ModelConfig
-from penstock.online.repository.definition import Definition
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
 from penstock.online.repository.triton.check import check
 from penstock.online.repository.triton.schema import typed, with_parts
@@ -44,7 +44,7 @@ class Layout(msgspec.Struct, frozen=True):
     roots: tuple[Path, ...] = ()
     config_name: str = ""
     namespacing: bool = False
-    by_hand: Mapping[str, Definition] = {}
+    by_hand: Mapping[str, ModelSource] = {}
 
     def models(self) -> dict[str, Path | PenstockError]:
         """By name the folder of every model, or why it cannot be told. Raises NotFound if a repository is not there."""
@@ -86,7 +86,7 @@ class Layout(msgspec.Struct, frozen=True):
         found = self._find(name)
         return self._fingerprint(found) if found is not None else ""
 
-    def define(self, name: str, override: Override | None = None) -> Definition:
+    def define(self, name: str, override: Override | None = None) -> ModelSource:
         """Model ``name`` as it lies there now, with what ``override`` replaces of it.
 
         Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
@@ -111,7 +111,7 @@ class Layout(msgspec.Struct, frozen=True):
         given = typed(message)
         lines = list(_files(folder))
         fingerprints = _by_version(folder, lines)
-        return Definition(
+        return ModelSource(
             name=name,
             folder=folder,
             versions={version: folder / version for version in fingerprints if version},
@@ -122,7 +122,7 @@ class Layout(msgspec.Struct, frozen=True):
             no_versions=_no_versions(folder),
         )
 
-    def _by_hand(self, name: str, override: Override | None) -> Definition:
+    def _by_hand(self, name: str, override: Override | None) -> ModelSource:
         if override and override.folder:
             raise InvalidArgument(f"the files of model '{name}', a target given by hand, cannot be replaced")
         known = self.by_hand[name]
@@ -218,7 +218,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
-    """The fingerprints of ``Definition``; ``lines`` are those of all files of the model in ``folder``."""
+    """The fingerprints of ``ModelSource``; ``lines`` are those of all files of the model in ``folder``."""
     files: dict[str, list[str]] = {version: [] for version in ("", *versions_in(folder))}
     for line in lines:
         top = line.partition("/")[0]

@@ -26,7 +26,7 @@ from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolic
 from penstock.online.scheduler.brief_runs import BriefRuns
 from penstock.online.scheduler.forming import Batch, Rules, Wait, form
 from penstock.online.scheduler.latency_model import LatencyModel
-from penstock.online.scheduler.layout import Alone, BatchLayout, Rows
+from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import NEVER, Pending, Queue
 from penstock.online.scheduler.rate_limiter import Gate
 from penstock.request import Done, InferRequest
@@ -51,7 +51,9 @@ class DynamicBatcher:
         layout: BatchLayout | None = None,
     ) -> None:
         self.config = config
-        self.layout: BatchLayout = layout or (Rows() if config.batchable and not config.decoupled else Alone())
+        self.layout: BatchLayout = layout or (
+            MergedRows() if config.batchable and not config.decoupled else SingleRequest()
+        )
         self.instances = config.instances
         self._statistics = ModelStatistics() if statistics is None else statistics
         self._answers = Answers(self._statistics, now_ns, tracer)

@@ -39,7 +39,7 @@ class BatchLayout(Protocol):
         ...
 
 
-class Rows:
+class MergedRows:
     """Requests are merged along the first axis."""
 
     is_ragged = False
@@ -51,7 +51,7 @@ class Rows:
         return split(outputs, [pending.rows for pending in requests])
 
 
-class Alone:
+class SingleRequest:
     """Every request runs alone, as it is."""
 
     is_ragged = False
@@ -98,7 +98,7 @@ class MadeInput(msgspec.Struct, frozen=True):
         return _MAKERS[self.kind](shapes).astype(self.dtype)
 
 
-class Shaped:
+class ShapedRequests:
     """As ``plain``, and whatever else a configuration may ask for."""
 
     def __init__(

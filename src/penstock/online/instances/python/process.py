@@ -103,7 +103,7 @@ class PythonProcess(ModelProcess):
     def hear(self, message: wire.Message) -> None:
         if isinstance(message, wire.Said):
             _log.log(message.level, "%s", message.text)
-        elif isinstance(message, wire.Measured):
+        elif isinstance(message, wire.MetricChanged):
             values = self.metrics.setdefault(message.name, OwnMetric(message.kind, message.help)).values
             labels = label_text(message.labels)
             if labels in values or sum(len(one.values) for one in self.metrics.values()) < _MAX_SERIES:

@@ -51,7 +51,7 @@ def is_marked(value: Any) -> bool:
     return inspect.isfunction(value) and getattr(value, _MARK, False)
 
 
-class Form(msgspec.Struct, frozen=True):
+class FunctionForm(msgspec.Struct, frozen=True):
     """What the hints of a function say."""
 
     signature: Signature
@@ -59,7 +59,7 @@ class Form(msgspec.Struct, frozen=True):
     """The parameter that is given the context; empty if none is."""
 
 
-def read_form(function: Callable[..., Any], declared: Signature, context: type) -> Form:
+def read_form(function: Callable[..., Any], declared: Signature, context: type) -> FunctionForm:
     """The form of ``function``, a method without its ``self``. What it has no hints for is as ``declared``. Raises InvalidModel."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -86,7 +86,7 @@ def read_form(function: Callable[..., Any], declared: Signature, context: type) 
     if not inputs or not outputs:
         what = "inputs" if not inputs else "outputs"
         raise InvalidModel(f"it is not known what {what} '{function.__name__}' has", "give it type hints")
-    return Form(Signature(tuple(inputs), tuple(outputs)), wants)
+    return FunctionForm(Signature(tuple(inputs), tuple(outputs)), wants)
 
 
 def _tensor(hint: Any) -> Tensor | None:

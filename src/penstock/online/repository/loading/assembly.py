@@ -14,15 +14,15 @@ from penstock.engines.base import RequestModel
 from penstock.errors import InvalidConfig
 from penstock.online.cache.response_cache import ModelCache, ResponseCache
 from penstock.online.instances.instance import Instance
-from penstock.online.instances.model_calls import Call, ModelCall
+from penstock.online.instances.model_calls import ModelCall, StartCall
 from penstock.online.repository.config import ModelConfig, RateLimiting
-from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.loading.ensemble import EnsembleLabels, read_ensemble
 from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.loading.labels import read_labels
-from penstock.online.repository.loading.loader import Loaded
+from penstock.online.repository.loading.loader import LoadedVersion
 from penstock.online.repository.loading.scheduling import batching, layout_of, sequencing
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.effective import signature_of
 from penstock.online.scheduler.base import BatchSource, Scheduler
@@ -38,7 +38,7 @@ _OF_RESPONSES = ("max_batch_size", "input", "output", "batch_input", "batch_outp
 _log = logging.getLogger(__name__)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """Limits of every model of a server."""
 
     max_queue: int = 4096
@@ -52,7 +52,7 @@ class Assembler:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RequestLimits,
         tracer: Tracer,
         cache: ResponseCache | None,
         models: Models,
@@ -65,38 +65,38 @@ class Assembler:
         self._models = models
         self._limiter = limiter
 
-    def assemble(self, loaded: Loaded) -> Handle:
+    def assemble(self, loaded: LoadedVersion) -> Handle:
         """A handle on ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
-        source, config = loaded.source, loaded.config
+        resolved, config = loaded.resolved, loaded.config
         scheduler, batchers = self._scheduler(loaded)
         runs = [
-            Instance(f"{source.name}-{number}", model, batcher, gate)
+            Instance(f"{resolved.name}-{number}", model, batcher, gate)
             for number, (model, batcher, gate) in enumerate(
                 zip(loaded.models, batchers, self._gates(config), strict=True)
             )
         ]
         # With the same model, tensors of other shapes mean other responses.
         shapes = msgspec.json.encode([getattr(config, field) for field in _OF_RESPONSES], order="deterministic")
-        identity = f"{source.artifact.digest} {source.engine} {source.options} {shapes.decode()}"
+        identity = f"{resolved.artifact.digest} {resolved.engine} {resolved.options} {shapes.decode()}"
         return Handle(
-            source.version,
+            resolved.version,
             config,
             self._check(config),
             scheduler,
             loaded.models,
             runs,
-            labels=read_labels(config, source.folder),
+            labels=read_labels(config, resolved.folder),
             identity=identity,
-            cache=self._cache_of(config, source.version, identity, scheduler),
-            make_call=partial(ModelCall, asyncio.get_running_loop(), cast(Call, self._models.call)),
+            cache=self._cache_of(config, resolved.version, identity, scheduler),
+            make_call=partial(ModelCall, asyncio.get_running_loop(), cast(StartCall, self._models.call)),
         )
 
-    def assemble_ensemble(self, definition: Definition, version: str) -> Handle:
+    def assemble_ensemble(self, source: ModelSource, version: str) -> Handle:
         """A handle on an ensemble, whose parts must be served. Raises InvalidConfig, and Unavailable if they are not."""
-        config = complete(definition.given, definition.name, "ensemble", None, None, 0)
+        config = complete(source.given, source.name, "ensemble", None, None, 0)
         ensemble = read_ensemble(config, self._models.find)
         for warning in ensemble.graph.warnings:
-            _log.warning("ensemble '%s': %s", definition.name, warning)
+            _log.warning("ensemble '%s': %s", source.name, warning)
         statistics, limits = self._statistics(config, version, 0.0), batching(config, self._limits.max_queue)
         loop = asyncio.get_running_loop()
         scheduler = EnsembleScheduler(ensemble, limits, self._models, loop, statistics, self._tracer)
@@ -106,19 +106,19 @@ class Assembler:
             config,
             self._check(config),
             scheduler,
-            labels=EnsembleLabels(read_labels(config, definition.folder), config, self._models.find),
+            labels=EnsembleLabels(read_labels(config, source.folder), config, self._models.find),
             identity=identity,
             cache=self._cache_of(config, version, lambda: f"{identity} {scheduler.identity}", scheduler),
         )
 
-    def _scheduler(self, loaded: Loaded) -> tuple[Scheduler, Sequence[BatchSource]]:
+    def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[BatchSource]]:
         """The scheduler, and for each instance the source of its batches."""
-        config, source, model = loaded.config, loaded.source, loaded.models[0]
+        config, resolved, model = loaded.config, loaded.resolved, loaded.models[0]
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
-        statistics = self._statistics(config, source.version, loaded.load_s)
+        statistics = self._statistics(config, resolved.version, loaded.load_s)
         if config.sequence_batching is not None:
-            signature, merges = signature_of(model, source.given), not isinstance(model, RequestModel)
-            wanted = sequencing(config, signature, source.folder, max_queue, merges=merges)
+            signature, merges = signature_of(model, resolved.given), not isinstance(model, RequestModel)
+            wanted = sequencing(config, signature, resolved.folder, max_queue, merges=merges)
             batcher = SequenceBatcher(wanted, layout, loop, statistics, tracer=self._tracer)
             return batcher, batcher.batchers
         one = DynamicBatcher(batching(config, max_queue), loop, statistics, tracer=self._tracer, layout=layout)

@@ -19,10 +19,18 @@ from penstock.online.repository.config import (
     TensorConfig,
 )
 from penstock.online.scheduler.batching_config import BatchingConfig, DynamicBatching
-from penstock.online.scheduler.layout import Alone, BatchLayout, MadeInput, Reshape, Rows, Shape, Shaped
+from penstock.online.scheduler.layout import (
+    BatchLayout,
+    MadeInput,
+    MergedRows,
+    Reshape,
+    Shape,
+    ShapedRequests,
+    SingleRequest,
+)
 from penstock.online.scheduler.sequences.batcher import SequencingConfig
-from penstock.online.scheduler.sequences.controls import Control, Kind
-from penstock.online.scheduler.sequences.implicit_state import State
+from penstock.online.scheduler.sequences.controls import Control, ControlKind
+from penstock.online.scheduler.sequences.implicit_state import ImplicitState
 from penstock.tensor import DataType, Signature, TensorSpec, element_count, from_wire
 
 _MAX_SLOTS = 1 << 16
@@ -85,7 +93,7 @@ def layout_of(config: ModelConfig) -> BatchLayout:
     """The layout that ``config`` asks for. Raises InvalidConfig."""
     tensors = [*config.input, *config.output]
     ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
-    plain: BatchLayout = Rows() if config.batchable and not config.decoupled else Alone()
+    plain: BatchLayout = MergedRows() if config.batchable and not config.decoupled else SingleRequest()
     if not (ragged or config.batch_input or config.batch_output or any(one.reshape for one in tensors)):
         return plain
     first = (-1,) if config.batchable else ()
@@ -99,7 +107,7 @@ def layout_of(config: ModelConfig) -> BatchLayout:
         for one in config.batch_input
     ]
     reshapes = _reshapes(config.input, first), _reshapes(config.output, first)
-    return Shaped(plain, ragged, *reshapes, made, _scattered(config, first))
+    return ShapedRequests(plain, ragged, *reshapes, made, _scattered(config, first))
 
 
 def _reshapes(tensors: Iterable[TensorConfig], first: Shape) -> dict[str, Reshape]:
@@ -150,10 +158,10 @@ def _control(tensor: ControlInput, signature: Signature, first: Shape) -> Contro
     datatype, false, true = control.values
     is_scalar = any(spec.name == name and len(spec.shape) == len(first) for spec in signature.inputs)
     spec = _spec(signature.inputs, name, datatype, first if is_scalar and first else (*first, 1))
-    return Control(name, Kind(control.kind), spec.datatype, (1,) * (len(spec.shape) - 1), false, true)
+    return Control(name, ControlKind(control.kind), spec.datatype, (1,) * (len(spec.shape) - 1), false, true)
 
 
-def _state(state: SequenceState, signature: Signature, first: Shape, folder: Path) -> State:
+def _state(state: SequenceState, signature: Signature, first: Shape, folder: Path) -> ImplicitState:
     datatype = state.data_type
     _spec(signature.inputs, state.input_name, datatype, (*first, *state.dims))
     output = _spec(signature.outputs, state.output_name, datatype, (*first, *state.dims))
@@ -165,11 +173,11 @@ def _state(state: SequenceState, signature: Signature, first: Shape, folder: Pat
             raise InvalidArgument(f"it takes {size} bytes, more than {_MAX_BYTES}")
         if given and given.data_file:
             data = _read(folder, given.data_file, size if datatype.itemsize else _MAX_BYTES)
-            return State(state.input_name, output, from_wire(data, datatype, row))
+            return ImplicitState(state.input_name, output, from_wire(data, datatype, row))
     except (InvalidArgument, OSError) as error:
         reason = error.message if isinstance(error, InvalidArgument) else error.strerror
         raise InvalidConfig(f"the initial state of '{state.input_name}' cannot be: {reason}") from None
-    return State(state.input_name, output, np.full(row, 0 if datatype.itemsize else b"", datatype.dtype))
+    return ImplicitState(state.input_name, output, np.full(row, 0 if datatype.itemsize else b"", datatype.dtype))
 
 
 def _read(folder: Path, name: str, limit: int) -> bytes:

@@ -19,7 +19,7 @@ _MAX_BYTES = 1 << 30
 _MAX_TEXT_BYTES = 16
 
 
-class Sample(msgspec.Struct, frozen=True):
+class WarmUpSample(msgspec.Struct, frozen=True):
     """One entry of ``model_warmup``: ``count`` times ``rows`` requests like ``request``, which has one row, or is whole where
     requests are not merged."""
 
@@ -29,7 +29,7 @@ class Sample(msgspec.Struct, frozen=True):
     count: int
 
 
-def read_samples(config: ModelConfig, folder: Path) -> Iterator[Sample]:
+def read_samples(config: ModelConfig, folder: Path) -> Iterator[WarmUpSample]:
     """The samples of the completed ``config``; data files are in folder ``warmup`` of ``folder``.
 
     Raises PenstockError, naming the sample, when one that cannot be is reached.
@@ -48,7 +48,7 @@ def read_samples(config: ModelConfig, folder: Path) -> Iterator[Sample]:
                 inputs[key] = _array(tensor, first + tensor.dims, rows, folder / _FOLDER, random)
             except PenstockError as error:
                 raise InvalidConfig(f"{with_name}input '{key}': {error.message}", error.hint) from None
-        yield Sample(name, InferRequest(config.name, inputs), rows, max(1, given.count))
+        yield WarmUpSample(name, InferRequest(config.name, inputs), rows, max(1, given.count))
 
 
 def _array(tensor: WarmUpInput, shape: tuple[int, ...], rows: int, home: Path, random: np.random.Generator) -> Array:

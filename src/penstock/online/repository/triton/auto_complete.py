@@ -131,7 +131,7 @@ def _rows(given: Message, signature: Signature, rows: int | None) -> int:
     if given.HasField("max_batch_size"):
         is_special = given.HasField("sequence_batching") or given.batch_input
         is_special = is_special or any(one.allow_ragged_batch for one in given.input)
-        # What does not answer row for row is not merged, whatever is wished; where batches are made otherwise, nobody could tell.
+        # A model that does not answer row for row is not merged; where batches are made otherwise, that cannot be found out.
         return given.max_batch_size if rows is not None or is_special else 0
     for field in ("input", "output"):
         for tensor in getattr(given, field):

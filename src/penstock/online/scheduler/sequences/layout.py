@@ -8,7 +8,7 @@ from penstock.online.scheduler.layout import BatchLayout
 from penstock.online.scheduler.queue import Pending
 from penstock.online.scheduler.sequences.controls import Control
 from penstock.online.scheduler.sequences.implicit_state import ImplicitStates
-from penstock.online.scheduler.sequences.slots import Step
+from penstock.online.scheduler.sequences.slots import SequenceStep
 from penstock.tensor import Array
 
 
@@ -47,7 +47,7 @@ class SequenceLayout:
         self._states.scatter(steps, outputs)
         return [parts[_step(pending).place.slot] for pending in requests] if self._fixed else parts
 
-    def _rows(self, requests: Sequence[Pending]) -> tuple[Sequence[Pending], Sequence[Step | None]]:
+    def _rows(self, requests: Sequence[Pending]) -> tuple[Sequence[Pending], Sequence[SequenceStep | None]]:
         """By row who fills it, and for whom it is."""
         if not self._fixed:
             return requests, [_step(pending) for pending in requests]
@@ -56,6 +56,6 @@ class SequenceLayout:
         return [one or requests[0] for one in rows], [None if one is None else _step(one) for one in rows]
 
 
-def _step(pending: Pending) -> Step:
-    assert isinstance(pending.request.step, Step)
+def _step(pending: Pending) -> SequenceStep:
+    assert isinstance(pending.request.step, SequenceStep)
     return pending.request.step

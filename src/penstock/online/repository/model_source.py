@@ -13,7 +13,7 @@ BY_HAND = "1"
 """The version under which a target given by hand is served."""
 
 
-class Definition(msgspec.Struct, frozen=True):
+class ModelSource(msgspec.Struct, frozen=True):
     """A model as its repository, or the command line, defines it at one moment."""
 
     name: str
