@@ -124,7 +124,7 @@ from penstock.online.server.config import ServerConfig
 from penstock.testing import FakeModel
 
 def warm(source, model):
-    return Loaded(source, (model,), effective_config(source, [model], 8))
+    return LoadedVersion(source, (model,), effective_config(source, [model], 8))
 
 def hang(inputs):
     print("entered", flush=True)
