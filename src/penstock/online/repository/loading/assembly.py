@@ -55,7 +55,7 @@ class Assembler:
         limits: RequestLimits,
         tracer: Tracer,
         cache: ResponseCache | None,
-        models: Models,
+        models: Models[Handle],
         limiter: RateLimiter | None = None,
     ) -> None:
         """``models`` finds and asks the parts of ensembles."""
