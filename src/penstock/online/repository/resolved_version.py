@@ -16,14 +16,14 @@ import msgspec
 from penstock.artifact import SUFFIXES, Artifact, local_path
 from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
-from penstock.engines.registry import engines_for, is_available, traits
+from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.recorded_requests import folder_of
 from penstock.online.repository.model_source import BY_HAND, ModelSource
 from penstock.online.repository.triton.auto_complete import declared_tensors
-from penstock.online.repository.triton.backend import Backend, backend_of, engine_options
+from penstock.online.repository.triton.backend import Backend, backend_of, engine_options, engine_traits, usual_engine
 from penstock.online.repository.triton.check import parse
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 
@@ -84,12 +84,12 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
     @property
     def platform(self) -> str:
         """The protocol's name for what runs it."""
-        return self.backend.platform or traits(self.engine).platform or self.engine
+        return self.backend.platform or engine_traits(self.engine).platform or self.engine
 
     @property
     def has_own_threads(self) -> bool:
         """Whether the loaded model keeps threads of its own."""
-        is_apart = self.isolation == "process" or traits(self.engine).keeps_threads or "gpu" in self.options
+        is_apart = self.isolation == "process" or engine_traits(self.engine).keeps_threads or "gpu" in self.options
         return is_apart or self.options.get("threads") != 1
 
 
@@ -157,9 +157,9 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _NONE) -
     if not backend.engine and (is_bundle(path) or path.suffix.lower() not in SUFFIXES):
         return _of_bundle(source, version, own, path)
     artifact = Artifact.from_file(path)
-    engine = backend.engine or engines_for(artifact.format)[0]
-    options: dict[str, Any] = {"threads": 0, **traits(engine).shared_options}
-    if traits(engine).takes_signature:
+    engine = backend.engine or usual_engine(artifact.format)
+    options: dict[str, Any] = {"threads": 0, **engine_traits(engine).shared_options}
+    if engine_traits(engine).takes_signature:
         options["inputs"], options["outputs"] = declared_tensors(given)
     options |= engine_options(given, source.name, engine, where)
     return _planned(source, version, own, artifact, engine, options, DEFAULT_MAX_BATCH, 1, backend)

@@ -32,7 +32,7 @@ Key = tuple[str, str]
 """A model's name and version, the latter empty where the server chooses."""
 
 
-class Part(Protocol):
+class EnsemblePart(Protocol):
     """A served model version, as ensembles use it."""
 
     name: str
@@ -49,7 +49,7 @@ class Part(Protocol):
     def release(self) -> None: ...
 
 
-_Part = TypeVar("_Part", bound=Part)
+_Part = TypeVar("_Part", bound=EnsemblePart)
 
 
 class Models(NamedTuple, Generic[_Part]):
@@ -78,7 +78,7 @@ class _Passing(Pending, eq=False):
     """A request on its way through the ensemble; ``request`` is what those to the parts are made from."""
 
     run: PipelineRun | None = None
-    owned: Mapping[Key, Part] = {}
+    owned: Mapping[Key, EnsemblePart] = {}
     """The models to be released at its end; none if an ensemble around this one holds them."""
     started_ns: int = 0
     timer: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""The simple form's words: ``Tensor`` in type hints gives the signature, ``@model`` marks the function."""
+"""The words of typed models: ``Tensor`` in type hints gives the signature, ``@model`` marks the function or class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 _MARK = "__penstock_model__"
 ONLY_OUTPUT = "output"
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class Tensor:
@@ -41,14 +41,18 @@ class Tensor:
         return Annotated[np.ndarray, cls(*(item if isinstance(item, tuple) else (item,)))]
 
 
-def model(function: _Function) -> _Function:
-    """Mark ``function`` as the model of its ``model.py``; its type hints say what goes in and what comes out."""
-    setattr(function, _MARK, True)
-    return function
+def model(form: _Form) -> _Form:
+    """Mark a function as the model of its ``model.py``; its type hints declare the inputs and outputs.
+
+    A class is marked for state and clean-up: it has a method ``forward``, whose hints count, and may have ``load``, which is given the
+    context before the first request, and ``unload``.
+    """
+    setattr(form, _MARK, True)
+    return form
 
 
 def is_marked(value: Any) -> bool:
-    return inspect.isfunction(value) and getattr(value, _MARK, False)
+    return (inspect.isfunction(value) or inspect.isclass(value)) and _MARK in vars(value)
 
 
 class FunctionForm(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from penstock.online.repository.loading.warm_up import prepare
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.policy import choose
 from penstock.online.repository.resolved_version import LoadOptions, ResolvedVersion, find
+from penstock.online.repository.triton.backend import PYTHON
 from penstock.online.repository.triton.rules import prefix
 from penstock.online.repository.triton.schema import to_json
 
@@ -152,7 +153,7 @@ def _refuse_changes(layout: Layout, source: ModelSource) -> None:
 
 def _is_apart(resolved: ResolvedVersion) -> bool:
     """Whether it runs in processes of its own."""
-    return resolved.isolation == "process" or resolved.engine == "python"
+    return resolved.isolation == "process" or resolved.engine == PYTHON
 
 
 def _is_shared(model: _Model, resolved: ResolvedVersion) -> bool:
@@ -169,14 +170,14 @@ def _in_threads(resolved: ResolvedVersion) -> Iterator[LoadedModel]:
 
 
 def _in_processes(resolved: ResolvedVersion) -> Iterator[_Model]:
-    kind = PythonProcess if resolved.engine == "python" else ProcessModel
+    kind = PythonProcess if resolved.engine == PYTHON else ProcessModel
     file = resolved.artifact.in_memory()
     try:
         for number in range(resolved.instances):
             yield kind.load(
                 resolved.engine,
                 resolved.artifact,
-                _python_options(resolved, number) if resolved.engine == "python" else resolved.options,
+                _python_options(resolved, number) if resolved.engine == PYTHON else resolved.options,
                 file,
                 resolved.cores[number] if resolved.cores else (),
                 resolved.model_timeout_s,

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.artifact import Format
 from penstock.config import did_you_mean
-from penstock.engines.registry import engine_names, get_engine, traits
+from penstock.engines.registry import EngineTraits, ServedAs, engine_names, engines_for, get_engine, traits
 from penstock.errors import InvalidConfig, NotFound, Unsupported
 from penstock.online.repository.config import ModelConfig, Optimization
 from penstock.online.repository.triton.device import gpu_of
@@ -28,11 +29,33 @@ class Backend(msgspec.Struct, frozen=True):
     """The model's file or folder in the version's folder."""
 
 
+PYTHON = "python"
+"""The engine of Python models, which only the server has: it runs each instance in a process of its own."""
+_PYTHON = EngineTraits(
+    "penstock.online.instances.python.engine",
+    "PythonEngine",
+    "penstock",
+    (Format.PYTHON,),
+    (ServedAs("python", "python", "model.py"),),
+    takes_signature=True,
+)
+
+
+def engine_traits(name: str) -> EngineTraits:
+    """As ``registry.traits``, of Python models too."""
+    return _PYTHON if name == PYTHON else traits(name)
+
+
+def usual_engine(format: Format) -> str:
+    """The engine for models of ``format`` that name none."""
+    return PYTHON if format is Format.PYTHON else engines_for(format)[0]
+
+
 _KNOWN = (
     *(
         Backend(served.backend, engine, served.platform, served.filename)
-        for engine in engine_names()
-        for served in traits(engine).served_as
+        for engine in (*engine_names(), PYTHON)
+        for served in engine_traits(engine).served_as
     ),
     Backend("penstock", "", "penstock_bundle", "model.bundle"),
 )
@@ -104,7 +127,7 @@ def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") 
     """
     begin, values = prefix(name, where), given.parameters
     options: dict[str, Any] = {}
-    for key in traits(engine).thread_parameters if engine else ():
+    for key in engine_traits(engine).thread_parameters if engine else ():
         if key in values:
             options["threads"] = _number(begin, key, values)
     if engine in _OWN_OPTIONS:
@@ -114,7 +137,7 @@ def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") 
     except InvalidConfig as error:
         raise InvalidConfig(begin + error.message, error.hint) from None
     if gpu is not None:
-        on_gpu = traits(engine).gpu_options
+        on_gpu = engine_traits(engine).gpu_options
         assert on_gpu is not None
         options |= on_gpu(gpu)
     return options
@@ -141,8 +164,8 @@ _OWN_OPTIONS = {"onnxruntime": _onnxruntime_options, "openvino": _openvino_optio
 
 
 def gpus_here(engine: str) -> int:
-    """How many GPUs ``engine`` can compute on, as it is installed here; 0 for a bundle, which is tuned for the CPU."""
-    return get_engine(engine).gpus() if engine else 0
+    """How many GPUs ``engine`` can compute on, as installed here; 0 for bundles, which are tuned for the CPU, and Python models."""
+    return get_engine(engine).gpus() if engine not in ("", PYTHON) else 0
 
 
 def _number(begin: str, key: str, values: Mapping[str, str]) -> int:

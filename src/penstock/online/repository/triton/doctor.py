@@ -22,7 +22,7 @@ from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.resolved_version import DEFAULT_MAX_BATCH, ResolvedVersion, find
 from penstock.online.repository.triton.auto_complete import complete, difference, differences
-from penstock.online.repository.triton.backend import gpus_here
+from penstock.online.repository.triton.backend import PYTHON, gpus_here
 from penstock.online.repository.triton.check import examine
 from penstock.online.repository.triton.device import ON_CPU, gpu_of
 from penstock.online.repository.triton.effective import signature_of
@@ -100,7 +100,7 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
         findings.append(_told(wrong))
     try:
         signature = _signature(resolved) if resolved else None
-        is_python = resolved is not None and resolved.engine == "python"
+        is_python = resolved is not None and resolved.engine == PYTHON
         findings += differences(given, signature, decoupled=is_python and given.model_transaction_policy.decoupled)
         if not any(finding.severity is Severity.ERROR for finding in findings):
             whole = _check_whole(given, name, folder, resolved, signature)
@@ -193,7 +193,7 @@ def _source(name: str, folder: Path, given: Message) -> ResolvedVersion:
 
 
 def _signature(resolved: ResolvedVersion) -> Signature | None:
-    if resolved.engine == "python":
+    if resolved.engine == PYTHON:
         return None
     model = get_engine(resolved.engine).load(resolved.artifact, resolved.options)
     try:
