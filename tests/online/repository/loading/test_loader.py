@@ -230,3 +230,10 @@ def test_a_model_that_refuses_values_that_were_only_guessed_is_batched_as_its_sh
         return {"y": inputs["x"]}
 
     assert warm_up(FakeModel(forward=picky), 8)
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    (resolved,) = find_sources([write(tmp_path)])
+    with pytest.raises(ResourceExhausted, match=r"^model 'linear': it needs up to 0\.0 GiB .* may use 0\.0 GiB"):
+        load(resolved, usable_bytes=1 << 20)
+    load(resolved, usable_bytes=1 << 30).drop()

@@ -25,6 +25,7 @@ from penstock.online.repository.resolved_version import LoadOptions, ResolvedVer
 from penstock.online.repository.triton.backend import PYTHON
 from penstock.online.repository.triton.rules import prefix
 from penstock.online.repository.triton.schema import to_json
+from penstock.resources import usable_memory
 
 _Model = LoadedModel | RequestModel
 
@@ -56,22 +57,24 @@ class Preloaded(msgspec.Struct, frozen=True):
 
     loaded: LoadedVersion
     fingerprint: str
-    """What its model's was then."""
+    """The model's fingerprint when it was loaded."""
 
 
 class FilesChanged(Unavailable):
     """A model's files are being written while it is loaded."""
 
 
-def load(resolved: ResolvedVersion) -> LoadedVersion:
+def load(resolved: ResolvedVersion, usable_bytes: int | None = None) -> LoadedVersion:
     """Load every instance's model and warm each up.
 
+    ``usable_bytes`` is the memory that this process may use; None: that of the machine or its cgroup.
     Raises what the engine raises, with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
-    ``source.halt`` ends its processes; then nothing stays in memory.
+    ``resolved.halt`` ends its processes; then nothing stays in memory.
     """
     models: list[_Model] = []
     started = time.monotonic()
     try:
+        _refuse_too_large(resolved, usable_memory() if usable_bytes is None else usable_bytes)
         for model in _in_processes(resolved) if _is_apart(resolved) else _in_threads(resolved):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
         config = prepare(resolved, models)
@@ -149,6 +152,18 @@ def load_more(
 def _refuse_changes(layout: Layout, source: ModelSource) -> None:
     if layout.fingerprint(source.name) != source.fingerprint:
         raise FilesChanged(f"the files of model '{source.name}' are being written", "load it when they are complete")
+
+
+def _refuse_too_large(resolved: ResolvedVersion, usable_bytes: int) -> None:
+    """Raise ResourceExhausted if not even one copy fits into ``usable_bytes``; 0 is unknown. Python models say nothing beforehand."""
+    if resolved.engine == PYTHON or not usable_bytes:
+        return
+    needed = get_engine(resolved.engine).estimate(resolved.artifact, resolved.options).memory_bytes
+    if needed > usable_bytes:
+        raise ResourceExhausted(
+            f"it needs up to {needed / 2**30:.1f} GiB of memory, and this process may use {usable_bytes / 2**30:.1f} GiB",
+            "use a smaller model, or raise the memory limit",
+        )
 
 
 def _is_apart(resolved: ResolvedVersion) -> bool:
