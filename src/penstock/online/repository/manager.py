@@ -58,6 +58,8 @@ class Manager:
         load_options: LoadOptions,
         preloaded: Mapping[tuple[str, str], Preloaded] = {},
         load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
+        *,
+        is_explicit: bool = False,
     ) -> None:
         self._served = served
         self._assembler = assembler
@@ -65,8 +67,8 @@ class Manager:
         self._load_options = load_options
         self._preloaded = dict(preloaded)
         self._load_now = load
-        self.is_explicit = False
-        """Whether clients may load and unload; set by the composition root."""
+        self.is_explicit = is_explicit
+        """Whether clients may load and unload."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)

@@ -184,8 +184,10 @@ class Application:
         resources = read_resources(config.rate_limit_resource)
         limiter = RateLimiter(resources) if config.rate_limit != "off" else None
         assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
-        self._manager = Manager(self._repository, assembler, layout, _load_options(config), preloaded)
-        self._manager.is_explicit = config.model_control_mode == "explicit"
+        is_explicit = config.model_control_mode == "explicit"
+        self._manager = Manager(
+            self._repository, assembler, layout, _load_options(config), preloaded, is_explicit=is_explicit
+        )
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
         self._metrics = MetricsPage(
