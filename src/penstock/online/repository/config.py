@@ -1,7 +1,7 @@
 """A model's configuration, typed: what Penstock acts on of Triton's ``ModelConfig``, under Triton's names.
 
-Files and clients give it in Triton's schema, and ``penstock.online.repository.triton`` alone reads and writes that. The same type
-holds what a user has written and the completed configuration of a loaded model; the latter leaves nothing open.
+Files and clients give it in Triton's schema, and ``penstock.online.repository.triton`` alone reads and writes that; its rules check
+the bounds. The same type holds what a user has written and the completed configuration of a loaded model, which leaves nothing open.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class SequenceControl(msgspec.Struct, frozen=True):
 
 
 class ControlInput(msgspec.Struct, frozen=True):
-    name: str
+    name: str = ""
     control: tuple[SequenceControl, ...] = ()
     """Exactly one."""
 
@@ -123,10 +123,10 @@ class InitialState(msgspec.Struct, frozen=True):
 class SequenceState(msgspec.Struct, frozen=True):
     """An output that is the input of the sequence's next request."""
 
-    input_name: str
-    output_name: str
-    data_type: DataType
-    dims: tuple[int, ...]
+    input_name: str = ""
+    output_name: str = ""
+    data_type: DataType | None = None
+    dims: tuple[int, ...] = ()
     initial_state: tuple[InitialState, ...] = ()
     """At most one."""
 
@@ -165,7 +165,7 @@ class SequenceBatching(msgspec.Struct, frozen=True):
 class EnsembleStep(msgspec.Struct, frozen=True):
     """A request to another model."""
 
-    model_name: str
+    model_name: str = ""
     model_version: int = 0
     """0 and -1: the server chooses."""
     model_namespace: str = ""

@@ -163,6 +163,7 @@ def _control(tensor: ControlInput, signature: Signature, first: Shape) -> Contro
 
 def _state(state: SequenceState, signature: Signature, first: Shape, folder: Path) -> ImplicitState:
     datatype = state.data_type
+    assert datatype is not None, "the configuration was not checked"
     _spec(signature.inputs, state.input_name, datatype, (*first, *state.dims))
     output = _spec(signature.outputs, state.output_name, datatype, (*first, *state.dims))
     given = state.initial_state[0] if state.initial_state else None

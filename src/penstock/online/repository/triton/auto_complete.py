@@ -93,7 +93,8 @@ def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> 
     field = path.partition("[")[0]
     number = number_of(spec.datatype)
     if tensor.data_type not in (0, number):
-        got, want = (DATA_TYPES.values_by_number[each].name for each in (tensor.data_type, number))
+        known = DATA_TYPES.values_by_number
+        got, want = (known[each].name if each in known else each for each in (tensor.data_type, number))
         yield error(f"{path}.data_type", f"is {got}, but {field} '{spec.name}' of the model is {want}")
     scattered = {name for one in given.batch_output for name in one.target_name} if field == "output" else ()
     if spec.name in scattered or (field == "input" and tensor.allow_ragged_batch):

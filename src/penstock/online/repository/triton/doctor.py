@@ -188,7 +188,8 @@ def _source(name: str, folder: Path, given: Message) -> ResolvedVersion:
             )
     plain = ModelConfig()
     plain.CopyFrom(given)
-    plain.ClearField("instance_group")
+    for field in ("instance_group", "dynamic_batching", "ensemble_scheduling", "model_warmup"):
+        plain.ClearField(field)  # they do not decide what runs the model, and may be wrong
     return find(ModelSource(name, folder, {versions[-1]: folder / versions[-1]}, typed(plain)), versions[-1])
 
 

@@ -98,7 +98,10 @@ def _plain_value(field: FieldDescriptor, value: Any) -> Any:
         return _plain(value)
     if field.enum_type is None:
         return value
-    return DATATYPES.get(value) if field.enum_type is DATA_TYPES else field.enum_type.values_by_number[value].name
+    if field.enum_type is DATA_TYPES:
+        return DATATYPES.get(value)
+    known = field.enum_type.values_by_number
+    return known[value].name if value in known else str(value)
 
 
 def _lasting(message: Message) -> Message:
