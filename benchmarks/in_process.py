@@ -16,10 +16,10 @@ from penstock.errors import PenstockError
 from penstock.online.instances.instance import Instance
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.loading.scheduling import batching
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
-from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import AccessTable
@@ -80,7 +80,7 @@ class InProcess:
         batcher._answers._log = log(statistics)  # noqa: SLF001 - to measure what it costs
         self._batcher = batcher
         check = InputCheck("m", model.signature, config.max_request_rows)
-        handle = Handle("1", described, check, model.signature, batcher, [model], [Instance("m-0", model, batcher)])
+        handle = Handle("1", described, check, batcher, [model], [Instance("m-0", model, batcher)])
         handle.start()
         self._repository = ServedModels()
         self._repository.add(handle)

@@ -16,10 +16,11 @@ from penstock.clock import SystemClock
 from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
 from penstock.online.cache.response_cache import ResponseCache
-from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.loading.assembly import Assembler, Limits
+from penstock.online.repository.loading.assembly import Assembler, RequestLimits
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.served import ServedModels
+from penstock.online.repository.triton.schema import typed
 from penstock.online.scheduler.ensemble import Models
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.shared_memory.registry import SharedMemory
@@ -57,13 +58,13 @@ class Gate:
 class Bench:
     """A data plane and the models behind it, all of which ``close`` unloads."""
 
-    def __init__(self, cache: ResponseCache | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, cache: ResponseCache | None = None, limits: RequestLimits | None = None) -> None:
         self.served = ServedModels()
         tracer = Tracer(TraceSettings())
         self.plane = DataPlane(self.served, SystemClock(), SharedMemory(enabled=False), tracer)
         self.plane.open()
         models = Models(self.served.find, self.plane.call)
-        self.assembler = Assembler(limits or Limits(), tracer, cache, models)
+        self.assembler = Assembler(limits or RequestLimits(), tracer, cache, models)
         self.handles: list[Handle] = []
 
     async def __aenter__(self) -> Self:
@@ -78,8 +79,8 @@ class Bench:
 
     def ensemble(self, config: str, name: str = "e", version: str = "1") -> Handle:
         """``config`` in protobuf's text format."""
-        definition = Definition(name, Path(), {version: Path()}, text_format.Parse(config, ModelConfig()))
-        return self._serve(self.assembler.assemble_ensemble(definition, version))
+        source = ModelSource(name, Path(), {version: Path()}, typed(text_format.Parse(config, ModelConfig())))
+        return self._serve(self.assembler.assemble_ensemble(source, version))
 
     def ask(self, model: str = "e", inputs: Mapping[str, Any] | None = None, **more: Any) -> Asked:
         arrays = {name: np.asarray(array) for name, array in (inputs or {}).items()}

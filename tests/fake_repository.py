@@ -13,13 +13,14 @@ import numpy as np
 from handles import make_handle
 from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidConfig, InvalidModel, Unavailable
-from penstock.online.repository.definition import Definition
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
-from penstock.online.repository.loading.loader import FilesChanged, Loaded
+from penstock.online.repository.loading.loader import FilesChanged, LoadedVersion
 from penstock.online.repository.manager import Manager
+from penstock.online.repository.model_source import ModelSource
+from penstock.online.repository.resolved_version import LoadOptions, ResolvedVersion
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.source import Source, Wishes
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import Array
 from penstock.testing import DOUBLER, FakeModel, double
@@ -42,8 +43,8 @@ class FakeLoads:
         self.kind, self.signature = FakeModel, DOUBLER
         self._lock = threading.Lock()
 
-    def load(self, layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
-        which = f"{definition.name}/{version}"
+    def load(self, layout: Layout, source: ModelSource, version: str, load_options: LoadOptions) -> LoadedVersion:
+        which = f"{source.name}/{version}"
         with self._lock:
             self.begun.append(which)
             self.at_once += 1
@@ -52,10 +53,10 @@ class FakeLoads:
             if gate := self.gates.get(which):
                 assert gate.wait(PATIENCE_S)
             self.while_loading()
-            text = (definition.versions[version] / "model.onnx").read_text()
+            text = (source.versions[version] / "model.onnx").read_text()
             if "broken" in text:
                 raise InvalidModel(f"the file says {text}")
-            if layout.fingerprint(definition.name) != definition.fingerprint:
+            if layout.fingerprint(source.name) != source.fingerprint:
                 raise FilesChanged("the files are being written")
             model = self.kind(self.signature, self.forward)
             self.models.append(model)
@@ -63,23 +64,23 @@ class FakeLoads:
             with self._lock:
                 self.at_once -= 1
         artifact = Artifact(b"x", Format.ONNX, text)
-        source = Source(definition.name, artifact, "fake", {}, 8, 1, version=version, given=definition.given)
-        return Loaded(source, (model,), 8)
+        resolved = ResolvedVersion(source.name, artifact, "fake", {}, 8, 1, version=version, given=source.given)
+        return LoadedVersion(resolved, (model,), ModelConfig())
 
-    def assemble(self, loaded: Loaded) -> Handle:
+    def assemble(self, loaded: LoadedVersion) -> Handle:
         (model,) = loaded.models
         assert isinstance(model, FakeModel)
-        if "contradicts" in loaded.source.artifact.digest:
+        if "contradicts" in loaded.resolved.artifact.digest:
             raise InvalidConfig("the configuration contradicts the model")
-        handle: Handle = make_handle(model, loaded.source.name, loaded.source.version)
-        handle.identity = loaded.source.artifact.digest
-        return handle
+        return make_handle(
+            model, loaded.resolved.name, loaded.resolved.version, identity=loaded.resolved.artifact.digest
+        )
 
-    def assemble_ensemble(self, definition: Definition, version: str) -> Handle:
-        for part in definition.parts:
+    def assemble_ensemble(self, source: ModelSource, version: str) -> Handle:
+        for part in source.parts:
             if not self._served.versions(part):
                 raise Unavailable(f"it needs models that are not served: '{part}'")
-        handle: Handle = make_handle(FakeModel(), definition.name, version)
+        handle: Handle = make_handle(FakeModel(), source.name, version)
         return handle
 
     @property
@@ -90,11 +91,13 @@ class FakeLoads:
 class Repository:
     """A folder of models, and a manager of them."""
 
-    def __init__(self, root: Path, *, threads: int = 2) -> None:
+    def __init__(self, root: Path, *, threads: int = 2, is_explicit: bool = False) -> None:
         self.root, self.served = root, ServedModels()
         self.loads = FakeLoads(self.served)
         self.layout = Layout((root,))
-        self.manager = Manager(self.served, self.loads, self.layout, Wishes(), load=self.loads.load)  # type: ignore[arg-type]
+        self.manager = Manager(
+            self.served, self.loads, self.layout, LoadOptions(), load=self.loads.load, is_explicit=is_explicit
+        )  # type: ignore[arg-type]
         self._threads = threads
 
     async def __aenter__(self) -> Self:

@@ -11,9 +11,9 @@ from penstock.engines.base import LoadedModel, RequestModel
 from penstock.online.instances.instance import Instance
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.loading.scheduling import batching
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
-from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.tensor import Signature, TensorSpec
@@ -33,8 +33,10 @@ def make_handle(
     max_queue: int = 4096,
     instances: int = 1,
     settings: Mapping[str, Any] | None = None,
+    **parts: Any,
 ) -> Handle:
-    """A handle on ``model``, not started; ``settings`` are those of its configuration. Needs a running event loop."""
+    """A handle on ``model``, not started; ``settings`` are those of its configuration, ``parts`` go to
+    the handle. Needs a running event loop."""
     given, decoupled = parse(name, settings or {}), isinstance(model, RequestModel) and model.decoupled
     config = complete(given, name, "fake", model.signature, max_batch, instances, decoupled=decoupled)
     batcher = DynamicBatcher(
@@ -42,4 +44,4 @@ def make_handle(
     )
     check = InputCheck(name, model.signature, max_batch)
     runs = [Instance(f"{name}-{number}", model, batcher) for number in range(instances)]
-    return Handle(version, config, check, model.signature, batcher, [model] * instances, runs)
+    return Handle(version, config, check, batcher, [model] * instances, runs, **parts)

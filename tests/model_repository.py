@@ -235,10 +235,12 @@ def total(x: Tensor["FP32", -1, 3]) -> Tensor["FP32", -1]:
     return x.sum(axis=1)
 """
 
-PYTHON_CLASS = """from penstock import Context, Tensor
+PYTHON_CLASS = """import penstock
+from penstock import Context, Tensor
 
 
-class Model:
+@penstock.model
+class Scale:
     def load(self, context: Context) -> None:
         self.scale = float(context.parameters["scale"])
         self.context = context

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.offline.build import BuildResult, Recipe, build
     from penstock.offline.judge.contract import Contract
-    from penstock.online.instances.python.simple_model import Context
     from penstock.online.instances.python.typed import Tensor, model
+    from penstock.online.instances.python.typed_model import Context
     from penstock.runtime import Model, open
 
 # ONNX Runtime looks at it while it is imported, and otherwise leaves a file of its telemetry among the temporary ones.
@@ -43,7 +43,7 @@ __all__ = [
 # A program that only opens bundles must not pay for importing the offline half, so names are resolved when first used.
 _HOMES = {
     "BuildResult": "penstock.offline.build",
-    "Context": "penstock.online.instances.python.simple_model",
+    "Context": "penstock.online.instances.python.typed_model",
     "Contract": "penstock.offline.judge.contract",
     "Model": "penstock.runtime",
     "PenstockError": "penstock.errors",

@@ -117,10 +117,14 @@ HANGING = """
 import sys, threading
 from penstock.errors import PenstockError
 from penstock.online.repository.loading import loader
-from penstock.online.repository.loading.loader import Loaded
+from penstock.online.repository.loading.loader import LoadedVersion
+from penstock.online.repository.triton.effective import effective_config
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig
 from penstock.testing import FakeModel
+
+def warm(source, model):
+    return LoadedVersion(source, (model,), effective_config(source, [model], 8))
 
 def hang(inputs):
     print("entered", flush=True)
@@ -133,7 +137,7 @@ class Told(FakeModel):
 def slow(source):
     print("entered", flush=True)
     sys.stdin.readline()
-    return Loaded(source, (Told(),), 8)
+    return warm(source, Told())
 
 drain_timeout_s = 0.1
 if sys.argv[1] == "load":
@@ -142,7 +146,7 @@ elif sys.argv[1] == "slow load":
     loader.load = slow
     drain_timeout_s = 30
 else:
-    loader.load = lambda source: Loaded(source, (FakeModel(forward=hang),), 8)
+    loader.load = lambda source: warm(source, FakeModel(forward=hang))
 config = ServerConfig(http_port=0, event_loop=sys.argv[2], shutdown_grace_s=0, drain_timeout_s=drain_timeout_s)
 try:
     app.serve(config, [sys.argv[3]], lambda ready: print(ready.http, flush=True))

@@ -124,25 +124,29 @@ def listeners(port: int) -> int:
 SLOW_AGAIN = """
 import os, sys, time
 from penstock.online.repository.loading import loader
-from penstock.online.repository.loading.loader import Loaded, Source
+from penstock.online.repository.loading.loader import LoadedVersion, ResolvedVersion
+from penstock.online.repository.triton.effective import effective_config
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig
 from penstock.testing import FakeModel
 
 loaded, go = sys.argv[2:]
 
+def warm(source, model):
+    return LoadedVersion(source, (model,), effective_config(source, [model], 8))
+
 def load(source):
     if os.path.exists(loaded):
         while not os.path.exists(go):
             time.sleep(0.01)
-    return Loaded(source, (FakeModel(),), 8)
+    return warm(source, FakeModel())
 
 def on_ready(ready):
     open(loaded, "w").close()
     print(ready.http, flush=True)
 
 loader.load = load
-Source.has_own_threads = property(lambda source: True)
+ResolvedVersion.has_own_threads = property(lambda source: True)
 app.serve(ServerConfig(http_port=0, processes=2, shutdown_grace_s=0), [sys.argv[1]], on_ready)
 """
 

@@ -10,10 +10,10 @@ import numpy as np
 from penstock.errors import Cancelled, PenstockError, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.loading.scheduling import batching
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
-from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
@@ -96,7 +96,7 @@ class Planes:
         config = complete(parse(name, {}), name, "fake", model.signature, 8, 1, decoupled=decoupled)
         scheduler = Scheduler(loop, model, batching(config, 4096), ModelStatistics(name=name, version="1"))
         self.schedulers.append(scheduler)
-        return Handle("1", config, InputCheck(name, model.signature, 8), model.signature, scheduler, [model])  # type: ignore[arg-type]
+        return Handle("1", config, InputCheck(name, model.signature, 8), scheduler, [model])  # type: ignore[arg-type]
 
 
 class Asked(msgspec.Struct, eq=False):

@@ -94,14 +94,6 @@ _ENGINES = {
         (Format.SAVED_MODEL,),
         (ServedAs("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),),
     ),
-    "python": EngineTraits(
-        "penstock.online.instances.python.engine",
-        "PythonEngine",
-        "penstock",
-        (Format.PYTHON,),
-        (ServedAs("python", "python", "model.py"),),
-        takes_signature=True,
-    ),
 }
 
 

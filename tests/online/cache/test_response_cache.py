@@ -12,7 +12,6 @@ from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.cache.answer import CachedAnswer, freeze
 from penstock.online.cache.response_cache import ModelCache, ResponseCache, open_cache
 from penstock.online.scheduler.base import Cancellable
-from penstock.online.server.config import ServerConfig
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics
 from penstock.tensor import DataType, from_wire
@@ -291,18 +290,18 @@ def test_closing_closes_the_second_tier() -> None:
 
 def test_it_is_off_by_default_and_on_by_its_bytes() -> None:
     clock = ManualClock()
-    assert open_cache(ServerConfig(), clock) is None
-    cache = open_cache(ServerConfig(cache_bytes=4096), clock)
+    assert open_cache(0, "", 60, clock) is None
+    cache = open_cache(4096, "", 60, clock)
     assert cache is not None
     assert (cache.max_answer_bytes, cache.second) == (1024, None)
     assert isinstance(cache.of("digest", "1", ModelStatistics(), 1), ModelCache)
     with pytest.raises(InvalidConfig, match="cache_bytes"):
-        open_cache(ServerConfig(cache_redis="redis://localhost"), clock)
+        open_cache(0, "redis://localhost", 60, clock)
 
 
 def test_redis_is_opened_where_it_is_asked_for() -> None:
     async def main() -> None:
-        cache = open_cache(ServerConfig(cache_bytes=4096, cache_redis="redis://127.0.0.1:1/0"), ManualClock())
+        cache = open_cache(4096, "redis://127.0.0.1:1/0", 60, ManualClock())
         assert cache is not None
         assert type(cache.second).__name__ == "RedisTier"
         await cache.close()

@@ -169,7 +169,7 @@ def test_a_stream_that_fails_half_way_ends_with_its_error(caplog: pytest.LogCapt
 
 def test_batches_are_recorded_with_their_times_and_reasons() -> None:
     async def main() -> ModelStatistics:
-        batcher = DynamicBatcher(BatchingConfig(True, 2), asyncio.get_running_loop())
+        batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=2), asyncio.get_running_loop())
         instance = Instance("i", FakeModel(), batcher)
         for _ in range(3):
             request = InferRequest("m", {"x": np.ones((1, 2), np.float32)}, "1")
@@ -204,7 +204,7 @@ def test_only_what_takes_equally_long_for_equal_shapes_may_run_on_the_loop(
     model: FakeModel, batchable: bool, expected: int
 ) -> None:
     async def main() -> int:
-        batcher = DynamicBatcher(BatchingConfig(batchable), asyncio.get_running_loop())
+        batcher = DynamicBatcher(BatchingConfig(batchable=batchable), asyncio.get_running_loop())
         instance = Instance("i", model, batcher)
         instance.start()
         runners = len(batcher._runners)

@@ -9,12 +9,12 @@ import pytest
 
 from penstock import errors
 from penstock.errors import EngineUnavailable, PenstockError, Unavailable
-from penstock.online.instances.process_channel import Channel, Failed, Load, Loaded, Message, Ran, Run
-from penstock.online.instances.tensor_arena import Slot
+from penstock.online.instances.process_channel import Channel, Failed, Forward, Forwarded, Load, Loaded, Message
+from penstock.online.instances.tensor_arena import TensorSlot
 from penstock.tensor import DataType
 from penstock.testing import DOUBLER
 
-SLOT = Slot("x", DataType.BF16, (2, 0, 3), 64, 12)
+SLOT = TensorSlot("x", DataType.BF16, (2, 0, 3), 64, 12)
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     [
         Load("onnxruntime", "onnx", "d", "", {"threads": 1, "providers": ["a"]}, (0, 2)),
         Loaded(DOUBLER),
-        Run([SLOT]),
-        Ran([]),
+        Forward([SLOT]),
+        Forwarded([]),
         Failed("NotFound", "m", "h"),
-        Run([SLOT] * 20_000),
+        Forward([SLOT] * 20_000),
     ],
     ids=lambda message: type(message).__name__,
 )

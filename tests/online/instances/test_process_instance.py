@@ -25,9 +25,9 @@ from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Code, InvalidModel, PenstockError, Unavailable
-from penstock.online.instances.instance import InstanceDied
 from penstock.online.instances.process_halt import Halt
 from penstock.online.instances.process_instance import InstanceRestarting, ProcessModel
+from penstock.online.scheduler.base import InstanceDied
 from penstock.tensor import Array, DataType, TensorSpec
 
 PATIENCE_S = 30

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from penstock.errors import ResourceExhausted
-from penstock.online.instances.process_channel import Failed, Ran, Run
+from penstock.online.instances.process_channel import Failed, Forward, Forwarded
 from penstock.online.instances.process_worker import run
 from penstock.online.instances.tensor_arena import TensorArena
 from penstock.tensor import Array
 from penstock.testing import DOUBLER, FakeModel
 
 
-def answer(model: FakeModel, x: Array, most: int = 1 << 20) -> tuple[Ran | Failed, TensorArena]:
+def answer(model: FakeModel, x: Array, most: int = 1 << 20) -> tuple[Forwarded | Failed, TensorArena]:
     ours, outputs = TensorArena.create(), TensorArena.create(max_bytes=most)
-    return run(model, Run(ours.write({"x": x})), TensorArena(os.dup(ours.file)), outputs), outputs
+    return run(model, Forward(ours.write({"x": x})), TensorArena(os.dup(ours.file)), outputs), outputs
 
 
 def test_outputs_are_left_where_the_parent_finds_them() -> None:
     message, outputs = answer(FakeModel(), np.ones((3, 2), np.float32))
-    assert isinstance(message, Ran)
+    assert isinstance(message, Forwarded)
     np.testing.assert_array_equal(outputs.copy(message.outputs)["y"], np.full((3, 2), 2, np.float32))
 
 

@@ -14,14 +14,16 @@ from penstock.errors import PenstockError
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.backend import backend_of, engine_options
 from penstock.online.repository.triton.check import check
+from penstock.online.repository.triton.schema import typed
 from penstock.online.repository.triton.text import read_config
 
 
 def load(folder: Path) -> None:
     """What becomes of a model's configuration on its way to being served."""
     name, where, artifact = folder.name, f"{folder.name}/config.pbtxt", models.linear(3, 2)
-    given = read_config(folder)
-    check(given, name, where)
+    message = read_config(folder)
+    check(message, name, where)
+    given = typed(message)
     backend = backend_of(given, name, os.listdir(folder / "1"), where)
     model = get_engine(backend.engine).load(artifact, engine_options(given, name, backend.engine, where))
     complete(given, name, backend.platform, model.signature, 8, 1, where=where)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound, PenstockError
-from penstock.online.repository.definition import Definition
 from penstock.online.repository.layout import Layout, check_name
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
 
 
@@ -99,7 +99,7 @@ def test_with_namespaces_an_ensemble_finds_its_own_repository_first_then_the_one
 
 def test_a_target_given_by_hand_stands_beside_the_repositories(tmp_path: Path) -> None:
     root = write(tmp_path, "repository/m/1/f", "linear.onnx", "m.onnx") / "repository"
-    by_hand = {name: Definition(name, tmp_path, {"1": tmp_path / f"{name}.onnx"}) for name in ("linear", "m")}
+    by_hand = {name: ModelSource(name, tmp_path, {"1": tmp_path / f"{name}.onnx"}) for name in ("linear", "m")}
     layout = Layout((root,), by_hand=by_hand)
     model = layout.define("linear")
     write(tmp_path, "linear.onnx", text="longer")

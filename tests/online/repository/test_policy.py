@@ -10,24 +10,26 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.online.repository.definition import Definition
-from penstock.online.repository.policy import Plan, choose, needs_load, plan
-from penstock.protocol.messages import Message, ModelConfig
+from penstock.online.repository.config import ModelConfig, VersionPolicy
+from penstock.online.repository.model_source import ModelSource
+from penstock.online.repository.policy import VersionPlan, choose, needs_load, plan
+from penstock.online.repository.triton.schema import typed
+from penstock.protocol import messages
 
 _VERSIONS = st.sets(st.integers(1, 30).map(str))
 
 
-def config(**fields: Any) -> Message:
-    return json_format.ParseDict(fields, ModelConfig())
+def config(**fields: Any) -> ModelConfig:
+    return typed(json_format.ParseDict(fields, messages.ModelConfig()))
 
 
-def policy(**fields: Any) -> Message:
+def policy(**fields: Any) -> VersionPolicy:
     return config(version_policy=fields).version_policy
 
 
-def model(versions: dict[str, str], shared: str = "", **fields: Any) -> Definition:
+def model(versions: dict[str, str], shared: str = "", **fields: Any) -> ModelSource:
     folders = {version: Path("m") / version for version in versions}
-    return Definition("m", Path("m"), folders, config(**fields), {"": shared, **versions})
+    return ModelSource("m", Path("m"), folders, config(**fields), {"": shared, **versions})
 
 
 def test_the_greatest_number_is_the_latest() -> None:
@@ -61,7 +63,7 @@ def test_a_plan_leads_to_what_is_wanted_and_touches_nothing_else(old: dict[str, 
     kept = {version for version in old if new.get(version) == old[version]}
     assert set(steps.load) == new.keys() - kept
     assert set(steps.unload) == old.keys() - new.keys()
-    assert plan(dict.fromkeys(new, after), after, sorted(new, key=int)) == Plan([], [], [])
+    assert plan(dict.fromkeys(new, after), after, sorted(new, key=int)) == VersionPlan([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_what_can_be_changed_in_place(old: dict[str, Any], new: dict[str, Any], 
 def test_a_version_whose_instances_change_is_not_loaded_again() -> None:
     old = model({"1": "a", "2": "a"}, instance_group=[{"count": 1}])
     new = model({"1": "b", "2": "a"}, instance_group=[{"count": 3}])
-    assert plan({"1": old, "2": old}, new, ["1", "2"]) == Plan(["1"], ["2"], [])
+    assert plan({"1": old, "2": old}, new, ["1", "2"]) == VersionPlan(["1"], ["2"], [])
 
 
 def test_files_that_all_versions_share_have_all_loaded_again() -> None:

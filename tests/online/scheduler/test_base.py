@@ -7,13 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from google.protobuf import json_format
 
 from penstock.online.instances.instance import Instance
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
-from penstock.protocol.messages import ModelConfig
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array
 from penstock.testing import FakeModel, double
@@ -24,11 +22,7 @@ def make_request(value: float) -> InferRequest:
 
 
 def make_gates(limiter: RateLimiter, count: int, priority: int = 1) -> list[Gate | None]:
-    group = {
-        "count": count,
-        "rate_limiter": {"priority": priority, "resources": [{"name": "R", "count": 1}]},
-    }
-    return limiter.gates_of(json_format.ParseDict({"instance_group": [group]}, ModelConfig()))
+    return [limiter.gate("m", {"R": 1}, priority) for _ in range(count)]
 
 
 async def ask(batcher: DynamicBatcher, value: float = 1.0) -> None:
@@ -42,15 +36,14 @@ async def ask(batcher: DynamicBatcher, value: float = 1.0) -> None:
 @pytest.mark.parametrize("predictable", [True, False], ids=["on the loop too", "on threads"])
 def test_instances_are_added_and_dismissed_while_requests_are_answered(predictable: bool) -> None:
     async def main() -> None:
-        batcher = DynamicBatcher(BatchingConfig(True, 4), asyncio.get_running_loop())
+        batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=4), asyncio.get_running_loop())
         gone: queue.SimpleQueue[Instance] = queue.SimpleQueue()
         started: list[Instance] = []
 
         def add() -> None:
             instance = Instance(f"i{len(started)}", FakeModel(predictable=predictable), batcher)
-            instance.ended = gone.put
             started.append(instance)
-            instance.start()
+            instance.start(gone.put)
 
         add()
         for round_ in range(20):
@@ -80,7 +73,7 @@ def test_an_instance_that_is_dismissed_leaves_what_waits_to_the_others() -> None
         return double(inputs)
 
     async def main() -> None:
-        batcher = DynamicBatcher(BatchingConfig(True, 1), asyncio.get_running_loop())
+        batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=1), asyncio.get_running_loop())
         crew = [Instance(f"i{n}", FakeModel(forward=slow), batcher) for n in range(2)]
         for instance in crew:
             instance.start()
@@ -106,7 +99,7 @@ def test_requests_go_on_joining_while_an_instance_waits_for_its_resources() -> N
         assert other is not None
         other.open()
         other.enter()
-        batcher = DynamicBatcher(BatchingConfig(True, 8), asyncio.get_running_loop())
+        batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=8), asyncio.get_running_loop())
         instance = Instance("i", model, batcher, gate)
         instance.start()
         asked = [asyncio.ensure_future(ask(batcher, 0.0))]
@@ -144,7 +137,9 @@ def test_across_models_no_more_run_at_once_than_their_resources_allow(amount: in
 
     async def main() -> None:
         limiter, crew = RateLimiter({"R": amount}), []
-        batchers = [DynamicBatcher(BatchingConfig(True, 2), asyncio.get_running_loop()) for _ in range(3)]
+        batchers = [
+            DynamicBatcher(BatchingConfig(batchable=True, max_batch=2), asyncio.get_running_loop()) for _ in range(3)
+        ]
         for batcher in batchers:
             for number, gate in enumerate(make_gates(limiter, 2)):
                 crew.append(Instance(f"i{number}", FakeModel(forward=watched, predictable=True), batcher, gate))

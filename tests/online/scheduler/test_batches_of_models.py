@@ -13,11 +13,10 @@ from penstock.artifact import Artifact
 from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel
 from penstock.online.instances.instance import Instance
 from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.loading.scheduling import batching, layout_of
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
-from penstock.online.repository.triton.model_config import batching
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.layout import layout_of
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array, Signature
 

@@ -34,23 +34,23 @@ def test_a_request_may_only_shorten_its_time_and_only_where_allowed(
 )
 def test_what_triton_refuses_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
-        BatchingConfig(True, 8, **settings)
+        BatchingConfig(batchable=True, max_batch=8, **settings)
 
 
 def test_each_level_has_its_policy_or_the_default() -> None:
     own, default = QueuePolicy(max_queue_size=3), QueuePolicy(max_queue_size=7)
     config = BatchingConfig(
-        True,
-        8,
+        batchable=True,
+        max_batch=8,
         priority_levels=3,
         default_priority_level=2,
         default_queue_policy=default,
         priority_queue_policy={2: own},
     )
     assert config.policies == [default, own, default]
-    assert BatchingConfig(True, 8).policies == [QueuePolicy()]
+    assert BatchingConfig(batchable=True, max_batch=8).policies == [QueuePolicy()]
 
 
 @pytest.mark.parametrize(("batchable", "decoupled", "rows"), [(True, False, 8), (False, False, 1), (True, True, 1)])
 def test_what_is_not_merged_has_one_row(batchable: bool, decoupled: bool, rows: int) -> None:
-    assert BatchingConfig(batchable, 8, decoupled=decoupled).max_rows == rows
+    assert BatchingConfig(batchable=batchable, max_batch=8, decoupled=decoupled).max_rows == rows

@@ -174,9 +174,16 @@ POLICY = QueuePolicy(TimeoutAction.DELAY, 500)
     "config",
     [
         BatchingConfig(
-            True, 16, 10_000, (4, 8), 100, priority_levels=2, default_priority_level=1, default_queue_policy=POLICY
+            batchable=True,
+            max_batch=16,
+            max_queue=10_000,
+            preferred_batch_size=(4, 8),
+            max_queue_delay_microseconds=100,
+            priority_levels=2,
+            default_priority_level=1,
+            default_queue_policy=POLICY,
         ),
-        BatchingConfig(True, 16, 10_000),
+        BatchingConfig(batchable=True, max_batch=16, max_queue=10_000),
     ],
     ids=["all", "natural"],
 )
@@ -410,7 +417,7 @@ def test_what_would_end_too_late_is_dropped_when_the_batch_is_formed() -> None:
 
 def test_answers_keep_the_order_of_arrival_where_asked() -> None:
     policy = QueuePolicy(default_timeout_microseconds=2000)
-    bench = Bench(BatchingConfig(True, 1, preserve_ordering=True, default_queue_policy=policy))
+    bench = Bench(BatchingConfig(batchable=True, max_batch=1, preserve_ordering=True, default_queue_policy=policy))
     order: list[int] = []
     for number in range(4):
         bench.batcher.submit(make_request(number), 1, 2, lambda outcome, number=number: order.append(number))
@@ -426,7 +433,9 @@ def test_with_a_delay_an_instance_waits_and_leaves_with_what_has_come() -> None:
     model = FakeModel()
 
     async def main() -> list[Reason]:
-        batcher = DynamicBatcher(BatchingConfig(True, 4, max_queue_delay_microseconds=2000), asyncio.get_running_loop())
+        batcher = DynamicBatcher(
+            BatchingConfig(batchable=True, max_batch=4, max_queue_delay_microseconds=2000), asyncio.get_running_loop()
+        )
         instance = Instance("i", model, batcher)
         instance.start()
         for _ in range(6):
@@ -441,7 +450,7 @@ def test_with_a_delay_an_instance_waits_and_leaves_with_what_has_come() -> None:
 
 
 def test_stopping_does_not_wait_for_the_delay() -> None:
-    bench = Bench(BatchingConfig(True, 4, max_queue_delay_microseconds=10_000_000))
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4, max_queue_delay_microseconds=10_000_000))
     bench.submit()
     bench.batcher.stop()
     assert bench.take().reason is Reason.IDLE
@@ -484,7 +493,9 @@ def test_who_has_little_time_ends_the_delay_for_all() -> None:
 
     async def main() -> list[Outcome]:
         loop = asyncio.get_running_loop()
-        batcher = DynamicBatcher(BatchingConfig(True, 8, max_queue_delay_microseconds=60_000_000), loop)
+        batcher = DynamicBatcher(
+            BatchingConfig(batchable=True, max_batch=8, max_queue_delay_microseconds=60_000_000), loop
+        )
         instance = Instance("i", model, batcher)
         instance.start()
         outcomes: list[Outcome] = []
@@ -503,7 +514,7 @@ def test_who_has_little_time_ends_the_delay_for_all() -> None:
 
 
 def test_a_deadline_in_the_far_future_is_none() -> None:
-    bench = Bench(BatchingConfig(True, 8))
+    bench = Bench(BatchingConfig(batchable=True, max_batch=8))
     bench.submit(deadline_s=1e300)
     bench.finish(bench.take())
     bench.check()

@@ -18,7 +18,7 @@ from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
 from penstock.online.cache.response_cache import ResponseCache
-from penstock.online.repository.loading.assembly import Limits
+from penstock.online.repository.loading.assembly import RequestLimits
 from penstock.request import Deadline
 from penstock.telemetry.statistics import Failure
 from penstock.tensor import Array, DataType, Signature, TensorSpec
@@ -345,7 +345,7 @@ def test_a_part_that_is_replaced_answers_what_began_before() -> None:
 def test_no_more_requests_than_allowed_are_inside() -> None:
     async def test() -> None:
         gate = Gate()
-        async with Bench(limits=Limits(max_queue=4)) as bench:
+        async with Bench(limits=RequestLimits(max_queue=4)) as bench:
             part = bench.model("m", FakeModel(forward=gate))
             handle = bench.ensemble(ensemble(*chain("m"), inside=2))
             asked = [bench.ask(inputs=ONES) for _ in range(4)]

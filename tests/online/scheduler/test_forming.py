@@ -31,7 +31,15 @@ def make_line(rows: Sequence[int], arrived_ns: Sequence[int] = (), deadline_ns: 
 
 
 def rules(max_batch: int, preferred: tuple[int, ...] = (), delay_us: int = 0) -> Rules:
-    return Rules.of(BatchingConfig(True, max_batch, 64, preferred, delay_us))
+    return Rules.of(
+        BatchingConfig(
+            batchable=True,
+            max_batch=max_batch,
+            max_queue=64,
+            preferred_batch_size=preferred,
+            max_queue_delay_microseconds=delay_us,
+        )
+    )
 
 
 def oracle(line: list[Pending], now_ns: int, max_batch: int, preferred: set[int], delay_ns: int) -> int | None:
@@ -117,7 +125,7 @@ def test_a_batch_says_why_it_leaves(
 
 
 def test_what_cannot_be_merged_leaves_alone() -> None:
-    formed = form([make_line([1, 1])], 0, Rules.of(BatchingConfig(False)))
+    formed = form([make_line([1, 1])], 0, Rules.of(BatchingConfig(batchable=False)))
     assert isinstance(formed, Batch)
     assert (len(formed.requests), formed.reason) == (1, Reason.ALONE)
 

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidConfig, PenstockError
-from penstock.online.scheduler.layout import Alone, Layout, Rows, layout_of
+from penstock.online.repository.loading.scheduling import layout_of
+from penstock.online.repository.triton.schema import typed
+from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import Pending
 from penstock.protocol.messages import ModelConfig
 from penstock.request import InferRequest
@@ -24,29 +26,31 @@ def pending(rows: int = 1, **inputs: Array) -> Pending:
     return Pending(Nobody(), 0, InferRequest("m", inputs), rows, None, None, 0)
 
 
-def layout(**fields: Any) -> Layout:
-    return layout_of(json_format.ParseDict({"name": "m", "max_batch_size": 8} | fields, ModelConfig()))
+def layout(**fields: Any) -> BatchLayout:
+    return layout_of(typed(json_format.ParseDict({"name": "m", "max_batch_size": 8} | fields, ModelConfig())))
 
 
 def tensor(name: str, dims: Sequence[int], **fields: Any) -> dict[str, Any]:
     return {"name": name, "data_type": "TYPE_FP32", "dims": list(dims)} | fields
 
 
-def run(one: Layout, requests: Sequence[Pending], model: Callable[[Any], dict[str, Array]]) -> list[dict[str, Array]]:
+def run(
+    one: BatchLayout, requests: Sequence[Pending], model: Callable[[Any], dict[str, Array]]
+) -> list[dict[str, Array]]:
     return one.scatter(requests, model(one.gather(requests)))
 
 
 def test_what_needs_nothing_special_gets_the_plain_layouts() -> None:
     plain = [tensor("x", [2], optional=True)]
-    assert isinstance(layout(input=plain), Rows)
-    assert isinstance(layout(input=plain, max_batch_size=0), Alone)
-    assert isinstance(layout(input=plain, model_transaction_policy={"decoupled": True}), Alone)
+    assert isinstance(layout(input=plain), MergedRows)
+    assert isinstance(layout(input=plain, max_batch_size=0), SingleRequest)
+    assert isinstance(layout(input=plain, model_transaction_policy={"decoupled": True}), SingleRequest)
 
 
 def test_a_lone_request_and_its_outputs_are_passed_on_as_they_are() -> None:
     request, outputs = pending(x=np.zeros(3)), {"y": np.zeros(5)}
-    assert Alone().gather([request]) is request.request.inputs
-    assert Alone().scatter([request], outputs)[0] is outputs
+    assert SingleRequest().gather([request]) is request.request.inputs
+    assert SingleRequest().scatter([request], outputs)[0] is outputs
 
 
 @given(

@@ -1,35 +1,19 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidConfig
 from penstock.online.scheduler.rate_limiter import Gate, RateLimiter, read_resources
-from penstock.protocol.messages import Message, ModelConfig
 
 
-def config(*needs: dict[str, int], priority: int = 0, count: int = 1) -> Message:
-    groups = [
-        {
-            "count": count,
-            "rate_limiter": {
-                "priority": priority,
-                "resources": [{"name": name, "count": amount} for name, amount in one.items()],
-            },
-        }
-        for one in needs
-    ]
-    return json_format.ParseDict({"name": "m", "instance_group": groups}, ModelConfig())
-
-
-def gates(limiter: RateLimiter, *needs: dict[str, int], **fields: Any) -> list[Gate]:
+def gates(limiter: RateLimiter, *needs: dict[str, int], priority: int = 0) -> list[Gate]:
     found = []
-    for gate in limiter.gates_of(config(*needs, **fields)):
+    for one in needs:
+        gate = limiter.gate("m", one, priority)
         assert gate is not None
         gate.open()
         found.append(gate)
@@ -65,17 +49,16 @@ def test_of_each_resource_there_is_as_much_as_the_neediest_instance_needs() -> N
 
 
 def test_instances_without_resources_have_no_gate() -> None:
-    assert RateLimiter().gates_of(config({}, count=2)) == [None, None]
-    assert len(RateLimiter().gates_of(config({"R1": 1}, {"R1": 2}, count=3))) == 6
+    assert RateLimiter().gate("m", {}) is None
 
 
 def test_who_needs_more_than_there_is_is_refused() -> None:
     with pytest.raises(
         InvalidConfig, match="model 'm': Resource count for \"R1\" is limited to 3 .* minimum required count is 4"
     ):
-        RateLimiter({"R1": 3}).gates_of(config({"R1": 4}))
+        RateLimiter({"R1": 3}).gate("m", {"R1": 4})
     with pytest.raises(InvalidConfig, match='"R2" is limited to 0'):
-        RateLimiter({"R1": 3}).gates_of(config({"R2": 1}))
+        RateLimiter({"R1": 3}).gate("m", {"R2": 1})
 
 
 @pytest.mark.parametrize("priorities", [(1, 2), (1, 2, 4), (3, 1, 1), (0, 5)])

@@ -45,7 +45,6 @@ def _copied(argument: Any) -> Any:
 
 def make_plane(siblings: ProcessGroup, repository: Repository) -> ControlPlane:
     settings = SharedMemory(enabled=False), Tracer(TraceSettings()), LogSettings()
-    repository.manager.is_explicit = True
     page = MetricsPage(repository.served.statistics)
     return ControlPlane(repository.served, *settings, siblings, page, repository.manager)
 
@@ -54,7 +53,10 @@ def make_plane(siblings: ProcessGroup, repository: Repository) -> ControlPlane:
 def tell(tmp_path: Path) -> Callable[[Story], None]:
     def run(story: Story) -> None:
         async def main() -> None:
-            async with Repository(tmp_path) as first, Repository(tmp_path) as second:
+            async with (
+                Repository(tmp_path, is_explicit=True) as first,
+                Repository(tmp_path, is_explicit=True) as second,
+            ):
                 await story(make_plane(Other(make_plane(ProcessGroup(), second)), first), first, second)
 
         asyncio.run(main())

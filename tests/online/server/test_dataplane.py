@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from handles import make_handle
-from penstock.clock import ManualClock
+from penstock.clock import ManualClock, SystemClock
 from penstock.errors import Code, NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.online.cache.response_cache import ResponseCache
 from penstock.online.repository.handle import Handle
@@ -22,7 +22,7 @@ from penstock.online.server.access.auth import Access
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest, InferResponse, Outcome
-from penstock.telemetry.statistics import Failure
+from penstock.telemetry.statistics import Failure, ModelStatistics
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
 from penstock.testing import FakeModel, FakeStreamingModel
@@ -215,9 +215,8 @@ async def test_what_waits_can_be_cancelled() -> None:
 @in_loop
 async def test_a_model_with_the_cache_is_asked_once() -> None:
     model = FakeModel()
-    bench = Bench(make_handle(model))
-    cache = ResponseCache(1 << 20, bench.clock)
-    bench.handle.cache = cache.of("digest", "1", bench.handle.statistics, 10)
+    cache = ResponseCache(1 << 20, SystemClock()).of("digest", "1", ModelStatistics(), 10)
+    bench = Bench(make_handle(model, cache=cache))
     bench.handle.start()
     bench.ask()
     await bench.answers(1)

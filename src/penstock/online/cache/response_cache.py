@@ -21,7 +21,6 @@ from penstock.online.cache.flight import Flight, Submit, Waiter
 from penstock.online.cache.key import cache_key, isolate, model_prefix
 from penstock.online.scheduler.answers import tell
 from penstock.online.scheduler.base import Cancellable
-from penstock.online.server.config import ServerConfig
 from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import Failure, ModelStatistics
 
@@ -42,22 +41,25 @@ class SecondTier(Protocol):
         """End whatever is under way."""
 
 
-def open_cache(config: ServerConfig, clock: Clock) -> ResponseCache | None:
-    """The cache as configured; None where it is off. Raises InvalidConfig, and Unavailable if Redis' package is not installed."""
-    if not config.cache_bytes:
-        if config.cache_redis:
+def open_cache(cache_bytes: int, cache_redis: str, cache_ttl_s: float, clock: Clock) -> ResponseCache | None:
+    """The cache that the server's settings ask for; None where it is off.
+
+    Raises InvalidConfig, and Unavailable if Redis' package is not installed.
+    """
+    if not cache_bytes:
+        if cache_redis:
             raise InvalidConfig(
                 "'cache_redis' is a second tier, and there is no first", "set 'cache_bytes', e.g. 268435456"
             )
         return None
-    cache = ResponseCache(config.cache_bytes, clock)
-    if config.cache_redis:
-        try:
-            redis = importlib.import_module("penstock.online.cache.redis")
-        except ImportError as error:
-            raise Unavailable(f"Redis is not available: {error}", "pip install 'penstock[redis]'") from None
-        cache.second = redis.RedisTier(config.cache_redis, config.cache_ttl_s, cache.max_answer_bytes, clock)
-    return cache
+    if not cache_redis:
+        return ResponseCache(cache_bytes, clock)
+    try:
+        redis = importlib.import_module("penstock.online.cache.redis")
+    except ImportError as error:
+        raise Unavailable(f"Redis is not available: {error}", "pip install 'penstock[redis]'") from None
+    second = redis.RedisTier(cache_redis, cache_ttl_s, cache_bytes // _LARGEST_SHARE, clock)
+    return ResponseCache(cache_bytes, clock, second)
 
 
 class ResponseCache:

@@ -11,17 +11,13 @@ from functools import partial
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import PenstockError
 from penstock.online.instances.request_runs import run_requests
-from penstock.online.scheduler.base import BatchSource
+from penstock.online.scheduler.base import BatchSource, InstanceDied
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.rate_limiter import Gate
 from penstock.telemetry.statistics import BatchTimes, Reason
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
-
-
-class InstanceDied(PenstockError):
-    """What ran the model ended in the middle of a batch. Nobody knows by which request, so none of them is tried again."""
 
 
 class Instance:
@@ -36,16 +32,17 @@ class Instance:
         gate: Gate | None = None,
     ) -> None:
         self.model = model
-        self.ended: Callable[[Instance], None] | None = None
-        """Called on its thread when it has left and will not use its model again."""
         self._source = source
         self._layout = source.layout
         self._gate = gate
+        self._ended: Callable[[Instance], None] | None = None
         self._run_here: Callable[[Batch], None] | None = None
         # A daemon, so that a model that hangs cannot keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def start(self) -> None:
+    def start(self, ended: Callable[[Instance], None] | None = None) -> None:
+        """``ended`` is called on the instance's thread when it has left and will not use its model again."""
+        self._ended = ended
         model = self.model
         if self._gate is not None:
             self._gate.open()
@@ -65,8 +62,8 @@ class Instance:
             self._source.leave(self._run_here)
             if self._gate is not None:
                 self._gate.close()
-            if self.ended is not None:
-                self.ended(self)
+            if self._ended is not None:
+                self._ended(self)
 
     def _work(self) -> None:
         # Asked once: looking through a protocol's members takes longer than all else that is done here for a batch.

@@ -12,7 +12,7 @@ from penstock.online.scheduler.base import Cancellable
 from penstock.request import Done, InferRequest
 
 
-class Call(Protocol):
+class StartCall(Protocol):
     """``DataPlane.call``: belongs to the event loop."""
 
     def __call__(self, request: InferRequest, done: Done, *, decoupled: bool) -> Cancellable | None: ...
@@ -21,7 +21,7 @@ class Call(Protocol):
 class ModelCall:
     """One request, begun once, and perhaps cancelled; on any thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, call: Call) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: StartCall) -> None:
         self._loop = loop
         self._call = call
         # The rest belongs to the loop.

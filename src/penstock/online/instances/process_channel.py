@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.errors import PenstockError, revive
-from penstock.online.instances.tensor_arena import Slot
+from penstock.online.instances.tensor_arena import TensorSlot
 from penstock.request import InferRequest
 from penstock.tensor import Signature, TensorSpec
 
@@ -55,12 +55,12 @@ class Loaded(msgspec.Struct, tag=True):
     """As of a ``RequestModel``, which a Python model is."""
 
 
-class Run(msgspec.Struct, tag=True):
-    inputs: list[Slot]
+class Forward(msgspec.Struct, tag=True):
+    inputs: list[TensorSlot]
 
 
-class Ran(msgspec.Struct, tag=True):
-    outputs: list[Slot]
+class Forwarded(msgspec.Struct, tag=True):
+    outputs: list[TensorSlot]
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -83,10 +83,10 @@ class Execute(msgspec.Struct, tag=True):
     """Number of the first request; the others follow."""
     requests: list[InferRequest]
     """Without their inputs, which are told apart."""
-    inputs: list[list[Slot]]
+    inputs: list[list[TensorSlot]]
 
 
-Told = list[Slot] | Failed | None
+Told = list[TensorSlot] | Failed | None
 """What befell a request: its outputs, or why there are none; None: nothing yet."""
 
 
@@ -113,7 +113,7 @@ class Asked(msgspec.Struct, tag=True):
     number: int
     request: InferRequest
     """Without its inputs."""
-    inputs: list[Slot]
+    inputs: list[TensorSlot]
     decoupled: bool
 
 
@@ -139,7 +139,7 @@ class Said(msgspec.Struct, tag=True):
     text: str
 
 
-class Measured(msgspec.Struct, tag=True):
+class MetricChanged(msgspec.Struct, tag=True):
     """A metric that the model keeps has changed."""
 
     name: str
@@ -151,8 +151,8 @@ class Measured(msgspec.Struct, tag=True):
     """Whether ``value`` is the new one, or added."""
 
 
-Replies = Taken | Asked | Replied | Dropped | Said | Measured
-Message = Load | Loaded | Run | Ran | Failed | Execute | Executed | Answered | Replies
+Replies = Taken | Asked | Replied | Dropped | Said | MetricChanged
+Message = Load | Loaded | Forward | Forwarded | Failed | Execute | Executed | Answered | Replies
 
 
 def without_inputs(request: InferRequest) -> InferRequest:

@@ -18,12 +18,12 @@ from penstock.artifact import Artifact
 from penstock.clock import Clock, SystemClock
 from penstock.engines.base import LoadedModel, Options
 from penstock.errors import Code, PenstockError, Unavailable
-from penstock.online.instances.instance import InstanceDied
-from penstock.online.instances.process_channel import Failed, Load, Loaded, Message, Ran, Run
+from penstock.online.instances.process_channel import Failed, Forward, Forwarded, Load, Loaded, Message
 from penstock.online.instances.process_child import WORKER, ProcessChild
 from penstock.online.instances.process_halt import Halt
 from penstock.online.instances.tensor_arena import TensorArena
 from penstock.online.restart import restart_delay_s
+from penstock.online.scheduler.base import InstanceDied
 from penstock.tensor import Array, Signature, TensorSpec
 
 _log = logging.getLogger(__name__)
@@ -290,7 +290,7 @@ class ProcessModel(ModelProcess, LoadedModel):
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""
-        child = self._call(lambda child: child.send(Run(self._inputs.write(inputs))))
+        child = self._call(lambda child: child.send(Forward(self._inputs.write(inputs))))
         try:
             answer = child.receive(self._timeout_s)
         except TimeoutError:
@@ -299,5 +299,5 @@ class ProcessModel(ModelProcess, LoadedModel):
             raise self._died(child) from None
         if isinstance(answer, Failed):
             raise answer.error()
-        assert isinstance(answer, Ran)
+        assert isinstance(answer, Forwarded)
         return self._outputs.copy(answer.outputs)

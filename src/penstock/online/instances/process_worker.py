@@ -22,7 +22,7 @@ from penstock.artifact import Artifact, Format
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
-from penstock.online.instances.process_channel import Channel, Failed, Load, Loaded, Ran, Run
+from penstock.online.instances.process_channel import Channel, Failed, Forward, Forwarded, Load, Loaded
 from penstock.online.instances.tensor_arena import TensorArena
 
 _log = logging.getLogger(__name__)
@@ -50,14 +50,14 @@ def main(arguments: Sequence[str]) -> None:
 def _answer(model: LoadedModel, channel: Channel, inputs: TensorArena, outputs: TensorArena) -> None:
     while True:
         message = channel.receive()
-        assert isinstance(message, Run)
+        assert isinstance(message, Forward)
         channel.send(run(model, message, inputs, outputs))
 
 
-def run(model: LoadedModel, message: Run, inputs: TensorArena, outputs: TensorArena) -> Ran | Failed:
+def run(model: LoadedModel, message: Forward, inputs: TensorArena, outputs: TensorArena) -> Forwarded | Failed:
     """One call; its outputs are left in ``outputs``."""
     try:
-        return Ran(outputs.write(model.forward(inputs.view(message.inputs))))
+        return Forwarded(outputs.write(model.forward(inputs.view(message.inputs))))
     except Exception as error:  # noqa: BLE001 - an engine's bug costs its batch, not the process
         return failure(error)
 

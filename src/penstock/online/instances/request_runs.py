@@ -12,7 +12,7 @@ from penstock.engines.base import RequestModel
 from penstock.errors import PenstockError
 from penstock.online.scheduler.base import BatchSource
 from penstock.online.scheduler.forming import Batch
-from penstock.online.scheduler.layout import Alone, Layout, Rows
+from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import Pending
 from penstock.request import InferRequest
 from penstock.telemetry.statistics import BatchTimes
@@ -109,17 +109,17 @@ class _Stream:
         self._number, self._last_ns = self._number + 1, time.monotonic_ns()
 
 
-def _given(layout: Layout, pending: Pending) -> InferRequest:
-    if isinstance(layout, Rows | Alone):
+def _given(layout: BatchLayout, pending: Pending) -> InferRequest:
+    if isinstance(layout, MergedRows | SingleRequest):
         return pending.request
     return msgspec.structs.replace(pending.request, inputs=dict(layout.gather([pending])))
 
 
 def _shaped(
-    layout: Layout, pending: Pending, outcome: dict[str, Array] | PenstockError
+    layout: BatchLayout, pending: Pending, outcome: dict[str, Array] | PenstockError
 ) -> dict[str, Array] | PenstockError:
     """Outputs as clients see them. Where nothing is reshaped, how many rows a model answers is its own affair."""
-    if isinstance(outcome, PenstockError) or isinstance(layout, Rows | Alone):
+    if isinstance(outcome, PenstockError) or isinstance(layout, MergedRows | SingleRequest):
         return outcome
     try:
         return layout.scatter([pending], outcome)[0]

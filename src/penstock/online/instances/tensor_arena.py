@@ -23,7 +23,7 @@ _MAX_BYTES = 8 << 30
 _ALIGNMENT = 64
 
 
-class Slot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TensorSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a tensor lies; BYTES are there in their wire form."""
 
     name: str
@@ -50,29 +50,29 @@ class TensorArena:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(file, max_bytes)
 
-    def write(self, tensors: Mapping[str, Array]) -> list[Slot]:
+    def write(self, tensors: Mapping[str, Array]) -> list[TensorSlot]:
         """Replace what was there; each tensor is copied once. Raises ResourceExhausted beyond the most that may be held."""
         return self.write_all([tensors])[0]
 
-    def write_all(self, sets: Sequence[Mapping[str, Array]]) -> list[list[Slot]]:
+    def write_all(self, sets: Sequence[Mapping[str, Array]]) -> list[list[TensorSlot]]:
         """As ``write`` for several sets of tensors at once."""
-        written: list[list[Slot]] = []
+        written: list[list[TensorSlot]] = []
         wires: list[Array | bytes | memoryview] = []
         end = 0
         for tensors in sets:
-            slots: list[Slot] = []
+            slots: list[TensorSlot] = []
             for name, array in tensors.items():
                 datatype = DataType.from_numpy(array.dtype)
                 wire = array if datatype.itemsize else to_wire(array)
                 size = array.nbytes if datatype.itemsize else len(wire)
-                slots.append(Slot(name, datatype, array.shape, end, size))
+                slots.append(TensorSlot(name, datatype, array.shape, end, size))
                 wires.append(wire)
                 end += -(-size // _ALIGNMENT) * _ALIGNMENT
             written.append(slots)
         self._fill([slot for slots in written for slot in slots], wires, end)
         return written
 
-    def _fill(self, slots: Sequence[Slot], wires: Sequence[Array | bytes | memoryview], end: int) -> None:
+    def _fill(self, slots: Sequence[TensorSlot], wires: Sequence[Array | bytes | memoryview], end: int) -> None:
         mapped = self._mapped(end)
         for slot, wire in zip(slots, wires, strict=True):
             if not slot.byte_size:
@@ -82,7 +82,7 @@ class TensorArena:
             else:
                 mapped[slot.offset : slot.offset + slot.byte_size] = wire
 
-    def view(self, slots: Sequence[Slot]) -> dict[str, Array]:
+    def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
         """The tensors as read-only views, of use until they are written anew; BYTES are decoded."""
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}
@@ -96,7 +96,7 @@ class TensorArena:
             tensors[slot.name] = array
         return tensors
 
-    def copy(self, slots: Sequence[Slot]) -> dict[str, Array]:
+    def copy(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
         """The tensors as the caller's own, each copied once."""
         return {name: array if array.dtype.kind == "O" else array.copy() for name, array in self.view(slots).items()}
 

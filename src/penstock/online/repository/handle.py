@@ -7,65 +7,66 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from penstock.online.cache.response_cache import ModelCache
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.instances.instance import Instance
 from penstock.online.instances.model_calls import MakeCall
 from penstock.online.instances.python.process import PythonProcess, add_up
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.triton.effective import Model
+from penstock.online.repository.triton.schema import with_instances
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.protocol.messages import Message
 from penstock.telemetry.statistics import ModelStatistics
-from penstock.tensor import Signature
-
-if TYPE_CHECKING:
-    from penstock.online.cache.response_cache import ModelCache
 
 _log = logging.getLogger(__name__)
 
 
 class Handle:
-    """Belongs to the event loop; owns the instances and loaded models. ``config`` is its effective ``ModelConfig``.
+    """Belongs to the event loop; owns the instances and loaded models. ``config`` is the completed configuration.
 
-    Who found it may submit to its scheduler in the same turn of the loop; ``unload`` waits for what has been submitted, and for
-    those who hold it in order to submit later.
+    A caller that has just looked up a handle may submit to its scheduler within the same event-loop iteration; ``unload`` waits for
+    what has been submitted, and for callers that hold the handle in order to submit later.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of one version, put together by the assembler
         self,
         version: str,
-        config: Message,
+        config: ModelConfig,
         check: InputCheck,
-        signature: Signature,
         scheduler: Scheduler,
         models: Sequence[Model] = (),
         instances: Sequence[Instance] = (),
+        *,
+        labels: Mapping[str, Sequence[str]] = {},
+        identity: str = "",
+        cache: ModelCache | None = None,
+        make_call: MakeCall | None = None,
     ) -> None:
-        self.name: str = config.name
+        """``make_call`` lets Python models call other models."""
+        self.name = config.name
         self.version = version
-        self.platform: str = config.platform
+        self.platform = config.platform
         """Engine and format as the protocol names them, e.g. ``onnxruntime_onnx``."""
         self.config = config
         self.check = check
-        self.signature = signature
-        """As clients see it, which the model itself need not."""
+        self.signature = config.client_signature
+        """As clients see it; the model's own may differ."""
         self.scheduler = scheduler
-        self.cache: ModelCache | None = None
-        """Keeps its answers, where that is switched on."""
-        self.identity = ""
-        """Names its content: what answers alike has the same."""
-        self.labels: Mapping[str, Sequence[str]] = {}
-        """What the classes of its outputs are called, by output."""
-        self.decoupled: bool = config.model_transaction_policy.decoupled
-        """Whether it gives any number of answers to a request."""
-        policies = scheduler.config.policies
-        self.overrides_timeout = any(policy.allow_timeout_override for policy in policies)
-        """Whether a request's own time-out is the queue's affair, and not a deadline."""
-        self.make_call: MakeCall | None = None
-        """What its models ask other models by; set before it is started."""
+        self.cache = cache
+        """Keeps its responses; None where that is switched off."""
+        self.identity = identity
+        """Names the content: versions that respond alike have the same."""
+        self.labels = labels
+        """The names of the classes, by output."""
+        self.decoupled = config.decoupled
+        """Whether a request has any number of responses."""
+        self.overrides_timeout = any(policy.allow_timeout_override for policy in scheduler.config.policies)
+        """Whether a request's own time-out belongs to the queue, and is not a deadline."""
+        self._make_call = make_call
         self._models = list(models)
         self._instances = list(instances)
         self._going = 0
@@ -113,9 +114,8 @@ class Handle:
         left = partial(_tell, asyncio.get_running_loop(), self._left)
         for instance in instances:
             if isinstance(instance.model, PythonProcess):
-                instance.model.make_call = self.make_call
-            instance.ended = left
-            instance.start()
+                instance.model.connect(self._make_call)
+            instance.start(left)
 
     def shrink(self, count: int) -> None:
         """Have ``count`` instances end when each has answered what it works at."""
@@ -134,9 +134,8 @@ class Handle:
                 on_daemon_thread(f"unload-{self.name}", partial(self._drop, instance.model))
 
     def _tell_count(self) -> None:
-        group = self.config.instance_group[0]
-        del self.config.instance_group[1:]
-        group.count = cast(DynamicBatcher, self.scheduler).instances = self.instance_count
+        cast(DynamicBatcher, self.scheduler).expect(self.instance_count)
+        self.config = with_instances(self.config, self.instance_count)
 
     def hold(self) -> None:
         """Keep it loaded until ``release``: more will be submitted on behalf of a request that is under way elsewhere."""

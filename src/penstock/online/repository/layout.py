@@ -18,11 +18,12 @@ import msgspec
 
 from penstock.artifact import local_path
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError
-from penstock.online.repository.definition import Definition
+from penstock.online.repository.config import ModelConfig
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
 from penstock.online.repository.triton.check import check
+from penstock.online.repository.triton.schema import typed, with_parts
 from penstock.online.repository.triton.text import FILE, config_path, parse_json, read_config, shown_path
-from penstock.protocol.messages import Message
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Layout(msgspec.Struct, frozen=True):
     roots: tuple[Path, ...] = ()
     config_name: str = ""
     namespacing: bool = False
-    by_hand: Mapping[str, Definition] = {}
+    by_hand: Mapping[str, ModelSource] = {}
 
     def models(self) -> dict[str, Path | PenstockError]:
         """By name the folder of every model, or why it cannot be told. Raises NotFound if a repository is not there."""
@@ -85,7 +86,7 @@ class Layout(msgspec.Struct, frozen=True):
         found = self._find(name)
         return self._fingerprint(found) if found is not None else ""
 
-    def define(self, name: str, override: Override | None = None) -> Definition:
+    def define(self, name: str, override: Override | None = None) -> ModelSource:
         """Model ``name`` as it lies there now, with what ``override`` replaces of it.
 
         Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
@@ -101,50 +102,51 @@ class Layout(msgspec.Struct, frozen=True):
         assert folder is not None
         own = name.rpartition("/")[2]
         if override:
-            given, where = parse_json(own, override.config), ""
+            message, where = parse_json(own, override.config), ""
         else:
-            given, where = (
-                read_config(folder, self.config_name),
-                shown_path(folder, config_path(folder, self.config_name)),
-            )
-        for finding in check(given, own, where):
+            where = shown_path(folder, config_path(folder, self.config_name))
+            message = read_config(folder, self.config_name)
+        for finding in check(message, own, where):
             _log.warning("model '%s': %s", name, finding.message)
+        given = typed(message)
         lines = list(_files(folder))
         fingerprints = _by_version(folder, lines)
-        return Definition(
+        return ModelSource(
             name=name,
             folder=folder,
             versions={version: folder / version for version in fingerprints if version},
             given=self._resolved(given, found) if self.namespacing else given,
-            written_in=where if given.ListFields() else "",
+            written_in=where if given.wire else "",
             fingerprints=fingerprints,
             fingerprint=_digest(lines) if folder == found else self.fingerprint(name),
             no_versions=_no_versions(folder),
         )
 
-    def _by_hand(self, name: str, override: Override | None) -> Definition:
+    def _by_hand(self, name: str, override: Override | None) -> ModelSource:
         if override and override.folder:
             raise InvalidArgument(f"the files of model '{name}', a target given by hand, cannot be replaced")
         known = self.by_hand[name]
         (target,) = known.versions.values()
-        given = parse_json(name, override.config) if override else known.given
+        given = known.given
+        if override:
+            message = parse_json(name, override.config)
+            check(message, name)
+            given = typed(message)
         fingerprints = {version: _digest(_files(target)) for version in known.versions}
         return msgspec.structs.replace(
             known, given=given, fingerprints={"": "", **fingerprints}, fingerprint=self._fingerprint(target)
         )
 
-    def _resolved(self, given: Message, folder: Path | None) -> Message:
+    def _resolved(self, given: ModelConfig, folder: Path | None) -> ModelConfig:
         """``given`` with the steps of an ensemble naming models as they are served: those of its own repository first."""
-        models = self.models()
-        for step in given.ensemble_scheduling.step:
+        models, names = self.models(), []
+        for step in given.steps:
             own = self.namespace(folder.parent) if folder else ""
             wanted = {Path(step.model_namespace), Path(step.model_namespace).absolute()}
             others = [self.namespace(root) for root in self.roots if {root, root.absolute()} & wanted]
-            for namespace in (own, step.model_namespace, *others):
-                if f"{namespace}/{step.model_name}" in models:
-                    step.model_name = f"{namespace}/{step.model_name}"
-                    break
-        return given
+            found = (f"{namespace}/{step.model_name}" for namespace in (own, step.model_namespace, *others))
+            names.append(next((name for name in found if name in models), step.model_name))
+        return with_parts(given, names) if names else given
 
     def _fingerprint(self, found: Path | PenstockError) -> str:
         if isinstance(found, PenstockError):
@@ -216,7 +218,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
-    """The fingerprints of ``Definition``; ``lines`` are those of all files of the model in ``folder``."""
+    """The fingerprints of ``ModelSource``; ``lines`` are those of all files of the model in ``folder``."""
     files: dict[str, list[str]] = {version: [] for version in ("", *versions_in(folder))}
     for line in lines:
         top = line.partition("/")[0]

@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError, ResourceExhausted, Unavailable
 from penstock.online.daemon import on_daemon_thread
-from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler
-from penstock.online.repository.loading.loader import FilesChanged, Loaded, Preloaded, load_more, load_version
+from penstock.online.repository.loading.loader import FilesChanged, LoadedVersion, Preloaded, load_more, load_version
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override, discard, hold
-from penstock.online.repository.policy import choose, count, plan
+from penstock.online.repository.policy import choose, plan
+from penstock.online.repository.resolved_version import LoadOptions
 from penstock.online.repository.retirement import Retirement
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.source import Wishes
-from penstock.online.repository.state import Model, Row, Version, rows
+from penstock.online.repository.state import ManagedModel, Row, VersionState, rows
 
 _log = logging.getLogger(__name__)
 
@@ -55,19 +55,21 @@ class Manager:
         served: ServedModels,
         assembler: Assembler,
         layout: Layout,
-        wishes: Wishes,
+        load_options: LoadOptions,
         preloaded: Mapping[tuple[str, str], Preloaded] = {},
-        load: Callable[[Layout, Definition, str, Wishes], Loaded] = load_version,
+        load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
+        *,
+        is_explicit: bool = False,
     ) -> None:
         self._served = served
         self._assembler = assembler
         self._layout = layout
-        self._wishes = wishes
+        self._load_options = load_options
         self._preloaded = dict(preloaded)
         self._load_now = load
-        self.is_explicit = False
-        """Whether clients may load and unload; set by the composition root."""
-        self._models: dict[str, Model] = {}
+        self.is_explicit = is_explicit
+        """Whether clients may load and unload."""
+        self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -127,7 +129,7 @@ class Manager:
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is ending")
-        model = self._models.setdefault(name, Model(name))
+        model = self._models.setdefault(name, ManagedModel(name))
         model.is_wanted = model.is_wanted or not is_part
         followers = await asyncio.shield(self._begin_load(model, override, is_due))
         if followers and not is_part:  # or an ensemble might wait for itself
@@ -160,12 +162,12 @@ class Manager:
             name for name in sorted(found) if before.get(name) == found[name] and self._differs(name, found[name])
         ]
         for name in changed:
-            models.setdefault(name, Model(name)).tried = found[name]
+            models.setdefault(name, ManagedModel(name)).tried = found[name]
         return [*((name, False) for name in gone), *((name, True) for name in changed)]
 
     def _differs(self, name: str, fingerprint: str) -> bool:
         model = self._models.get(name)
-        return model is None or fingerprint not in (model.tried, model.definition and model.definition.fingerprint)
+        return model is None or fingerprint not in (model.tried, model.source and model.source.fingerprint)
 
     def loaded_by_name(self) -> list[tuple[str, Override | None]]:
         """For a process of the server that comes later: the models that were asked for, and what was put in their files' place."""
@@ -186,7 +188,7 @@ class Manager:
         if self._loading:
             await asyncio.wait(self._loading, timeout=timeout_s)
         for future in self._loading:
-            if future.done() and not future.exception() and isinstance(loaded := future.result(), Loaded):
+            if future.done() and not future.exception() and isinstance(loaded := future.result(), LoadedVersion):
                 loaded.drop()
 
     async def unload_all(self) -> None:
@@ -198,15 +200,15 @@ class Manager:
 
     # How it is done
 
-    def _begin_load(self, model: Model, override: Override | None = None, is_due: bool = False) -> Loading:
+    def _begin_load(self, model: ManagedModel, override: Override | None = None, is_due: bool = False) -> Loading:
         """The load that is asked for; one that waits and would do the same is it."""
         task = model.waiting
         if task is None or override is not None:
-            task = self._begin(model, self._load(model, model.wishes(self._wishes), override, is_due))
+            task = self._begin(model, self._load(model, model.load_options(self._load_options), override, is_due))
             model.waiting = task if override is None else None
         return task
 
-    def _begin(self, model: Model, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+    def _begin(self, model: ManagedModel, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         """The operation ``work`` on ``model``, which ends even if who asked for it goes away."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -239,10 +241,12 @@ class Manager:
         self._loading.discard(future)
         return future.result()
 
-    async def _load(self, model: Model, wishes: Wishes, override: Override | None, is_due: bool) -> list[Loading]:
+    async def _load(
+        self, model: ManagedModel, load_options: LoadOptions, override: Override | None, is_due: bool
+    ) -> list[Loading]:
         """What is begun in consequence."""
         async with model.turn:
-            model.wishes_at_work = wishes
+            model.load_options_at_work = load_options
             if model.waiting is asyncio.current_task():
                 model.waiting = None
             model.generation += 1
@@ -265,7 +269,7 @@ class Manager:
                 self._retirement.clear_up(model)
             return self._follow(model, form)
 
-    def _follow(self, model: Model, form: Mapping[str, object]) -> list[Loading]:
+    def _follow(self, model: ManagedModel, form: Mapping[str, object]) -> list[Loading]:
         """Load the ensembles that had to go with ``model``, and those that were put together by another ``form`` of it."""
         now, users = model.form, self._users(model.name)
         if any(now.get(version) != was for version, was in form.items()):
@@ -277,32 +281,32 @@ class Manager:
             if user.is_stale or (user.is_wanted and not user.served and not user.pending)
         ]
 
-    async def _bring_up(self, model: Model, override: Override | None) -> None:
+    async def _bring_up(self, model: ManagedModel, override: Override | None) -> None:
         for attempt in range(_ATTEMPTS):
-            definition, used = await self._define(model, override)
-            await self._load_parts(model, definition)
-            failures = await self._change(model, definition)
+            source, used = await self._define(model, override)
+            await self._load_parts(model, source)
+            failures = await self._change(model, source)
             if attempt + 1 == _ATTEMPTS or not any(isinstance(error, FilesChanged) for error in failures.values()):
                 break
         if failures:
             _log.error("model '%s', generation %d: %s", model.name, model.generation, LoadFailed(model.name, failures))
             raise LoadFailed(model.name, failures)
-        model.override, model.replaced = used, definition.fingerprint
+        model.override, model.replaced = used, source.fingerprint
         _log.log(
             self._level, "model '%s', generation %d serves %s", model.name, model.generation, ", ".join(model.served)
         )
 
-    async def _define(self, model: Model, override: Override | None) -> tuple[Definition, Override | None]:
+    async def _define(self, model: ManagedModel, override: Override | None) -> tuple[ModelSource, Override | None]:
         """What ``model`` is now, and the override that this is by: one made before holds until the files that it replaces change."""
         name, kept, replaced = model.name, model.override, model.replaced
 
-        def read() -> tuple[Definition, Override | None]:
+        def read() -> tuple[ModelSource, Override | None]:
             if override is None and kept is not None and self._layout.fingerprint(name) == replaced:
                 return self._layout.define(name, kept), kept
             return self._layout.define(name, override), override
 
         try:
-            definition, used = await self._on_thread(f"read-{name}", read)
+            source, used = await self._on_thread(f"read-{name}", read)
         except NotFound as error:
             raise PenstockError(f"failed to load '{name}', failed to poll from model repository", str(error)) from None
         except PenstockError as error:
@@ -311,12 +315,12 @@ class Manager:
             raise InvalidConfig(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}", error.hint
             ) from None
-        model.problem, model.definition = "", definition
-        return definition, used
+        model.problem, model.source = "", source
+        return source, used
 
-    async def _load_parts(self, model: Model, definition: Definition) -> None:
+    async def _load_parts(self, model: ManagedModel, source: ModelSource) -> None:
         """Have what an ensemble needs loaded, if it is not. Raises InvalidConfig, also if it needs itself."""
-        for part in definition.parts:
+        for part in source.parts:
             if (known := self._models.get(part)) and known.served:
                 continue
             link = part
@@ -332,44 +336,44 @@ class Manager:
             finally:
                 model.awaits = ""
 
-    async def _change(self, model: Model, definition: Definition) -> dict[str, PenstockError]:
-        """Serve what ``definition`` says; by version what failed. What is to go goes only if nothing did."""
-        chosen, missing = choose(definition.given.version_policy, definition.versions)
+    async def _change(self, model: ManagedModel, source: ModelSource) -> dict[str, PenstockError]:
+        """Serve what ``source`` says; by version what failed. What is to go goes only if nothing did."""
+        chosen, missing = choose(source.given.version_policy, source.versions)
         if not chosen and not missing:
             raise InvalidConfig(
                 f"at least one version must be available under the version policy of model '{model.name}'",
-                f"put the model's files into a folder called '1'{definition.no_versions and ', not '}{definition.no_versions}",
+                f"put the model's files into a folder called '1'{source.no_versions and ', not '}{source.no_versions}",
             )
-        steps = plan(model.served, definition, chosen)
+        steps = plan(model.served, source, chosen)
         if model.is_stale:
             steps, model.is_stale = steps._replace(load=chosen), False
-        failures: dict[str, PenstockError] = {one: _absent(definition, one) for one in missing}
+        failures: dict[str, PenstockError] = {one: _absent(source, one) for one in missing}
         for number in missing:
-            model.versions.setdefault(number, Version()).fail(str(failures[number]))
-        outcomes = await asyncio.gather(*(self._load_version(model, definition, number) for number in steps.load))
+            model.versions.setdefault(number, VersionState()).fail(str(failures[number]))
+        outcomes = await asyncio.gather(*(self._load_version(model, source, number) for number in steps.load))
         failures |= {number: error for number, error in zip(steps.load, outcomes, strict=True) if error is not None}
         for number in steps.resize:
             try:
-                await self._resize(model.versions[number].handle, definition, number, model.wishes_at_work)
+                await self._resize(model.versions[number].handle, source, number, model.load_options_at_work)
             except PenstockError as error:
                 model.versions[number].fail(str(error))
                 failures[number] = error
         for number in model.served.keys() & {*chosen} - failures.keys():
-            model.versions[number].confirm(definition)
+            model.versions[number].confirm(source)
         if not failures:
             for number in model.served.keys() & {*steps.unload}:
                 self._leave(model, number)
         return failures
 
-    async def _load_version(self, model: Model, definition: Definition, number: str) -> PenstockError | None:
+    async def _load_version(self, model: ManagedModel, source: ModelSource, number: str) -> PenstockError | None:
         """Load one version and serve it; what went wrong if it cannot be."""
-        version = model.versions.setdefault(number, Version())
+        version = model.versions.setdefault(number, VersionState())
         version.begin()
         try:
-            handle = await self._make(definition, number, model.wishes_at_work)
+            handle = await self._make(source, number, model.load_options_at_work)
         except PenstockError as error:
-            if isinstance(error, InvalidConfig) and definition.written_in:
-                error.message = f"{definition.written_in}: {error.message.removeprefix(f'{definition.written_in}: ')}"
+            if isinstance(error, InvalidConfig) and source.written_in:
+                error.message = f"{source.written_in}: {error.message.removeprefix(f'{source.written_in}: ')}"
             version.fail(str(error))
             return error
         except Exception:
@@ -377,40 +381,40 @@ class Manager:
             raise
         handle.start()
         old = self._served.add(handle)
-        version.serve(handle, definition, model.generation)
+        version.serve(handle, source, model.generation)
         if old is not None:
             self._retirement.retire(model, old)
         return None
 
-    async def _make(self, definition: Definition, number: str, wishes: Wishes) -> Handle:
-        if definition.is_ensemble:
-            return self._assembler.assemble_ensemble(definition, number)
-        preloaded = self._preloaded.pop((definition.name, number), None)
-        if preloaded is not None and preloaded.fingerprint == definition.fingerprint:
+    async def _make(self, source: ModelSource, number: str, load_options: LoadOptions) -> Handle:
+        if source.is_ensemble:
+            return self._assembler.assemble_ensemble(source, number)
+        preloaded = self._preloaded.pop((source.name, number), None)
+        if preloaded is not None and preloaded.fingerprint == source.fingerprint:
             loaded = preloaded.loaded
         else:
-            work = partial(self._load_now, self._layout, definition, number, wishes)
-            loaded = await self._on_thread(f"load-{definition.name}", work)
+            work = partial(self._load_now, self._layout, source, number, load_options)
+            loaded = await self._on_thread(f"load-{source.name}", work)
         try:
             return self._assembler.assemble(loaded)
         except BaseException:
-            await on_daemon_thread(f"unload-{definition.name}", loaded.drop)
+            await on_daemon_thread(f"unload-{source.name}", loaded.drop)
             raise
 
-    async def _resize(self, handle: Handle | None, definition: Definition, number: str, wishes: Wishes) -> None:
-        """Have ``handle`` run as many instances as ``definition`` says."""
+    async def _resize(self, handle: Handle | None, source: ModelSource, number: str, load_options: LoadOptions) -> None:
+        """Have ``handle`` run as many instances as ``source`` says."""
         assert handle is not None
-        wanted = count(definition)
+        wanted = source.given.instances
         if (more := wanted - handle.instance_count) > 0:
-            work = partial(load_more, self._layout, definition, number, wishes, handle.first_model, more)
-            handle.grow(await self._on_thread(f"load-{definition.name}", work))
+            work = partial(load_more, self._layout, source, number, load_options, handle.first_model, more)
+            handle.grow(await self._on_thread(f"load-{source.name}", work))
         else:
             handle.shrink(-more)
 
-    async def _unload(self, model: Model, with_parts: bool) -> None:
+    async def _unload(self, model: ManagedModel, with_parts: bool) -> None:
         async with model.turn:
             model.generation += 1
-            parts = model.definition.parts if model.definition else []
+            parts = model.source.parts if model.source else []
             # In one step, so that no ensemble is ever served without its parts.
             for user in reversed(self._users(model.name)):
                 if user.served:
@@ -428,25 +432,25 @@ class Manager:
             if part in self._models and not self._models[part].is_wanted and not is_used:
                 await self.unload(part, with_parts=True)
 
-    def _users(self, part: str) -> list[Model]:
+    def _users(self, part: str) -> list[ManagedModel]:
         """The ensembles that need ``part``, those that need others of them after these."""
         names = [part]
         for name in names:
             names += [one.name for one in self._models.values() if one.name not in names and name in one.parts]
         return [self._models[name] for name in names[1:]]
 
-    def _leave_all(self, model: Model) -> None:
+    def _leave_all(self, model: ManagedModel) -> None:
         for number in model.served:
             self._leave(model, number)
 
-    def _leave(self, model: Model, number: str) -> None:
+    def _leave(self, model: ManagedModel, number: str) -> None:
         """Serve a version no more."""
         model.versions[number].leave()
         self._retirement.retire(model, self._served.remove(model.name, number), model.versions[number])
 
 
-def _absent(definition: Definition, version: str) -> NotFound:
+def _absent(source: ModelSource, version: str) -> NotFound:
     return NotFound(
-        f"version {version} of model '{definition.name}' is not in the repository",
-        f"there: {', '.join(definition.versions)}" if definition.versions else "",
+        f"version {version} of model '{source.name}' is not in the repository",
+        f"there: {', '.join(source.versions)}" if source.versions else "",
     )

@@ -13,7 +13,7 @@ from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.loading.memory import give_back
 from penstock.online.repository.override import discard
-from penstock.online.repository.state import Model, Version
+from penstock.online.repository.state import ManagedModel, VersionState
 
 _CALM_S = 1.0
 _MOST_S = 2.0
@@ -27,7 +27,7 @@ class Retirement:
         self._giving: asyncio.TimerHandle | None = None
         self._due = 0.0
 
-    def retire(self, model: Model, handle: Handle, version: Version | None = None) -> None:
+    def retire(self, model: ManagedModel, handle: Handle, version: VersionState | None = None) -> None:
         """Unload ``handle`` when it has answered all; then ``version``, if it is given, is gone."""
 
         async def retire() -> None:
@@ -38,9 +38,9 @@ class Retirement:
 
         self._later(retire(), model.leaving)
 
-    def clear_up(self, model: Model) -> None:
+    def clear_up(self, model: ManagedModel) -> None:
         """Remove the files of overrides that nothing is served from, once nothing that was uses them."""
-        used = {definition.folder for definition in model.served.values()}
+        used = {source.folder for source in model.served.values()}
         used |= {Path(model.override.folder)} if model.override else set()
         unused = [one for one in model.overrides if Path(one.folder) not in used]
         model.overrides = [one for one in model.overrides if one not in unused]

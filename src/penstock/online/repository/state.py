@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from penstock.online.instances.process_halt import Halt
-from penstock.online.repository.definition import Definition
 from penstock.online.repository.handle import Handle
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
-from penstock.online.repository.source import Wishes
+from penstock.online.repository.resolved_version import LoadOptions
+from penstock.tensor import Signature
 
 
-class State(enum.Enum):
+class VersionPhase(enum.Enum):
     """In the protocol's words."""
 
     LOADING = "LOADING"
@@ -25,11 +26,11 @@ class State(enum.Enum):
 
 
 NEXT = {
-    None: {State.LOADING, State.UNAVAILABLE},
-    State.LOADING: {State.READY, State.UNAVAILABLE},
-    State.READY: {State.UNLOADING},
-    State.UNLOADING: {State.UNAVAILABLE, State.LOADING},
-    State.UNAVAILABLE: {State.LOADING},
+    None: {VersionPhase.LOADING, VersionPhase.UNAVAILABLE},
+    VersionPhase.LOADING: {VersionPhase.READY, VersionPhase.UNAVAILABLE},
+    VersionPhase.READY: {VersionPhase.UNLOADING},
+    VersionPhase.UNLOADING: {VersionPhase.UNAVAILABLE, VersionPhase.LOADING},
+    VersionPhase.UNAVAILABLE: {VersionPhase.LOADING},
 }
 """The states that may follow each; a version begins without one. What is reloaded stays READY, for it goes on being served."""
 
@@ -40,75 +41,75 @@ _RESTARTING = "its instance is being started again"
 _LACKS_PARTS = "a model that it needs is not ready"
 
 
-class Version(msgspec.Struct):
-    """One version: ``handle`` and ``definition`` are what is served of it and what that was loaded by, None unless it is READY."""
+class VersionState(msgspec.Struct):
+    """One version: ``handle`` and ``source`` are what is served of it and what that was loaded by, None unless it is READY."""
 
-    state: State | None = None
+    state: VersionPhase | None = None
     reason: str = ""
     handle: Handle | None = None
-    definition: Definition | None = None
+    source: ModelSource | None = None
     generation: int = 0
     """The operation on the model that has loaded it."""
     leaving: int = 0
     """How many handles that were served have still to answer what they were asked."""
 
-    def move(self, state: State, reason: str = "") -> None:
+    def move(self, state: VersionPhase, reason: str = "") -> None:
         assert state in NEXT[self.state], (self.state, state)
         self.state, self.reason = state, reason
 
     def begin(self) -> None:
         """It is being loaded."""
-        if self.state is not State.READY:
-            self.move(State.LOADING)
+        if self.state is not VersionPhase.READY:
+            self.move(VersionPhase.LOADING)
 
-    def serve(self, handle: Handle, definition: Definition, generation: int) -> None:
+    def serve(self, handle: Handle, source: ModelSource, generation: int) -> None:
         """It is served by ``handle``, from now on or instead of another."""
-        if self.state is not State.READY:
-            self.move(State.READY)
+        if self.state is not VersionPhase.READY:
+            self.move(VersionPhase.READY)
         self.handle, self.generation = handle, generation
-        self.confirm(definition)
+        self.confirm(source)
 
-    def confirm(self, definition: Definition) -> None:
-        """What is served of it is what ``definition`` says."""
-        self.definition, self.reason = definition, ""
+    def confirm(self, source: ModelSource) -> None:
+        """What is served of it is what ``source`` says."""
+        self.source, self.reason = source, ""
 
     def fail(self, reason: str) -> None:
         """It cannot be loaded; what was served of it before still is."""
-        if self.state in (State.LOADING, None):
-            self.move(State.UNAVAILABLE, reason)
+        if self.state in (VersionPhase.LOADING, None):
+            self.move(VersionPhase.UNAVAILABLE, reason)
         else:
             self.reason = reason
 
     def leave(self) -> None:
         """It is served no more, and answers what it has been asked."""
-        self.move(State.UNLOADING)
-        self.handle = self.definition = None
+        self.move(VersionPhase.UNLOADING)
+        self.handle = self.source = None
         self.leaving += 1
 
     def end(self) -> None:
         """What was served of it is out of memory."""
         self.leaving -= 1
-        if self.state is State.UNLOADING and not self.leaving:
-            self.move(State.UNAVAILABLE, "unloaded")
+        if self.state is VersionPhase.UNLOADING and not self.leaving:
+            self.move(VersionPhase.UNAVAILABLE, "unloaded")
 
     def row(self, name: str, version: str, problem: str = "") -> Row:
         """``problem`` is what is wrong with the whole model."""
-        state, reason = self.state or State.UNAVAILABLE, problem or self.reason
+        state, reason = self.state or VersionPhase.UNAVAILABLE, problem or self.reason
         if self.handle is not None and not self.handle.is_healthy:
-            state, reason = State.UNAVAILABLE, _RESTARTING if self.handle.instance_count else _LACKS_PARTS
+            state, reason = VersionPhase.UNAVAILABLE, _RESTARTING if self.handle.instance_count else _LACKS_PARTS
         row: Row = {"name": name, "version": version, "state": state.value, "reason": reason}
         return row | {"generation": self.generation} if self.generation else row
 
 
-class Model:
+class ManagedModel:
     """A model that somebody has asked for."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.versions: dict[str, Version] = {}
+        self.versions: dict[str, VersionState] = {}
         self.problem = ""
         """Why none of its versions could be loaded, or why they are served no more."""
-        self.definition: Definition | None = None
+        self.source: ModelSource | None = None
         """What it was when it was looked at last."""
         self.tried = ""
         """The fingerprint of what was loaded, or failed to, because its files had changed."""
@@ -132,7 +133,7 @@ class Model:
         """The last of them, if it has not begun and is a load with nothing put in the files' place."""
         self.halt = Halt()
         """Of the loads that are asked for from now on."""
-        self.wishes_at_work = Wishes()
+        self.load_options_at_work = LoadOptions()
         """Those of the load at work."""
         self.awaits = ""
         """The part that its load waits for."""
@@ -140,27 +141,27 @@ class Model:
         """Those at work to unload what it no longer serves."""
 
     @property
-    def served(self) -> dict[str, Definition]:
+    def served(self) -> dict[str, ModelSource]:
         """By version that is served what it was loaded by."""
-        return {number: one.definition for number, one in self.versions.items() if one.definition is not None}
+        return {number: one.source for number, one in self.versions.items() if one.source is not None}
 
     @property
     def parts(self) -> set[str]:
         """The models that it needs, as it is served and as it was looked at last."""
-        known = [one.definition for one in self.versions.values()]
-        return {part for one in (*known, self.definition) if one is not None and one.is_ensemble for part in one.parts}
+        known = [one.source for one in self.versions.values()]
+        return {part for one in (*known, self.source) if one is not None and one.is_ensemble for part in one.parts}
 
     @property
-    def form(self) -> dict[str, tuple[object, int]]:
+    def form(self) -> dict[str, tuple[Signature, int]]:
         """What ensembles were put together by: of each version that is served, and, below the empty name, of the greatest."""
         handles = [one.handle for one in self.versions.values() if one.handle is not None]
-        form = {one.version: (one.signature, one.config.max_batch_size) for one in handles}
+        form = {one.version: (one.signature, one.config.max_rows) for one in handles}
         return form | {"": form[max(form, key=int)]} if form else {}
 
     @property
     def is_unknown(self) -> bool:
         """Whether nothing is known of it but its name."""
-        return self.definition is None and not self.versions and not self.problem
+        return self.source is None and not self.versions and not self.problem
 
     @property
     def is_idle(self) -> bool:
@@ -173,19 +174,19 @@ class Model:
         self.halt.end(reason)
         self.halt = Halt()
 
-    def wishes(self, wishes: Wishes) -> Wishes:
-        """``wishes`` for a load that is asked for now."""
-        return msgspec.structs.replace(wishes, halt=self.halt)
+    def load_options(self, load_options: LoadOptions) -> LoadOptions:
+        """``load_options`` for a load that is asked for now."""
+        return msgspec.structs.replace(load_options, halt=self.halt)
 
     def forget(self) -> None:
         """It is as if nobody had asked for it."""
-        self.problem, self.definition, self.tried, self.override, self.replaced = "", None, "", None, ""
+        self.problem, self.source, self.tried, self.override, self.replaced = "", None, "", None, ""
 
 
-def rows(name: str, model: Model | None) -> list[Row]:
+def rows(name: str, model: ManagedModel | None) -> list[Row]:
     """What the index says of model ``name``: its versions by rising number, why there are none, or just the name."""
     if model is not None and model.versions:
         return [model.versions[number].row(name, number, model.problem) for number in sorted(model.versions, key=int)]
     if model is not None and model.problem:
-        return [{"name": name, "version": "", "state": State.UNAVAILABLE.value, "reason": model.problem}]
+        return [{"name": name, "version": "", "state": VersionPhase.UNAVAILABLE.value, "reason": model.problem}]
     return [{"name": name}]

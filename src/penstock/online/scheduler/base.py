@@ -8,12 +8,16 @@ from typing import Protocol
 from penstock.errors import PenstockError
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.forming import Batch
-from penstock.online.scheduler.layout import Layout
+from penstock.online.scheduler.layout import BatchLayout
 from penstock.online.scheduler.queue import Pending
 from penstock.online.scheduler.rate_limiter import Gate
 from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import BatchTimes, ModelStatistics
 from penstock.tensor import Array
+
+
+class InstanceDied(PenstockError):
+    """The process that ran the model ended in the middle of a batch. Any request may have caused it, so none is tried again."""
 
 
 class Cancellable(Protocol):
@@ -58,7 +62,7 @@ class BatchSource(Protocol):
     def config(self) -> BatchingConfig: ...
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """How a batch's requests become what the model is given, and its outputs theirs."""
         ...
 

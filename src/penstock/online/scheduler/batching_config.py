@@ -40,11 +40,32 @@ class QueuePolicy(msgspec.Struct, frozen=True):
         return timeout_us * 1000
 
 
-class BatchingConfig(msgspec.Struct, frozen=True):
-    """How requests of one model version queue up and leave. Raises InvalidConfig where Triton refuses a configuration.
+class DynamicBatching(msgspec.Struct, frozen=True):
+    """Triton's ``dynamic_batching``. Without preferred sizes and delay batching is natural: nothing is ever waited for."""
 
-    Without preferred sizes and delay batching is natural: nothing is ever waited for.
-    """
+    preferred_batch_size: tuple[int, ...] = ()
+    """Sizes at which a batch leaves at once; none: ``max_batch``."""
+    max_queue_delay_microseconds: int = 0
+    """Longest that a request is held back, with an instance free, for others to join it."""
+    preserve_ordering: bool = False
+    """Whether responses are given in the order in which requests came."""
+    priority_levels: int = 0
+    """Number of levels, 1 the most urgent; 0: none."""
+    default_priority_level: int = 0
+    """Level of requests that ask for none, or for one that does not exist."""
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    priority_queue_policy: Mapping[int, QueuePolicy] = {}
+    """By level, for those that differ from the default."""
+
+    @property
+    def policies(self) -> list[QueuePolicy]:
+        """One for each level, the most urgent first; at least one."""
+        levels = range(1, max(1, self.priority_levels) + 1)
+        return [self.priority_queue_policy.get(level, self.default_queue_policy) for level in levels]
+
+
+class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
+    """How requests of one model version queue up and leave. Raises InvalidConfig where Triton refuses a configuration."""
 
     batchable: bool
     """Whether requests may be merged along the first axis; if not, each runs alone."""
@@ -52,25 +73,12 @@ class BatchingConfig(msgspec.Struct, frozen=True):
     """Most rows that are merged; a single larger request runs alone."""
     max_queue: int = 4096
     """Most requests that are accepted and not yet answered."""
-    preferred_batch_size: tuple[int, ...] = ()
-    """Sizes at which a batch leaves at once; none: ``max_batch``."""
-    max_queue_delay_microseconds: int = 0
-    """Longest that a request is held back, with an instance free, for others to join it."""
-    preserve_ordering: bool = False
-    """Whether answers are given in the order in which requests came."""
-    priority_levels: int = 0
-    """Number of levels, 1 the most urgent; 0: none."""
-    default_priority_level: int = 0
-    """Level of requests that ask for none, or for one that there is not."""
-    default_queue_policy: QueuePolicy = QueuePolicy()
-    priority_queue_policy: Mapping[int, QueuePolicy] = {}
-    """By level, for those that differ from the default."""
     decoupled: bool = False
-    """Whether the model gives any number of answers to a request; such requests run alone."""
+    """Whether the model gives any number of responses to a request; such requests run alone."""
     instances: int = 1
     """How many take batches side by side; for predicting how long a queue takes."""
     stateful: bool = False
-    """Whether the model remembers what it was asked: then nothing of a batch that failed runs again."""
+    """Whether the model remembers earlier requests: then nothing of a batch that failed runs again."""
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.preferred_batch_size):
@@ -95,12 +103,6 @@ class BatchingConfig(msgspec.Struct, frozen=True):
                 raise InvalidConfig(
                     "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true"
                 )
-
-    @property
-    def policies(self) -> list[QueuePolicy]:
-        """One for each level, the most urgent first; at least one."""
-        levels = range(1, max(1, self.priority_levels) + 1)
-        return [self.priority_queue_policy.get(level, self.default_queue_policy) for level in levels]
 
     @property
     def max_rows(self) -> int:

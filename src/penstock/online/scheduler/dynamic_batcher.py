@@ -26,7 +26,7 @@ from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolic
 from penstock.online.scheduler.brief_runs import BriefRuns
 from penstock.online.scheduler.forming import Batch, Rules, Wait, form
 from penstock.online.scheduler.latency_model import LatencyModel
-from penstock.online.scheduler.layout import Alone, Layout, Rows
+from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import NEVER, Pending, Queue
 from penstock.online.scheduler.rate_limiter import Gate
 from penstock.request import Done, InferRequest
@@ -48,12 +48,13 @@ class DynamicBatcher:
         statistics: ModelStatistics | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
         tracer: Tracer | None = None,
-        layout: Layout | None = None,
+        layout: BatchLayout | None = None,
     ) -> None:
         self.config = config
-        self.layout: Layout = layout or (Rows() if config.batchable and not config.decoupled else Alone())
+        self.layout: BatchLayout = layout or (
+            MergedRows() if config.batchable and not config.decoupled else SingleRequest()
+        )
         self.instances = config.instances
-        """How many there are, for predicting how long a queue takes; whoever adds or dismisses some sets it."""
         self._statistics = ModelStatistics() if statistics is None else statistics
         self._answers = Answers(self._statistics, now_ns, tracer)
         self.latency = LatencyModel()
@@ -115,6 +116,10 @@ class DynamicBatcher:
             self._dismissed += 1
             if self._idle:
                 self._wake()
+
+    def expect(self, instances: int) -> None:
+        """There are, or soon will be, so many instances: predict by them how long a queue takes."""
+        self.instances = instances
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Pending:
         """Take over ``request``, already checked; ``done`` is called on the event loop, never before this returns.

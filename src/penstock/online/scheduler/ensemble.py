@@ -1,7 +1,7 @@
 """The scheduler of an ensemble: it has no instances, and passes each request from model to model.
 
-Every step is a request to its own model's scheduler, where it is merged with those of other requests, from whatever ensemble or
-client they come. What the models are is settled when the request comes, and kept loaded until it has ended.
+Every step is a request to its own model's scheduler, which merges it with requests of other ensembles and clients. The models are
+looked up when the request arrives, and stay loaded until it has ended.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from penstock.errors import Cancelled, DeadlineExceeded, NotFound, PenstockError, Unavailable, prefixed
 from penstock.online.scheduler.answers import Answers
-from penstock.online.scheduler.base import Cancellable
+from penstock.online.scheduler.base import Cancellable, Scheduler
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.layout import Reshape
@@ -26,20 +26,37 @@ from penstock.pipeline.graph import Graph, PipelineStep
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics, Reason
 from penstock.telemetry.tracing import Tracer
-from penstock.tensor import Array
-
-if TYPE_CHECKING:
-    from penstock.online.repository.handle import Handle
+from penstock.tensor import Array, Signature
 
 Key = tuple[str, str]
 """A model's name and version, the latter empty where the server chooses."""
 
 
-class Models(NamedTuple):
-    """What an ensemble knows of the models around it: ``find`` raises NotFound, ``call`` is ``DataPlane.call``."""
+class EnsemblePart(Protocol):
+    """A served model version, as ensembles use it."""
 
-    find: Callable[[str, str], Handle]
-    call: Callable[[InferRequest, Done, Handle], Cancellable | None]
+    name: str
+    version: str
+    signature: Signature
+    scheduler: Scheduler
+    identity: str
+
+    @property
+    def is_healthy(self) -> bool: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+_Part = TypeVar("_Part", bound=EnsemblePart)
+
+
+class Models(NamedTuple, Generic[_Part]):
+    """The models around an ensemble: ``find`` raises NotFound, ``call`` submits a request to one of them."""
+
+    find: Callable[[str, str], _Part]
+    call: Callable[[InferRequest, Done, _Part], Cancellable | None]
 
 
 class Ensemble(msgspec.Struct, frozen=True):
@@ -61,21 +78,21 @@ class _Passing(Pending, eq=False):
     """A request on its way through the ensemble; ``request`` is what those to the parts are made from."""
 
     run: PipelineRun | None = None
-    owned: Mapping[Key, Handle] = {}
+    owned: Mapping[Key, EnsemblePart] = {}
     """The models to be released at its end; none if an ensemble around this one holds them."""
     started_ns: int = 0
     timer: asyncio.TimerHandle | None = None
     """For its deadline while it waits."""
 
 
-class EnsembleScheduler:
+class EnsembleScheduler(Generic[_Part]):
     """See the module. Belongs to the event loop. Every request submitted ends exactly once, as of ``Scheduler``."""
 
     def __init__(
         self,
         ensemble: Ensemble,
         config: BatchingConfig,
-        models: Models,
+        models: Models[_Part],
         loop: asyncio.AbstractEventLoop,
         statistics: ModelStatistics,
         tracer: Tracer | None = None,
@@ -113,7 +130,7 @@ class EnsembleScheduler:
         except NotFound:
             return f"at {time.monotonic_ns()}"
 
-    def resolve(self, known: dict[Key, Handle]) -> dict[Key, Handle]:
+    def resolve(self, known: dict[Key, _Part]) -> dict[Key, _Part]:
         """``known``, with all models added that a request is passed to, those of ensembles among them too. Raises NotFound."""
         for key in self.ensemble.models.values():
             if key not in known:
@@ -183,7 +200,7 @@ class EnsembleScheduler:
         self, passing: _Passing, step: PipelineStep, inputs: dict[str, Array], done: Callable[[Told], None]
     ) -> Cancellable | None:
         assert passing.request.held is not None
-        handle: Handle = passing.request.held[self.ensemble.models[step.name]]
+        handle: _Part = passing.request.held[self.ensemble.models[step.name]]
         ranks = {spec.name: len(spec.shape) for spec in handle.signature.inputs}
         request = msgspec.structs.replace(
             passing.request,

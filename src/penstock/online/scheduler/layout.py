@@ -8,24 +8,21 @@ batch (``batch_input``). The meaning is Triton's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from penstock.errors import InvalidConfig, PenstockError
+from penstock.errors import PenstockError
 from penstock.online.scheduler.batch import merge, split
 from penstock.online.scheduler.queue import Pending
-from penstock.protocol.messages import BatchInput, Message, ModelConfig
 from penstock.tensor import Array
 
 Shape = tuple[int, ...]
 
-_FP32 = ModelConfig.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_name["TYPE_FP32"].number
 
-
-class Layout(Protocol):
+class BatchLayout(Protocol):
     """Made once for a model; any thread may use it."""
 
     @property
@@ -42,7 +39,7 @@ class Layout(Protocol):
         ...
 
 
-class Rows:
+class MergedRows:
     """Requests are merged along the first axis."""
 
     is_ragged = False
@@ -54,7 +51,7 @@ class Rows:
         return split(outputs, [pending.rows for pending in requests])
 
 
-class Alone:
+class SingleRequest:
     """Every request runs alone, as it is."""
 
     is_ragged = False
@@ -64,47 +61,6 @@ class Alone:
 
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
         return [outputs]
-
-
-def layout_of(config: Message) -> Layout:
-    """The layout that ``config``, an effective ``ModelConfig``, asks for. Raises InvalidConfig."""
-    tensors = [*config.input, *config.output]
-    ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
-    merges = config.max_batch_size > 0
-    plain: Layout = Rows() if merges and not config.model_transaction_policy.decoupled else Alone()
-    if not (ragged or config.batch_input or config.batch_output or any(one.HasField("reshape") for one in tensors)):
-        return plain
-    first = (-1,) if merges else ()
-    made = [
-        MadeInput(
-            kind=BatchInput.Kind.Name(one.kind),
-            targets=tuple(one.target_name),
-            source=one.source_input[0],
-            dtype=np.dtype(np.float32 if one.data_type == _FP32 else np.int32),
-        )
-        for one in config.batch_input
-    ]
-    reshapes = _reshapes(config.input, first), _reshapes(config.output, first)
-    return Shaped(plain, ragged, *reshapes, made, _scattered(config, first))
-
-
-def _scattered(config: Message, first: Shape) -> dict[str, tuple[str, Shape]]:
-    outputs = {tensor.name: first + tuple(tensor.dims) for tensor in config.output}
-    ranks = {
-        tensor.name: len(first) + len(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-        for tensor in config.input
-    }
-    scattered = {}
-    for one in config.batch_output:
-        source = one.source_input[0]
-        for target in one.target_name:
-            if any(want == -1 for want in outputs[target][ranks[source] :]):
-                raise InvalidConfig(
-                    f"model '{config.name}': output '{target}' has more dimensions than input '{source}', whose shape it is to have",
-                    "correct 'dims', or 'batch_output'",
-                )
-            scattered[target] = source, outputs[target]
-    return scattered
 
 
 class Reshape(msgspec.Struct, frozen=True):
@@ -142,12 +98,12 @@ class MadeInput(msgspec.Struct, frozen=True):
         return _MAKERS[self.kind](shapes).astype(self.dtype)
 
 
-class Shaped:
+class ShapedRequests:
     """As ``plain``, and whatever else a configuration may ask for."""
 
     def __init__(
         self,
-        plain: Layout,
+        plain: BatchLayout,
         ragged: frozenset[str],
         inputs: Mapping[str, Reshape],
         outputs: Mapping[str, Reshape],
@@ -199,14 +155,6 @@ class Shaped:
         reshape = self._inputs.get(name)
         shapes = [pending.request.inputs[name].shape for pending in requests]
         return [reshape.to_model(shape) for shape in shapes] if reshape is not None else shapes
-
-
-def _reshapes(tensors: Iterable[Message], first: Shape) -> dict[str, Reshape]:
-    return {
-        tensor.name: Reshape(first + tuple(tensor.dims), first + tuple(tensor.reshape.shape))
-        for tensor in tensors
-        if tensor.HasField("reshape")
-    }
 
 
 def _fill(into: Shape, pattern: Shape, shape: Shape) -> Shape:

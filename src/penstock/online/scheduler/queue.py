@@ -88,7 +88,7 @@ def _urgency(line: Collection[Pending]) -> tuple[int, int]:
     return first.lane, first.number
 
 
-class Level:
+class PriorityLevel:
     """What waits at one priority level."""
 
     __slots__ = ("came", "left", "policy", "rows")
@@ -110,7 +110,7 @@ class Queue:
     """See the module. ``levels[n]`` is priority level n + 1."""
 
     def __init__(self, policies: Sequence[QueuePolicy]) -> None:
-        self.levels = [Level(policy) for policy in policies]
+        self.levels = [PriorityLevel(policy) for policy in policies]
         self.next_ns = NEVER
         """When ``expire`` has something to do, or earlier."""
         delays = any(policy.timeout_action is TimeoutAction.DELAY for policy in policies)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from penstock.errors import InvalidConfig
-from penstock.protocol.messages import Message
 
 
 class RateLimiter:
@@ -30,23 +29,19 @@ class RateLimiter:
         self.turn = 0
         """The latest turn that has come."""
 
-    def gates_of(self, config: Message) -> list[Gate | None]:
-        """One for each instance of the model with the effective configuration ``config``, in the order of its groups; None for one
-        that needs nothing. Raises InvalidConfig if an instance needs more than there is.
+    def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> Gate | None:
+        """For one instance of ``model``, which holds ``needs`` while it runs; None if it needs nothing.
+
+        Raises InvalidConfig if it needs more than there is.
         """
-        gates: list[Gate | None] = []
-        for group in config.instance_group:
-            needs = {resource.name: resource.count for resource in group.rate_limiter.resources}
-            for name, count in needs.items():
-                if self._available and count > (most := self._available.get(name, 0)):
-                    raise InvalidConfig(
-                        f"model '{config.name}': Resource count for \"{name}\" is limited to {most} which will prevent "
-                        f"scheduling of one or more model instances, the minimum required count is {count}",
-                        "raise '--rate-limit-resource', or lower the count in 'rate_limiter'",
-                    )
-            priority = max(1, group.rate_limiter.priority)
-            gates += [Gate(self, needs, priority) if needs else None for _ in range(group.count)]
-        return gates
+        for name, count in needs.items():
+            if self._available and count > (most := self._available.get(name, 0)):
+                raise InvalidConfig(
+                    f"model '{model}': Resource count for \"{name}\" is limited to {most} which will prevent "
+                    f"scheduling of one or more model instances, the minimum required count is {count}",
+                    "raise '--rate-limit-resource', or lower the count in 'rate_limiter'",
+                )
+        return Gate(self, needs, max(1, priority)) if needs else None
 
     def grant(self) -> None:
         """Let in everybody whose turn it is and for whom there is enough."""

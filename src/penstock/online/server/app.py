@@ -30,13 +30,13 @@ from penstock.errors import DeadlineExceeded, InvalidArgument, InvalidModel, Pen
 from penstock.online.cache.response_cache import open_cache
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.layout import Layout, absent
-from penstock.online.repository.loading.assembly import Assembler, Limits
+from penstock.online.repository.loading.assembly import Assembler, RequestLimits
 from penstock.online.repository.loading.loader import Preloaded, preload
 from penstock.online.repository.loading.memory import share_arenas
 from penstock.online.repository.manager import LoadFailed, Manager
 from penstock.online.repository.override import Override, clear_abandoned
+from penstock.online.repository.resolved_version import LoadOptions, define
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.source import Wishes, define
 from penstock.online.scheduler.ensemble import Models
 from penstock.online.scheduler.rate_limiter import RateLimiter, read_resources
 from penstock.online.server.access.admission import Admission, ByteBudget
@@ -123,7 +123,7 @@ def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready]
     with ExitStack() as held:
         config = Endpoints.reserve(config, held)
         # All processes share the weights of models without threads; threads do not survive a fork.
-        preloaded = preload(layout, _at_start(config, layout), _wishes(config))
+        preloaded = preload(layout, _at_start(config, layout), _load_options(config))
 
         def be(place: Place, ready: Callable[[dict[str, Any]], None]) -> None:
             application = Application(config, layout, place, preloaded)
@@ -163,13 +163,13 @@ class Application:
         self._repository = ServedModels()
         self._group = SocketGroup(place.folder, place.index) if place else ProcessGroup()
         self._recording = Recording.open(config, place.index if place else 0)
-        self._cache = open_cache(config, clock)
+        self._cache = open_cache(config.cache_bytes, config.cache_redis, config.cache_ttl_s, clock)
         access = Access(Path(config.keys_file) if config.keys_file else None, clock)
         admission = Admission(access, clock) if access.enabled else None
         budget = ByteBudget(config.max_inflight_bytes)
         shared_memory = self._shared_memory = SharedMemory(config.client_shm, budget)
         tracer = self._recording.tracer
-        limits = Limits(config.max_queue, config.max_request_rows, config.metrics_summaries)
+        limits = RequestLimits(config.max_queue, config.max_request_rows, config.metrics_summaries)
         self._dataplane = DataPlane(
             self._repository,
             clock,
@@ -184,8 +184,10 @@ class Application:
         resources = read_resources(config.rate_limit_resource)
         limiter = RateLimiter(resources) if config.rate_limit != "off" else None
         assembler = Assembler(limits, tracer, self._cache, models, limiter=limiter)
-        self._manager = Manager(self._repository, assembler, layout, _wishes(config), preloaded)
-        self._manager.is_explicit = config.model_control_mode == "explicit"
+        is_explicit = config.model_control_mode == "explicit"
+        self._manager = Manager(
+            self._repository, assembler, layout, _load_options(config), preloaded, is_explicit=is_explicit
+        )
         files = allow_open_files(config.max_connections + _OTHER_FILES)
         connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
         self._metrics = MetricsPage(
@@ -329,8 +331,8 @@ class Application:
             ) from None
 
 
-def _wishes(config: ServerConfig) -> Wishes:
-    return Wishes(
+def _load_options(config: ServerConfig) -> LoadOptions:
+    return LoadOptions(
         config.max_batch,
         config.instances,
         config.isolation,

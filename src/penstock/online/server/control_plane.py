@@ -21,7 +21,7 @@ from penstock.online.repository.layout import check_name
 from penstock.online.repository.manager import Manager
 from penstock.online.repository.override import Override, read_parameters, store
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.state import Row, State, Version
+from penstock.online.repository.state import Row, VersionPhase, VersionState
 from penstock.online.server.metrics_page import MetricsPage, Report
 from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
@@ -117,14 +117,14 @@ class ControlPlane:
         others = await self._group.ask("own_index")
         wrong = {_which(row): row for rows in others for row in rows if row.get("reason")}
         rows = [row if row.get("reason") else wrong.get(_which(row), row) for row in await self.own_index()]
-        return [row for row in rows if not ready or row.get("state") == State.READY.value]
+        return [row for row in rows if not ready or row.get("state") == VersionPhase.READY.value]
 
     async def own_index(self) -> list[Row]:
         """The rows of ``repository_index`` for this process alone."""
         if self._manager is not None:
             return await self._manager.index()
         return [
-            Version(State.READY, handle=self._repository.find(name, version)).row(name, version)
+            VersionState(VersionPhase.READY, handle=self._repository.find(name, version)).row(name, version)
             for name in self._repository.names()
             for version in self._repository.versions(name)
         ]

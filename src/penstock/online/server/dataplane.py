@@ -10,13 +10,13 @@ from typing import Any
 
 from penstock.clock import Clock
 from penstock.errors import Code, InvalidArgument, NotFound, PenstockError, Unavailable, Unsupported
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import Admission
 from penstock.online.server.recording.request_recorder import RequestRecorder
 from penstock.online.server.shared_memory.registry import SharedMemory
-from penstock.protocol.messages import Message
 from penstock.request import Deadline, Done, InferRequest
 from penstock.telemetry.statistics import Failure
 from penstock.telemetry.tracing import Tracer
@@ -194,8 +194,8 @@ class DataPlane:
             "outputs": [_describe(spec) for spec in handle.signature.outputs],
         }
 
-    def model_config(self, name: str, version: str = "") -> Message:
-        """The effective configuration, a ``ModelConfig`` message with its defaults filled in. Raises NotFound."""
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """The completed configuration. Raises NotFound."""
         return self._served.find(name, version).config
 
     def _record(self, request: InferRequest, done: Done) -> Done:

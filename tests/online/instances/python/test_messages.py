@@ -40,7 +40,7 @@ class Server:
         self.cancelled = threading.Event()
 
     def connect(self, model: PythonProcess) -> PythonProcess:
-        model.make_call = lambda: ModelCall(self.loop, self.call)
+        model.connect(lambda: ModelCall(self.loop, self.call))
         return model
 
     def call(self, request: InferRequest, done: Done, handle: object = None, decoupled: bool = False) -> Any:

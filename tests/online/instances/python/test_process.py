@@ -13,8 +13,8 @@ import pytest
 
 from penstock.engines.base import RequestModel
 from penstock.errors import Code, InvalidArgument
-from penstock.online.instances.instance import InstanceDied
 from penstock.online.instances.python.process import add_up
+from penstock.online.scheduler.base import InstanceDied
 from penstock.request import InferRequest
 from penstock.telemetry.statistics import ModelStatistics, OwnMetric
 from python_models import HEAD, IDENTITY, Answers, Processes, ask, config, decoupled, failure, request

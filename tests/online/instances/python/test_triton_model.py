@@ -193,7 +193,6 @@ def test_what_is_configured_stays(processes: Processes) -> None:
         ("import os; os.abort()" + IDENTITY, None, "ended with signal SIGABRT while it loaded the model"),
         ("x = '\0'" + IDENTITY, None, "model.py holds null bytes"),
         (IDENTITY, config(parameters={"EXECUTION_ENV_PATH": {"string_value": "e"}}), "'EXECUTION_ENV_PATH' is not"),
-        (IDENTITY, config(parameters={"class": {"string_value": "Other"}}), "has no 'Other'"),
     ],
 )
 def test_what_cannot_be_loaded_is_told(processes: Processes, body: str, options: Any, message: str) -> None:

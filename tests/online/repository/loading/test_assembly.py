@@ -5,10 +5,10 @@ from pathlib import Path
 
 import models
 from penstock.online.repository.layout import Layout
-from penstock.online.repository.loading.assembly import Assembler, Limits
+from penstock.online.repository.loading.assembly import Assembler, RequestLimits
 from penstock.online.repository.loading.loader import load
+from penstock.online.repository.resolved_version import LoadOptions, find
 from penstock.online.repository.served import ServedModels
-from penstock.online.repository.source import Wishes, find
 from penstock.online.scheduler.ensemble import Models
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
@@ -19,11 +19,11 @@ def identity(root: Path, config: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.onnx").write_bytes(models.linear().data)
     (root / "m" / "config.pbtxt").write_text(config)
-    loaded = load(find(Layout((root,), "", False, {}).define("m"), "1", Wishes()))
+    loaded = load(find(Layout((root,), "", False, {}).define("m"), "1", LoadOptions()))
 
     async def assemble() -> str:
         nobody = Models(ServedModels().find, lambda *_: None)
-        return Assembler(Limits(), Tracer(TraceSettings()), None, nobody).assemble(loaded).identity
+        return Assembler(RequestLimits(), Tracer(TraceSettings()), None, nobody).assemble(loaded).identity
 
     try:
         return asyncio.run(assemble())

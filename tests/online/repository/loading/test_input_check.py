@@ -1,10 +1,11 @@
+import msgspec
 import numpy as np
 import pytest
-from google.protobuf import json_format
 
 from penstock.errors import InvalidArgument
-from penstock.online.repository.loading.input_check import InputCheck, client_signature
-from penstock.protocol.messages import Message, ModelConfig
+from penstock.online.repository.config import ModelConfig
+from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.triton.check import parse
 from penstock.request import InferRequest
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -63,22 +64,21 @@ def test_unknown_outputs_are_refused_with_the_requests_id() -> None:
         InputCheck("m", SIGNATURE, max_rows=8)(asked)
 
 
-def config(max_batch_size: int = 8) -> Message:
+def config() -> ModelConfig:
     inputs = [
         {"name": "x", "data_type": "TYPE_FP32", "dims": [3]},
         {"name": "w", "data_type": "TYPE_STRING", "dims": [-1], "optional": True},
         {"name": "r", "data_type": "TYPE_INT64", "dims": [-1], "optional": True, "allow_ragged_batch": True},
     ]
     outputs = [{"name": "y", "data_type": "TYPE_FP32", "dims": [3], "reshape": {"shape": [3, 1]}}]
-    fields = {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs}
-    return json_format.ParseDict(fields, ModelConfig())
+    return parse("m", {"max_batch_size": 8, "input": inputs, "output": outputs})
 
 
 def test_clients_see_the_configured_shapes_with_the_batch_in_front() -> None:
-    signature = client_signature(config())
+    signature = config().client_signature
     assert signature.inputs[1] == TensorSpec("w", DataType.BYTES, (-1, -1))
     assert signature.outputs == (TensorSpec("y", DataType.FP32, (-1, 3)),)
-    assert client_signature(config(0)).inputs[0].shape == (3,)
+    assert msgspec.structs.replace(config(), max_batch_size=0).client_signature.inputs[0].shape == (3,)
 
 
 def sent(**lengths: int) -> InferRequest:
@@ -119,10 +119,9 @@ def test_optional_inputs_are_checked_where_they_are_given(asked: InferRequest, m
 
 
 def test_a_model_with_nothing_but_optional_inputs_needs_one_of_them_where_it_has_rows() -> None:
-    whole = config()
-    del whole.input[0]
+    whole = msgspec.structs.replace(config(), input=config().input[1:])
     with pytest.raises(InvalidArgument, match="between 0 and 2 but got 0 inputs"):
         InputCheck.of(whole, 8)(sent())
     assert InputCheck.of(whole, 8)(sent(w=1))[0] == 2
-    whole.max_batch_size = 0
+    whole = msgspec.structs.replace(whole, max_batch_size=0)
     assert InputCheck.of(whole, 8)(sent()) == (1, None)

@@ -20,17 +20,19 @@ from penstock.errors import (
     ResourceExhausted,
 )
 from penstock.online.instances.process_instance import ProcessModel
-from penstock.online.repository import source as sources
+from penstock.online.repository import resolved_version as sources
 from penstock.online.repository.loading.loader import load
 from penstock.online.repository.loading.warm_up import warm_up
-from penstock.online.repository.source import Source, Wishes, define, find
+from penstock.online.repository.resolved_version import LoadOptions, ResolvedVersion, define, find
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER, FakeModel
 
 
-def find_sources(targets: list[Path], wishes: Wishes | None = None) -> list[Source]:
-    return [find(model, version, wishes or Wishes()) for model in define(targets) for version in model.versions]
+def find_sources(targets: list[Path], load_options: LoadOptions | None = None) -> list[ResolvedVersion]:
+    return [
+        find(model, version, load_options or LoadOptions()) for model in define(targets) for version in model.versions
+    ]
 
 
 def write(folder: Path, name: str = "linear", data: bytes | None = None) -> Path:
@@ -40,23 +42,23 @@ def write(folder: Path, name: str = "linear", data: bytes | None = None) -> Path
 
 
 def test_a_plain_model_is_served_under_its_stem_and_batched_where_its_first_axis_is_free(tmp_path: Path) -> None:
-    (source,) = find_sources([write(tmp_path)])
-    loaded = load(source)
-    assert (source.name, source.engine, loaded.platform) == ("linear", "onnxruntime", "onnxruntime_onnx")
-    assert loaded.max_batch == 64
+    (resolved,) = find_sources([write(tmp_path)])
+    loaded = load(resolved)
+    assert (resolved.name, resolved.engine, loaded.platform) == ("linear", "onnxruntime", "onnxruntime_onnx")
+    assert loaded.config.max_batch_size == 64
     fixed = write(tmp_path, "fixed", models.fixed_batch().data)
-    assert load(find_sources([fixed])[0]).max_batch is None
+    assert load(find_sources([fixed])[0]).config.max_batch_size == 0
 
 
 def test_a_bundle_is_served_as_it_says_unless_told_otherwise(tmp_path: Path) -> None:
     files = {"model.onnx": models.linear().data}
     target = bundles.packed(tmp_path / "test.bundle", files)
-    (source,) = find_sources([target])
-    assert (source.name, source.max_batch, source.instances) == ("test", 8, 1)
-    assert load(source).models[0].signature.input_names == ["x"]
-    (source,) = find_sources([target], Wishes(max_batch=2, instances=3))
-    loaded = load(source)
-    assert loaded.max_batch == 2
+    (resolved,) = find_sources([target])
+    assert (resolved.name, resolved.max_batch, resolved.instances) == ("test", 8, 1)
+    assert load(resolved).models[0].signature.input_names == ["x"]
+    (resolved,) = find_sources([target], LoadOptions(max_batch=2, instances=3))
+    loaded = load(resolved)
+    assert loaded.config.max_batch_size == 2
     assert len(loaded.models) == 3
     assert len(set(map(id, loaded.models))) == 1, "a reentrant model of one thread is shared"
 
@@ -92,8 +94,8 @@ def test_a_bundle_takes_no_more_cores_than_there_are(
     monkeypatch.setattr(sources, "machine_facts", lambda: here)
     monkeypatch.setattr(sources, "core_ids", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(sources, "cpu_quota", lambda: None)
-    (source,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], Wishes(instances=asked))
-    assert (source.options["threads"], source.instances) == served
+    (resolved,) = find_sources([with_serving(tmp_path / "test.bundle", *tuned, here)], LoadOptions(instances=asked))
+    assert (resolved.options["threads"], resolved.instances) == served
 
 
 def test_a_bundle_tuned_elsewhere_is_served_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,22 +107,22 @@ def test_a_bundle_tuned_elsewhere_is_served_with_a_warning(tmp_path: Path, caplo
 
 
 def test_a_model_with_several_threads_is_not_shared(tmp_path: Path) -> None:
-    (source,) = find_sources([write(tmp_path)], Wishes(instances=2))
+    (resolved,) = find_sources([write(tmp_path)], LoadOptions(instances=2))
     for threads, copies in ((1, 1), (2, 2)):
-        loaded = load(msgspec.structs.replace(source, options={"threads": threads}))
+        loaded = load(msgspec.structs.replace(resolved, options={"threads": threads}))
         assert len(set(map(id, loaded.models))) == copies
 
 
 def test_models_in_processes_of_their_own(tmp_path: Path) -> None:
-    (source,) = find_sources([write(tmp_path)], Wishes(4, instances=2, isolation="process", model_timeout_s=60))
-    assert source.has_own_threads
-    loaded = load(source)
+    (resolved,) = find_sources([write(tmp_path)], LoadOptions(4, instances=2, isolation="process", model_timeout_s=60))
+    assert resolved.has_own_threads
+    loaded = load(resolved)
     try:
-        assert loaded.max_batch == 4
+        assert loaded.config.max_batch_size == 4
         assert all(isinstance(model, ProcessModel) for model in loaded.models)
         assert len({model.pid for model in loaded.models}) == 2
         x = np.ones((2, 3), np.float32)
-        for model, cores in zip(loaded.models, source.cores, strict=True):
+        for model, cores in zip(loaded.models, resolved.cores, strict=True):
             np.testing.assert_allclose(model.forward({"x": x})["y"], x @ models.linear_weight(), rtol=1e-6)
             assert os.sched_getaffinity(model.pid) == set(cores)
     finally:
@@ -129,10 +131,10 @@ def test_models_in_processes_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_model_in_a_process_that_is_refused_leaves_none(tmp_path: Path) -> None:
-    (source,) = find_sources([write(tmp_path, "corrupt", b"not a model")], Wishes(isolation="process"))
+    (resolved,) = find_sources([write(tmp_path, "corrupt", b"not a model")], LoadOptions(isolation="process"))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InvalidModel, match="refuses the model"):
-        load(source)
+        load(resolved)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -163,7 +165,7 @@ def test_targets_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="model 'corrupt': ONNX Runtime refuses the model"):
         load(find_sources([write(tmp_path, "corrupt", b"not a model")])[0])
     with pytest.raises(ResourceExhausted, match="'linear' cannot be warmed up with batches of 35184372088832 rows"):
-        load(find_sources([write(tmp_path)], Wishes(max_batch=2**45))[0])
+        load(find_sources([write(tmp_path)], LoadOptions(max_batch=2**45))[0])
     broken = tmp_path / "broken.bundle"
     broken.write_bytes(b"not a bundle")
     with pytest.raises(IntegrityError):
@@ -228,3 +230,10 @@ def test_a_model_that_refuses_values_that_were_only_guessed_is_batched_as_its_sh
         return {"y": inputs["x"]}
 
     assert warm_up(FakeModel(forward=picky), 8)
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    (resolved,) = find_sources([write(tmp_path)])
+    with pytest.raises(ResourceExhausted, match=r"^model 'linear': it needs up to 0\.0 GiB .* may use 0\.0 GiB"):
+        load(resolved, usable_bytes=1 << 20)
+    load(resolved, usable_bytes=1 << 30).drop()

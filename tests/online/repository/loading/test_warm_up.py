@@ -16,7 +16,7 @@ from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.loader import load
 from penstock.online.repository.loading.recorded_requests import encode, folder_of
 from penstock.online.repository.loading.warm_up import prepare
-from penstock.online.repository.source import Source, Wishes, find
+from penstock.online.repository.resolved_version import LoadOptions, ResolvedVersion, find
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER, FakeModel, FakeStreamingModel
@@ -58,24 +58,24 @@ def sample(name: str = "w", more: str = "zero_data: true", dims: str = "3", rows
     return f'model_warmup {{ name: "{name}" batch_size: {rows} {tensor} }}\n'
 
 
-def source_of(root: Path, config: str, artifact: Artifact | None = None, **wishes: Any) -> Source:
+def resolve(root: Path, config: str, artifact: Artifact | None = None, **load_options: Any) -> ResolvedVersion:
     folder = root / "m"
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(config)
     if "python" not in config:
         (folder / "1" / "model.onnx").write_bytes((artifact or models.linear()).data)
     layout = Layout((root,), "", False, {})
-    return find(layout.define("m"), "1", Wishes(**wishes))
+    return find(layout.define("m"), "1", LoadOptions(**load_options))
 
 
-def seen_by(source: Source, signature: Signature | None = None) -> FakeModel:
+def seen_by(resolved: ResolvedVersion, signature: Signature | None = None) -> FakeModel:
     """The source's own model, or a fake of ``signature``, warmed up, with what it was given."""
     if signature is not None:
         model = FakeModel(signature, lambda _: {})
     else:
-        own = OnnxRuntimeEngine().load(source.artifact, {"threads": 1})
+        own = OnnxRuntimeEngine().load(resolved.artifact, {"threads": 1})
         model = FakeModel(own.signature, own.forward)
-    model.rows = prepare(source, [model])  # type: ignore[attr-defined]
+    model.rows = prepare(resolved, [model]).max_batch_size  # type: ignore[attr-defined]
     return model
 
 
@@ -87,7 +87,7 @@ def test_samples_are_merged_and_repeated(tmp_path: Path) -> None:
     (tmp_path / "m" / "warmup").mkdir(parents=True)
     (tmp_path / "m" / "warmup" / "row").write_bytes(ROW.tobytes())
     samples = sample(rows=3) + sample("f", 'input_data_file: "row"', rows=2) + sample("r", "random_data: true")
-    model = seen_by(source_of(tmp_path, "max_batch_size: 4\n" + samples.replace('"f"', '"f" count: 2')))
+    model = seen_by(resolve(tmp_path, "max_batch_size: 4\n" + samples.replace('"f"', '"f" count: 2')))
     assert shapes(model) == [(3, 3), (2, 3), (2, 3), (1, 3)]
     assert not model.calls[0]["x"].any()
     np.testing.assert_array_equal(model.calls[1]["x"], np.repeat(ROW, 2, axis=0))
@@ -95,17 +95,17 @@ def test_samples_are_merged_and_repeated(tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_configured_rows_are_tried_and_where_it_is_their_number_is_believed(tmp_path: Path) -> None:
-    assert len(shapes(seen_by(source_of(tmp_path / "a", "")))) > 2
-    assert shapes(seen_by(source_of(tmp_path / "b", "max_batch_size: 4"))) == [(1, 3), (4, 3)]
+    assert len(shapes(seen_by(resolve(tmp_path / "a", "")))) > 2
+    assert shapes(seen_by(resolve(tmp_path / "b", "max_batch_size: 4"))) == [(1, 3), (4, 3)]
     # The rows of this one are not tried, so that it is merged as its user says.
-    assert seen_by(source_of(tmp_path / "c", "max_batch_size: 4")).rows == 4  # type: ignore[attr-defined]
-    assert shapes(seen_by(source_of(tmp_path / "d", sample())))[-1] == (1, 3)
+    assert seen_by(resolve(tmp_path / "c", "max_batch_size: 4")).rows == 4  # type: ignore[attr-defined]
+    assert shapes(seen_by(resolve(tmp_path / "d", sample())))[-1] == (1, 3)
 
 
 def test_every_instance_is_warmed_up_and_a_shared_one_once(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "max_batch_size: 4\n" + sample())
+    resolved = resolve(tmp_path, "max_batch_size: 4\n" + sample())
     one, two = (FakeModel(Signature((TensorSpec("x", DataType.FP32, (-1, 3)),), DOUBLER.outputs)) for _ in range(2))
-    assert prepare(source, [one, two, one]) == 4
+    assert prepare(resolved, [one, two, one]).max_batch_size == 4
     assert (len(one.calls), len(two.calls)) == (1, 1)
 
 
@@ -114,25 +114,25 @@ def test_without_a_batch_the_dims_are_whole(tmp_path: Path) -> None:
     spec = OnnxRuntimeEngine().load(fixed, {}).signature.inputs[0]
     dims = ", ".join(map(str, spec.shape))
     text = f"max_batch_size: 0 {sample(dims=dims)}".replace('"x"', f'"{spec.name}"')
-    model = seen_by(source_of(tmp_path, text, fixed))
+    model = seen_by(resolve(tmp_path, text, fixed))
     assert [call[spec.name].shape for call in model.calls] == [spec.shape]
 
 
 def test_layouts_apply(tmp_path: Path) -> None:
-    assert shapes(seen_by(source_of(tmp_path / "a", RESHAPED + sample(dims="3, 1", rows=2)))) == [(2, 3)]
+    assert shapes(seen_by(resolve(tmp_path / "a", RESHAPED + sample(dims="3, 1", rows=2)))) == [(2, 3)]
     vectors = Signature(
         (TensorSpec("x", DataType.FP32, (-1,)), TensorSpec("ends", DataType.FP32, (-1,))),
         (TensorSpec("y", DataType.FP32, (-1, 1)),),
     )
-    model = seen_by(source_of(tmp_path / "b", RAGGED + sample(dims="5", rows=2)), vectors)
+    model = seen_by(resolve(tmp_path / "b", RAGGED + sample(dims="5", rows=2)), vectors)
     assert shapes(model) == [(10,)]
     assert model.calls[0]["ends"].tolist() == [5, 10]
-    assert shapes(seen_by(source_of(tmp_path / "c", RAGGED), vectors)) == [], "nobody can guess these"
+    assert shapes(seen_by(resolve(tmp_path / "c", RAGGED), vectors)) == [], "nobody can guess these"
 
 
 def test_sequences_are_given_their_controls_and_initial_states(tmp_path: Path) -> None:
     accumulator = sequences.implicit_accumulator()
-    model = seen_by(source_of(tmp_path / "a", SEQUENCE + sample(dims="1", rows=2), accumulator))
+    model = seen_by(resolve(tmp_path / "a", SEQUENCE + sample(dims="1", rows=2), accumulator))
     (call,) = model.calls
     assert call["START"].tolist() == [[1], [1]]
     assert call["state_in"].tolist() == [[0], [0]]
@@ -140,15 +140,15 @@ def test_sequences_are_given_their_controls_and_initial_states(tmp_path: Path) -
     also = sample(dims="1").replace(
         "} }\n", '} inputs { key: "START" value { data_type: TYPE_INT32 dims: 1 zero_data: true } } }'
     )
-    (call,) = seen_by(source_of(tmp_path / "b", SEQUENCE + also, accumulator)).calls
+    (call,) = seen_by(resolve(tmp_path / "b", SEQUENCE + also, accumulator)).calls
     assert call["START"].tolist() == [[1]]
-    assert shapes(seen_by(source_of(tmp_path / "c", SEQUENCE, accumulator))) == []
+    assert shapes(seen_by(resolve(tmp_path / "c", SEQUENCE, accumulator))) == []
 
 
 def test_a_stream_is_drained(tmp_path: Path) -> None:
     text = "max_batch_size: 4 model_transaction_policy { decoupled: true }\n" + sample(dims="2", rows=2)
     model = FakeStreamingModel()
-    assert prepare(source_of(tmp_path, text), [model]) == 4
+    assert prepare(resolve(tmp_path, text), [model]).max_batch_size == 4
     assert (len(model.calls), model.closed) == (2, 2)
 
 
@@ -161,7 +161,7 @@ def test_text_is_empty_random_or_in_its_wire_form(tmp_path: Path) -> None:
     text = "max_batch_size: 4\n" + "".join(
         part.replace("TYPE_FP32", "TYPE_STRING").replace('"w"', f'"{n}"') for n, part in enumerate(parts)
     )
-    model = seen_by(source_of(tmp_path, text, models.identity(DataType.BYTES)))
+    model = seen_by(resolve(tmp_path, text, models.identity(DataType.BYTES)))
     assert [call["x"].tolist() for call in model.calls[:2]] == [[[b"", b""]], [[b"a", b""]]]
     assert all(model.calls[2]["x"].flat)
 
@@ -187,18 +187,18 @@ def test_a_sample_that_cannot_be_fails_the_load(tmp_path: Path, config: str, rea
     (tmp_path / "m" / "warmup" / "short").write_bytes(bytes(3))
     (tmp_path / "m" / "warmup" / "out").symlink_to("/etc/passwd")
     with pytest.raises(PenstockError, match=f"^model 'm': failed to run warmup .*{reason}"):
-        load(source_of(tmp_path, "max_batch_size: 4\n" + config))
+        load(resolve(tmp_path, "max_batch_size: 4\n" + config))
 
 
 def test_more_rows_than_are_merged(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match="sample 'w': 'batch_size' is 65, and at most 64 rows are merged"):
-        load(source_of(tmp_path, sample(rows=65)))
+        load(resolve(tmp_path, sample(rows=65)))
 
 
 def test_a_model_that_refuses_a_sample_is_not_served(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "max_batch_size: 4\n" + sample(rows=3), models.fails_on_odd_batch())
+    resolved = resolve(tmp_path, "max_batch_size: 4\n" + sample(rows=3), models.fails_on_odd_batch())
     with pytest.raises(PenstockError, match="^model 'm': failed to run warmup sample 'w': "):
-        load(source)
+        load(resolved)
 
 
 def asked(model: Any, value: float) -> list[Any]:
@@ -212,7 +212,7 @@ def asked(model: Any, value: float) -> list[Any]:
 def test_a_python_model_runs_its_samples_and_nothing_else(tmp_path: Path) -> None:
     for number, (config, count) in enumerate([(PYTHON, 1), (PYTHON + sample(dims="2", rows=3), 4)]):
         python_models.write(tmp_path / str(number) / "m", COUNTING)
-        loaded = load(source_of(tmp_path / str(number), config))
+        loaded = load(resolve(tmp_path / str(number), config))
         try:
             assert asked(loaded.models[0], 0)[0]["y"].tolist() == [[count, count]]
         finally:
@@ -224,7 +224,7 @@ def test_a_python_model_that_refuses_a_sample(tmp_path: Path) -> None:
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "13").write_bytes(np.float32([13, 13]).tobytes())
     with pytest.raises(PenstockError, match="failed to run warmup sample 'w': .*unlucky"):
-        load(source_of(tmp_path, PYTHON + sample(more='input_data_file: "13"', dims="2")))
+        load(resolve(tmp_path, PYTHON + sample(more='input_data_file: "13"', dims="2")))
 
 
 ECHO_START = """
@@ -247,7 +247,7 @@ def test_a_python_model_of_sequences_is_told_that_they_start(tmp_path: Path) -> 
       { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } },
       { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 7 ] } } ] }
     """
-    loaded = load(source_of(tmp_path, PYTHON + controls + sample(dims="2", rows=3)))
+    loaded = load(resolve(tmp_path, PYTHON + controls + sample(dims="2", rows=3)))
     try:
         x, flag = np.zeros((1, 2), np.float32), np.zeros((1, 1), np.int32)
         answers: list[Any] = []
@@ -273,7 +273,7 @@ def test_recorded_requests_are_run_and_those_that_do_not_fit_are_left_out(
     record(recorded, "other", {"z": np.ones((1, 3), np.float32)})
     (folder_of(str(recorded), "m") / "torn.request").write_bytes(b"Inference-Header")
     with caplog.at_level(logging.INFO):
-        model = seen_by(source_of(tmp_path, "max_batch_size: 4", warmup_folder=str(recorded)))
+        model = seen_by(resolve(tmp_path, "max_batch_size: 4", warmup_folder=str(recorded)))
     assert sorted(shapes(model)[2:]) == [(1, 3), (2, 3), (70, 3)]
     assert "model 'm' warmed up with 3 recorded requests" in caplog.text
     assert "model 'm': recorded request 'other.request' is left out: " in caplog.text
@@ -288,7 +288,7 @@ def test_a_recorded_request_that_the_model_refuses_fails_nothing(
     record(recorded, "bad", {"x": np.full((1, 2), 13, np.float32)})
     record(recorded, "good", {"x": np.zeros((1, 2), np.float32)})
     with caplog.at_level(logging.INFO):
-        loaded = load(source_of(tmp_path, PYTHON, warmup_folder=str(recorded)))
+        loaded = load(resolve(tmp_path, PYTHON, warmup_folder=str(recorded)))
     try:
         assert asked(loaded.models[0], 0)[0]["y"].tolist() == [[3, 3]]
     finally:
@@ -302,4 +302,4 @@ def test_a_decoupled_python_model_of_sequences_needs_no_slots(tmp_path: Path) ->
     python_models.write(
         tmp_path / "m", "def execute(self, requests):\n    requests[0].get_response_sender().send(flags=1)\n"
     )
-    load(source_of(tmp_path, config + sample(dims="2"))).drop()
+    load(resolve(tmp_path, config + sample(dims="2"))).drop()

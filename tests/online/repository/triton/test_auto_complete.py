@@ -8,7 +8,9 @@ import pytest
 
 from penstock.engines.base import declared_signature
 from penstock.errors import InvalidConfig
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.triton.auto_complete import complete, declared_tensors, made_inputs
+from penstock.online.repository.triton.schema import to_message, typed
 from penstock.online.repository.triton.text import parse_text
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -23,7 +25,7 @@ FIXED = signature({"a": (1, 3)}, {"y": (1, 2)})
 
 
 def whole(text: str, model: Signature | None = ROWS, rows: int | None = 64, **more: Any) -> Any:
-    return complete(parse_text(text.encode(), "f"), "m", "onnxruntime_onnx", model, rows, 2, **more)
+    return to_message(complete(typed(parse_text(text.encode(), "f")), "m", "onnxruntime_onnx", model, rows, 2, **more))
 
 
 def tensors(config: Any) -> dict[str, list[int]]:
@@ -126,7 +128,7 @@ def test_inputs_that_the_server_makes_are_none_of_the_clients() -> None:
 
 
 def test_a_model_that_does_not_know_its_signature_is_told() -> None:
-    inputs, outputs = declared_tensors(parse_text(SEQUENCE.encode(), "f"))
+    inputs, outputs = declared_tensors(typed(parse_text(SEQUENCE.encode(), "f")))
     told = declared_signature({"inputs": inputs, "outputs": outputs})
     assert told == Signature(
         (
@@ -137,9 +139,9 @@ def test_a_model_that_does_not_know_its_signature_is_told() -> None:
         ),
         (TensorSpec("y", DataType.FP32, (-1, 2)), TensorSpec("so", DataType.INT32, (-1, 2))),
     )
-    assert declared_tensors(parse_text(b"", "f")) == ([], [])
+    assert declared_tensors(ModelConfig()) == ([], [])
     with pytest.raises(InvalidConfig, match="'a' needs 'data_type' and 'dims'"):
-        declared_tensors(parse_text(b'input { name: "a" }', "f"))
+        declared_tensors(typed(parse_text(b'input { name: "a" }', "f")))
 
 
 def test_ragged_inputs_and_scattered_outputs_have_shapes_of_their_own() -> None:
@@ -157,7 +159,7 @@ def test_ragged_inputs_and_scattered_outputs_have_shapes_of_their_own() -> None:
 
 def test_an_ensemble_has_no_model() -> None:
     text = 'input { name: "a" data_type: TYPE_FP32 dims: 3 } ensemble_scheduling { step { model_name: "p" } }'
-    config = complete(parse_text(text.encode(), "f"), "e", "ensemble", None, None, 0)
+    config = to_message(complete(typed(parse_text(text.encode(), "f")), "e", "ensemble", None, None, 0))
     assert (config.platform, config.backend, config.max_batch_size) == ("ensemble", "", 0)
     assert config.version_policy.latest.num_versions == 1
     assert not config.instance_group

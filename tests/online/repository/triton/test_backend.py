@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InvalidConfig, NotFound, Unsupported
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.triton.backend import backend_of, engine_options
+from penstock.online.repository.triton.schema import typed
 from penstock.online.repository.triton.text import parse_text
-from penstock.protocol.messages import ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_from_the_files(file: str, engine: str, platform: str) -> None:
     ],
 )
 def test_from_the_configuration(text: str, files: list[str], engine: str, file: str) -> None:
-    found = backend_of(parse_text(text.encode(), "f"), "m", files)
+    found = backend_of(typed(parse_text(text.encode(), "f")), "m", files)
     assert (found.engine, found.filename) == (engine, file)
 
 
@@ -64,14 +65,14 @@ def test_from_the_configuration(text: str, files: list[str], engine: str, file: 
 )
 def test_what_cannot_run(text: str, files: list[str], error: type[Exception], reason: str) -> None:
     with pytest.raises(error, match=f"^model 'm': .*{reason}"):
-        backend_of(parse_text(text.encode(), "f"), "m", files)
+        backend_of(typed(parse_text(text.encode(), "f")), "m", files)
 
 
 def parameters(more: str = "", **values: str) -> ModelConfig:
     config = parse_text(more.encode(), "f")
     for key, value in values.items():
         config.parameters[key].string_value = value
-    return config
+    return typed(config)
 
 
 def test_parameters_of_tritons_backends() -> None:

@@ -84,7 +84,8 @@ def test_settings_of_a_file_are_of_the_same_schema() -> None:
     given = parse(
         "m", {"max_batch_size": 0, "sequence_batching": {"direct": {}}, "parameters": {"a": {"string_value": "b"}}}
     )
-    assert given.HasField("max_batch_size")
-    assert given.sequence_batching.HasField("direct")
+    assert given.max_batch_size == 0
+    assert given.sequence_batching is not None
+    assert given.sequence_batching.direct is not None
     with pytest.raises(InvalidConfig, match=r"^model 'm': there is no field 'sequence_batching.drect'"):
         parse("m", {"sequence_batching": {"drect": {}}})

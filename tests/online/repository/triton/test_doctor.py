@@ -192,3 +192,21 @@ def test_a_bundle_tells_its_signature(tmp_path: Path) -> None:
     devices, tensor = diagnose(tmp_path / "m").findings
     assert "KIND_GPU" in devices.message
     assert "the model has no input 'nobody'" in tensor.message
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (
+            'model_warmup { name: "w" inputs { key: "x" value { zero_data: true } } }',
+            "model_warmup[0].inputs[x].data_type",
+        ),
+        ("sequence_batching { state { } control_input { } }", "sequence_batching.state[0].input_name"),
+        ("dynamic_batching { default_queue_policy { timeout_action: 7 } }", "timeout_action"),
+        ('input { name: "x" data_type: 99 format: 9 }', "input[0].format"),
+    ],
+)
+def test_a_field_that_cannot_be_does_not_keep_the_model_from_being_read(tmp_path: Path, text: str, field: str) -> None:
+    found = diagnose(put(tmp_path, "m", text))
+    assert field in "\n".join(finding.message for finding in found.findings)
+    assert all(str(tmp_path) not in finding.message for finding in found.findings)

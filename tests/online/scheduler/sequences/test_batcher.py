@@ -19,19 +19,19 @@ from penstock.online.instances.instance import Instance, InstanceDied
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.forming import Batch
-from penstock.online.scheduler.layout import Alone, Rows
+from penstock.online.scheduler.layout import MergedRows, SingleRequest
 from penstock.online.scheduler.sequences.batcher import SequenceBatcher, SequencingConfig
-from penstock.online.scheduler.sequences.controls import Control, Kind
-from penstock.online.scheduler.sequences.implicit_state import State
-from penstock.online.scheduler.sequences.slots import Step
+from penstock.online.scheduler.sequences.controls import Control, ControlKind
+from penstock.online.scheduler.sequences.implicit_state import ImplicitState
+from penstock.online.scheduler.sequences.slots import SequenceStep
 from penstock.request import Deadline, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import BatchTimes, Failure
 from penstock.tensor import Array, DataType
 from sequences import SlotSums, implicit_accumulator, make_request
 from turns import Turns
 
-START = Control("START", Kind.START, DataType.INT32)
-READY = Control("READY", Kind.READY, DataType.INT32)
+START = Control("START", ControlKind.START, DataType.INT32)
+READY = Control("READY", ControlKind.READY, DataType.INT32)
 IDLE_S = 1.0
 TIMES = BatchTimes(0, 0, 0, 0)
 
@@ -46,7 +46,7 @@ def implicit(slots: int = 8, **fields: Any) -> SequencingConfig:
     """Sequences of ``implicit_accumulator``."""
     batching = BatchingConfig(batchable=True, max_batch=4, max_queue=50, **fields)
     spec = next(spec for spec in load_accumulator().signature.outputs if spec.name == "state_out")
-    state = State("state_in", spec, np.zeros((1, 1), np.float32))
+    state = ImplicitState("state_in", spec, np.zeros((1, 1), np.float32))
     return SequencingConfig(batching, slots, controls=(START,), states=(state,), hidden=frozenset(["state_out"]))
 
 
@@ -60,14 +60,14 @@ class Bench:
     def __init__(self, config: SequencingConfig | None = None) -> None:
         self.loop = Turns()
         self.config = config or fixed()
-        self.batcher = SequenceBatcher(self.config, Rows(), self.loop, now_ns=self.loop.now_ns)  # type: ignore[arg-type]
+        self.batcher = SequenceBatcher(self.config, MergedRows(), self.loop, now_ns=self.loop.now_ns)  # type: ignore[arg-type]
         self.models = [SlotSums(self.config.slots) for _ in self.batcher.batchers]
         self.outcomes: list[list[Outcome]] = []
         self.ran: list[int] = []
         self.errors: dict[int, PenstockError] = {}
         """What the instances shall answer with, for one batch."""
 
-    def submit(self, sequence: int | str = 1, start: bool = False, end: bool = False, **fields: Any) -> Step:
+    def submit(self, sequence: int | str = 1, start: bool = False, end: bool = False, **fields: Any) -> SequenceStep:
         request = make_request(len(self.outcomes), sequence, start, end)
         request.id = str(len(self.outcomes))
         for name, value in fields.items():
@@ -344,7 +344,7 @@ def test_a_long_backlog_that_comes_too_late_is_refused_one_after_the_other() -> 
 
 def test_what_is_cancelled_by_the_end_of_another_does_not_run() -> None:
     bench = Bench(fixed(slots=1))
-    others: list[Step] = []
+    others: list[SequenceStep] = []
     first = bench.batcher.submit(make_request(0, 1, start=True), 1, None, lambda _: others[0].cancel())
     others.append(bench.submit(2, start=True))
     first.cancel()
@@ -463,7 +463,7 @@ def test_any_interleaving_ends_each_request_once_with_the_sum_of_its_sequence(
     instances: int, slots: int, actions: list[tuple[str, int, bool, bool, int]]
 ) -> None:
     bench = Bench(fixed(slots, instances=instances))
-    held: list[Step] = []
+    held: list[SequenceStep] = []
     taken: dict[int, Batch] = {}
     broken: set[int] = set()
     for action, identity, start, end, pick in actions:
@@ -499,7 +499,7 @@ def end_all(bench: Bench, taken: dict[int, Batch], most: int) -> None:
         bench.loop.advance(IDLE_S * 2)
 
 
-def check_sums(bench: Bench, held: list[Step], broken: set[int]) -> None:
+def check_sums(bench: Bench, held: list[SequenceStep], broken: set[int]) -> None:
     """By id, requests ran in order, and each was answered with what had been added up since the start before it."""
     values = bench.values()
     for identity in {step.sequence.id for step in held}:
@@ -519,7 +519,7 @@ class Running:
     """A batcher with real instances on a real loop."""
 
     def __init__(self, config: SequencingConfig, models: list[LoadedModel]) -> None:
-        plain = Rows() if config.batching.batchable else Alone()
+        plain = MergedRows() if config.batching.batchable else SingleRequest()
         config = msgspec.structs.replace(config, instances=len(models))
         self.batcher = SequenceBatcher(config, plain, asyncio.get_running_loop())
         pairs = zip(models, self.batcher.batchers, strict=True)

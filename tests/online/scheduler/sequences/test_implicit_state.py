@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PenstockError, ResourceExhausted
-from penstock.online.scheduler.sequences.implicit_state import ImplicitStates, State
-from penstock.online.scheduler.sequences.slots import Place, Sequence, Step
+from penstock.online.scheduler.sequences.implicit_state import ImplicitState, ImplicitStates
+from penstock.online.scheduler.sequences.slots import Sequence, SequencePlace, SequenceStep
 from penstock.tensor import Array, DataType, TensorSpec
 from sequences import make_request
 
@@ -20,14 +20,14 @@ class Table:
     def __init__(self, dims: tuple[int, ...] = (2,), max_bytes: int = 1 << 20) -> None:
         spec = TensorSpec("out", DataType.FP32, (-1, *dims))
         initial = np.zeros((1, *(1 if dim == -1 else dim for dim in dims)), np.float32)
-        self.states = ImplicitStates([State("in", spec, initial)], batchable=True, max_bytes=max_bytes)
+        self.states = ImplicitStates([ImplicitState("in", spec, initial)], batchable=True, max_bytes=max_bytes)
         self.sequences: dict[str, Sequence] = {}
 
-    def step(self, name: str, start: bool = False, last: bool = False) -> Step:
-        sequence = self.sequences.setdefault(name, Sequence(name, Place(0, 0)))
-        return Step([].append, sequence, make_request(0, name), None, None, 0, start, last, last)
+    def step(self, name: str, start: bool = False, last: bool = False) -> SequenceStep:
+        sequence = self.sequences.setdefault(name, Sequence(name, SequencePlace(0, 0)))
+        return SequenceStep([].append, sequence, make_request(0, name), None, None, 0, start, last, last)
 
-    def run(self, rows: Rows[Step | None], add: float = 1) -> Array:
+    def run(self, rows: Rows[SequenceStep | None], add: float = 1) -> Array:
         """One batch, whose states grow by ``add``; what the model was given."""
         given = self.states.gather(rows)["in"]
         self.states.scatter(rows, {"out": given + np.float32(add)})
@@ -79,7 +79,7 @@ def test_memory_is_given_back_when_sequences_are_over() -> None:
     table = Table()
     alive = []
 
-    def run(*steps: Step) -> None:
+    def run(*steps: SequenceStep) -> None:
         table.states.gather(steps)
         outputs = np.ones((len(steps), 2), np.float32)
         alive.append(weakref.ref(outputs))
@@ -126,7 +126,7 @@ def test_any_batches_give_every_sequence_its_own_state(batches: list[list[tuple[
     table = Table()
     sums: dict[str, float] = {}
     for number, batch in enumerate(batches):
-        rows: list[Step | None] = []
+        rows: list[SequenceStep | None] = []
         expected: list[float | None] = []
         for name, start, is_hole in {one[0]: one for one in batch}.values():
             if is_hole and len(batch) > 1 and rows:

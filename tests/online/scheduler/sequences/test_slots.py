@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.online.scheduler.sequences.slots import Place, Sequence, SequenceTable, Step
+from penstock.online.scheduler.sequences.slots import Sequence, SequencePlace, SequenceStep, SequenceTable
 from sequences import make_request
 
 
@@ -12,18 +12,18 @@ class Desk:
 
     def __init__(self, instances: int = 1, slots: int = 2) -> None:
         self.table = SequenceTable(instances, slots)
-        self.added: list[Step] = []
-        self.running: list[Step] = []
-        self.ran: list[Step] = []
-        self.dropped: list[Step] = []
+        self.added: list[SequenceStep] = []
+        self.running: list[SequenceStep] = []
+        self.ran: list[SequenceStep] = []
+        self.dropped: list[SequenceStep] = []
         self.over: list[Sequence] = []
 
-    def add(self, identity: int, start: bool = False, end: bool = False) -> Step | None:
+    def add(self, identity: int, start: bool = False, end: bool = False) -> SequenceStep | None:
         """None if it is not acceptable."""
         sequence = self.table.find(identity)
         if not start and not sequence.is_open:
             return None
-        step = Step(self.give_up, sequence, make_request(0, identity), None, None, 0, start, end)
+        step = SequenceStep(self.give_up, sequence, make_request(0, identity), None, None, 0, start, end)
         self.added.append(step)
         self.table.add(step)
         self.look()
@@ -35,13 +35,13 @@ class Desk:
         self.running += self.table.ready
         self.table.ready.clear()
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: SequenceStep) -> None:
         self.running.remove(step)
         self.ran.append(step)
         self.table.finish(step)
         self.look()
 
-    def give_up(self, step: Step) -> None:
+    def give_up(self, step: SequenceStep) -> None:
         if step in self.running:
             self.running.remove(step)
         self.dropped += self.table.give_up(step)
@@ -53,11 +53,11 @@ class Desk:
                 self.table.end(sequence)
                 self.look()
 
-    def places(self) -> dict[int | str, Place]:
+    def places(self) -> dict[int | str, SequencePlace]:
         return {step.sequence.id: step.place for step in self.running}
 
 
-def whole(desk: Desk, identity: int) -> Step:
+def whole(desk: Desk, identity: int) -> SequenceStep:
     step = desk.add(identity, start=True, end=True)
     assert step is not None
     return step
@@ -77,7 +77,12 @@ def test_slots_are_shared_out_over_instances_lowest_first() -> None:
     desk = Desk(instances=2, slots=2)
     for identity in range(1, 6):
         desk.add(identity, start=True)
-    assert desk.places() == {1: Place(0, 0), 2: Place(1, 0), 3: Place(0, 1), 4: Place(1, 1)}
+    assert desk.places() == {
+        1: SequencePlace(0, 0),
+        2: SequencePlace(1, 0),
+        3: SequencePlace(0, 1),
+        4: SequencePlace(1, 1),
+    }
 
 
 def test_the_backlog_leaves_in_order_as_slots_become_free() -> None:
@@ -95,7 +100,7 @@ def test_one_request_of_a_sequence_is_with_the_instance_at_a_time() -> None:
     for step in steps:
         assert desk.running == [step]
         assert step is not None
-        assert step.place == Place(0, 0)
+        assert step.place == SequencePlace(0, 0)
         desk.finish(step)
     assert [sequence.id for sequence in desk.over] == [1]
 

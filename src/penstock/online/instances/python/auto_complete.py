@@ -11,8 +11,8 @@ from penstock.online.instances.python.options import PythonOptions, specs_of
 _KEYS = {"name", "data_type", "dims", "optional"}
 
 
-class ModelConfig:
-    """What ``auto_complete_config`` is given and returns. What contradicts the configuration's file is a ValueError."""
+class AutoCompletion:
+    """What ``auto_complete_config`` is given and returns. A contradiction to the configuration's file raises ValueError."""
 
     def __init__(self, options: PythonOptions) -> None:
         self._given = options.max_batch
@@ -65,12 +65,16 @@ class ModelConfig:
         self._config[field].append({**tensor, "dims": list(spec.shape)})
 
 
+ModelConfig = AutoCompletion
+"""The name that models know it by."""
+
+
 def completed(model: type, options: PythonOptions) -> dict[str, Any]:
     """The configuration, completed by ``model`` if it does that. Raises InvalidModel, and what the model raises."""
-    config = ModelConfig(options)
+    config = AutoCompletion(options)
     complete = getattr(model, "auto_complete_config", None)
     if complete is not None:
         config = complete(config)
-        if not isinstance(config, ModelConfig):
+        if not isinstance(config, AutoCompletion):
             raise InvalidModel("auto_complete_config returned no model configuration", "return what it was given")
     return config.as_dict()

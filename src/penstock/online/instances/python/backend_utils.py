@@ -10,7 +10,7 @@ from typing import Any
 from penstock.online.instances.python import auto_complete, messages, metrics, tensors
 from penstock.online.instances.python.host import here
 from penstock.online.instances.python.messages import InferenceRequest, InferenceResponse
-from penstock.online.instances.python.tensors import Tensor
+from penstock.online.instances.python.tensors import TritonTensor
 
 
 class Logger:
@@ -39,11 +39,11 @@ class Logger:
         Logger.log(message, Logger.VERBOSE)
 
 
-def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> TritonTensor | None:
     return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
 
 
-def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> TritonTensor | None:
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Models written in Python: a ``model.py`` as Triton's Python backend takes it, or in Penstock's own simple form.
+"""Models written in Python: a ``model.py`` as Triton's Python backend takes it, or in Penstock's own typed form.
 
 A model's code does what it likes with its process, so the server loads it in one of its own only.
 """
@@ -28,15 +28,13 @@ from penstock.online.instances.python.backend_utils import as_module
 from penstock.online.instances.python.host import Host, Stages, here
 from penstock.online.instances.python.module import import_model, source_file, told
 from penstock.online.instances.python.options import PythonOptions
-from penstock.online.instances.python.simple_model import Context, load_simple
 from penstock.online.instances.python.triton_model import TritonModel
 from penstock.online.instances.python.typed import is_marked
+from penstock.online.instances.python.typed_model import Context, load_typed
 from penstock.resources import Resources
 
 _TRITON_MODULE = "triton_python_backend_utils"
 _TRITON = "TritonPythonModel"
-_SIMPLE = "Model"
-_CLASS = "class"
 _FIXED_COST_BYTES = 64 << 20
 
 
@@ -87,26 +85,23 @@ class PythonEngine:
         sys.modules[_TRITON_MODULE] = as_module(_TRITON_MODULE)
         with told(file, "while it was imported"):
             module = import_model(artifact)
-        found = _find(module, typed.parameters.get(_CLASS, ""))
+        found = _find(module)
         with told(file, "while it was loaded"):
             if isinstance(found, type) and found.__name__ == _TRITON:
                 return TritonModel.load(found, typed, folder)
-            return load_simple(found, typed, Context(typed, folder, self.stages))
+            return load_typed(found, typed, Context(typed, folder, self.stages))
 
 
-def _find(module: ModuleType, wanted: str) -> Any:
-    """The class or function in ``module`` that is the model; ``wanted`` is its name if the configuration gives one."""
-    if wanted:
-        if wanted not in vars(module):
-            raise InvalidModel(f"model.py has no '{wanted}', which the parameter '{_CLASS}' names")
-        return vars(module)[wanted]
+def _find(module: ModuleType) -> Any:
+    """The class or function in ``module`` that is the model."""
+    if _TRITON in vars(module):
+        return vars(module)[_TRITON]
     marked = [value for value in vars(module).values() if is_marked(value) and value.__module__ == module.__name__]
     if len(marked) > 1:
-        raise InvalidModel(f"model.py marks {len(marked)} functions as its model", "mark one with @penstock.model")
-    for found in (vars(module).get(_TRITON), *marked, vars(module).get(_SIMPLE)):
-        if found is not None:
-            return found
-    raise InvalidModel(
-        f"model.py has neither a class '{_TRITON}' or '{_SIMPLE}' nor a function marked with @penstock.model",
-        f"or name its class with the parameter '{_CLASS}'",
-    )
+        raise InvalidModel(f"model.py marks {len(marked)} models", "mark one function or class with @penstock.model")
+    if not marked:
+        raise InvalidModel(
+            f"model.py has neither a class '{_TRITON}' nor a function or class marked with @penstock.model",
+            "write @penstock.model above the model",
+        )
+    return marked[0]

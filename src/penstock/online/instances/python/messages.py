@@ -21,7 +21,7 @@ from penstock.errors import (
     Unsupported,
 )
 from penstock.online.instances.python.host import here
-from penstock.online.instances.python.tensors import Tensor, TritonModelException
+from penstock.online.instances.python.tensors import TritonModelException, TritonTensor
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array
 
@@ -80,11 +80,11 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] = (),
+        output_tensors: Sequence[TritonTensor] = (),
         error: TritonError | str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        if not all(isinstance(tensor, Tensor) for tensor in output_tensors):
+        if not all(isinstance(tensor, TritonTensor) for tensor in output_tensors):
             raise TritonModelException("'output_tensors' must be a list of Tensor objects")
         self._tensors = list(output_tensors)
         self._error = TritonError(error) if isinstance(error, str) else error
@@ -95,11 +95,11 @@ class InferenceResponse:
     def of(cls, outcome: Outcome) -> InferenceResponse:
         """What the server answers."""
         if isinstance(outcome, InferResponse):
-            return cls([Tensor(name, array) for name, array in outcome.outputs.items()], None, outcome.parameters)
+            return cls([TritonTensor(name, array) for name, array in outcome.outputs.items()], None, outcome.parameters)
         code = next((code for code, kind in _ERRORS.items() if isinstance(outcome, kind)), TritonError.INTERNAL)
         return cls(error=TritonError(str(outcome), code))
 
-    def output_tensors(self) -> list[Tensor]:
+    def output_tensors(self) -> list[TritonTensor]:
         return self._tensors
 
     def has_error(self) -> bool:
@@ -157,7 +157,7 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
+        inputs: Sequence[TritonTensor] = (),
         requested_output_names: Sequence[str] = (),
         model_name: str = "",
         model_version: int = -1,
@@ -168,7 +168,7 @@ class InferenceRequest:
         parameters: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> None:
-        if not all(isinstance(tensor, Tensor) for tensor in inputs):
+        if not all(isinstance(tensor, TritonTensor) for tensor in inputs):
             raise TritonModelException("'inputs' must be a list of Tensor objects")
         self._id, self._correlation_id, self._inputs = _text(request_id), correlation_id, list(inputs)
         self._outputs = [_text(name) for name in requested_output_names]
@@ -186,7 +186,7 @@ class InferenceRequest:
         one = cls(
             request_id=request.id,
             correlation_id=given.get(_SEQUENCE, 0),
-            inputs=[Tensor(name, array) for name, array in request.inputs.items()],
+            inputs=[TritonTensor(name, array) for name, array in request.inputs.items()],
             requested_output_names=request.outputs or output_names,
             model_name=request.model_name,
             model_version=int(request.model_version or 0),
@@ -198,7 +198,7 @@ class InferenceRequest:
         one.sender = sender
         return one
 
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[TritonTensor]:
         return self._inputs
 
     def request_id(self) -> str:

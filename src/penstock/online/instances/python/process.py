@@ -15,11 +15,11 @@ from penstock.clock import Clock
 from penstock.engines.base import Answer
 from penstock.errors import PenstockError, Unavailable
 from penstock.online.instances import process_channel as wire
-from penstock.online.instances.instance import InstanceDied
 from penstock.online.instances.model_calls import MakeCall, ModelCall
 from penstock.online.instances.process_child import ProcessChild
 from penstock.online.instances.process_instance import ModelProcess
 from penstock.online.instances.tensor_arena import TensorArena
+from penstock.online.scheduler.base import InstanceDied
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.telemetry.exposition import label_text
 from penstock.telemetry.statistics import Duration, ModelStatistics, OwnMetric, add_numbers
@@ -43,14 +43,17 @@ class PythonProcess(ModelProcess):
         super().__init__(message, model_file, timeout_s, clock)
         self.decoupled = False
         self.max_batch: int | None = None
-        self.make_call: MakeCall | None = None
-        """Set by who serves the model; without, it cannot ask others."""
+        self._make_call: MakeCall | None = None
         self.stages: wire.Stages = {}
         """Of all that was executed, by the names that the model gave."""
         self.metrics: dict[str, OwnMetric] = {}
         """That the model keeps of itself, by name."""
         self.from_child, self.to_child = TensorArena.create(_MAX_CALL_BYTES), TensorArena.create(_MAX_CALL_BYTES)
         self._talk: Talk
+
+    def connect(self, make_call: MakeCall | None) -> None:
+        """The model is served: from now on it may call other models."""
+        self._make_call = make_call
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
         """As ``RequestModel.execute``. Raises InstanceDied if the process ends or is ended before it has executed."""
@@ -85,6 +88,12 @@ class PythonProcess(ModelProcess):
             self._talk.wait()
         super().unload()
 
+    def make_call(self) -> ModelCall:
+        """A call of another model. Raises Unavailable before ``connect``."""
+        if self._make_call is None:
+            raise Unavailable("the model is still being loaded, and cannot call others")
+        return self._make_call()
+
     def add_stages(self, stages: wire.Stages) -> None:
         for name, (count, ns) in stages.items():
             before = self.stages.get(name, (0, 0))
@@ -94,7 +103,7 @@ class PythonProcess(ModelProcess):
     def hear(self, message: wire.Message) -> None:
         if isinstance(message, wire.Said):
             _log.log(message.level, "%s", message.text)
-        elif isinstance(message, wire.Measured):
+        elif isinstance(message, wire.MetricChanged):
             values = self.metrics.setdefault(message.name, OwnMetric(message.kind, message.help)).values
             labels = label_text(message.labels)
             if labels in values or sum(len(one.values) for one in self.metrics.values()) < _MAX_SERIES:
@@ -214,11 +223,9 @@ class Talk:
         return found is not None and found[0](found[1], outcome, message.final)
 
     def _ask(self, message: wire.Asked) -> None:
-        number, make_call = message.number, self._process.make_call
+        number = message.number
         try:
-            if make_call is None:
-                raise Unavailable("the model is still being loaded, and cannot ask others")
-            call = self._calls[number] = make_call()
+            call = self._calls[number] = self._process.make_call()
             call.begin(message.request, lambda reply: self._reply(number, reply), message.decoupled)
         except PenstockError as error:
             self._reply(number, error)

@@ -20,7 +20,7 @@ class TritonModelException(Exception):
     """What is wrong with how a model uses this interface."""
 
 
-class Tensor:
+class TritonTensor:
     """A named array. That of an input may be read until ``execute`` returns, and by a decoupled model for as long as it likes."""
 
     def __init__(self, name: str, numpy_array: Array) -> None:
@@ -32,7 +32,7 @@ class Tensor:
         self._array = numpy_array
 
     @classmethod
-    def from_dlpack(cls, name: str, tensor: Any) -> Tensor:
+    def from_dlpack(cls, name: str, tensor: Any) -> TritonTensor:
         """``tensor``, an object with ``__dlpack__`` in main memory, without a copy."""
         try:
             return cls(name, np.from_dlpack(tensor))
@@ -62,6 +62,10 @@ class Tensor:
 
     def is_cpu(self) -> bool:
         return True
+
+
+Tensor = TritonTensor
+"""The name that models know it by."""
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:

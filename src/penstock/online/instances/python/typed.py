@@ -1,4 +1,4 @@
-"""The simple form's words: ``Tensor`` in type hints gives the signature, ``@model`` marks the function."""
+"""The words of typed models: ``Tensor`` in type hints gives the signature, ``@model`` marks the function or class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 _MARK = "__penstock_model__"
 ONLY_OUTPUT = "output"
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class Tensor:
@@ -41,17 +41,21 @@ class Tensor:
         return Annotated[np.ndarray, cls(*(item if isinstance(item, tuple) else (item,)))]
 
 
-def model(function: _Function) -> _Function:
-    """Mark ``function`` as the model of its ``model.py``; its type hints say what goes in and what comes out."""
-    setattr(function, _MARK, True)
-    return function
+def model(form: _Form) -> _Form:
+    """Mark a function as the model of its ``model.py``; its type hints declare the inputs and outputs.
+
+    A class is marked for state and clean-up: it has a method ``forward``, whose hints count, and may have ``load``, which is given the
+    context before the first request, and ``unload``.
+    """
+    setattr(form, _MARK, True)
+    return form
 
 
 def is_marked(value: Any) -> bool:
-    return inspect.isfunction(value) and getattr(value, _MARK, False)
+    return (inspect.isfunction(value) or inspect.isclass(value)) and _MARK in vars(value)
 
 
-class Form(msgspec.Struct, frozen=True):
+class FunctionForm(msgspec.Struct, frozen=True):
     """What the hints of a function say."""
 
     signature: Signature
@@ -59,7 +63,7 @@ class Form(msgspec.Struct, frozen=True):
     """The parameter that is given the context; empty if none is."""
 
 
-def read_form(function: Callable[..., Any], declared: Signature, context: type) -> Form:
+def read_form(function: Callable[..., Any], declared: Signature, context: type) -> FunctionForm:
     """The form of ``function``, a method without its ``self``. What it has no hints for is as ``declared``. Raises InvalidModel."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -86,7 +90,7 @@ def read_form(function: Callable[..., Any], declared: Signature, context: type) 
     if not inputs or not outputs:
         what = "inputs" if not inputs else "outputs"
         raise InvalidModel(f"it is not known what {what} '{function.__name__}' has", "give it type hints")
-    return Form(Signature(tuple(inputs), tuple(outputs)), wants)
+    return FunctionForm(Signature(tuple(inputs), tuple(outputs)), wants)
 
 
 def _tensor(hint: Any) -> Tensor | None:

@@ -18,7 +18,7 @@ from penstock.online.instances.process_channel import Channel, Failed
 from penstock.online.instances.process_worker import begin, failure, read_artifact
 from penstock.online.instances.python.engine import PythonEngine
 from penstock.online.instances.python.host import Host, Metered
-from penstock.online.instances.tensor_arena import Slot, TensorArena
+from penstock.online.instances.tensor_arena import TensorArena, TensorSlot
 from penstock.online.scheduler.batch import merge, split
 from penstock.request import Done, InferRequest, InferResponse
 from penstock.tensor import Array
@@ -118,7 +118,7 @@ class Worker(Host):
             logging.getLogger(__name__).log(level, "%s", text)
 
     def measure(self, metric: Metered, value: float, replaces: bool) -> None:
-        self._try_to_send(wire.Measured(metric.name, metric.kind, metric.help, metric.labels, value, replaces))
+        self._try_to_send(wire.MetricChanged(metric.name, metric.kind, metric.help, metric.labels, value, replaces))
 
     def later(self, call: Callable[[], object]) -> None:
         self._chores.put(call)
@@ -150,7 +150,7 @@ class Worker(Host):
             told = self._told(outcomes)
         return wire.Executed(told, stages.take())
 
-    def _view(self, slots: Sequence[Slot], copies: bool) -> dict[str, Array]:
+    def _view(self, slots: Sequence[TensorSlot], copies: bool) -> dict[str, Array]:
         """The inputs; a decoupled model may still read them when the arena has the next ones."""
         inputs = self._inputs.copy(slots) if copies else self._inputs.view(slots)
         for array in inputs.values():

@@ -1,4 +1,4 @@
-"""A loaded model version put together with what serves it: its check, its scheduler, its instances, its cache."""
+"""Puts a loaded model version together with what serves it: input check, scheduler, instances and cache."""
 
 from __future__ import annotations
 
@@ -6,49 +6,45 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
 from penstock.engines.base import RequestModel
 from penstock.errors import InvalidConfig
+from penstock.online.cache.response_cache import ModelCache, ResponseCache
 from penstock.online.instances.instance import Instance
-from penstock.online.instances.model_calls import Call, ModelCall
-from penstock.online.repository.definition import Definition
+from penstock.online.instances.model_calls import ModelCall, StartCall
+from penstock.online.repository.config import ModelConfig, RateLimiting
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.loading.ensemble import EnsembleLabels, read_ensemble
-from penstock.online.repository.loading.input_check import InputCheck, client_signature
+from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.loading.labels import read_labels
-from penstock.online.repository.loading.loader import Loaded
+from penstock.online.repository.loading.loader import LoadedVersion
+from penstock.online.repository.loading.scheduling import batching, layout_of, sequencing
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.triton.auto_complete import complete
-from penstock.online.repository.triton.effective import effective_config, signature_of
-from penstock.online.repository.triton.model_config import batching
-from penstock.online.repository.triton.sequences import sequencing
+from penstock.online.repository.triton.effective import signature_of
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
-from penstock.online.scheduler.layout import layout_of
-from penstock.online.scheduler.rate_limiter import RateLimiter
+from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
 from penstock.online.scheduler.sequences.batcher import SequenceBatcher
-from penstock.protocol.messages import Message, ModelConfig
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.tracing import Tracer
 
-if TYPE_CHECKING:
-    from penstock.online.cache.response_cache import ResponseCache
-
-_OF_ANSWERS = ("max_batch_size", "input", "output", "batch_input", "batch_output")
+_OF_RESPONSES = ("max_batch_size", "input", "output", "batch_input", "batch_output")
 _log = logging.getLogger(__name__)
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What holds for all models of a server."""
+class RequestLimits(msgspec.Struct, frozen=True):
+    """Limits of every model of a server."""
 
     max_queue: int = 4096
     max_request_rows: int = 1024
     summaries: bool = False
-    """Whether recent durations are kept."""
+    """Whether recent durations are kept, for summaries among the metrics."""
 
 
 class Assembler:
@@ -56,84 +52,110 @@ class Assembler:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RequestLimits,
         tracer: Tracer,
         cache: ResponseCache | None,
-        models: Models,
+        models: Models[Handle],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """``models`` is what ensembles find and ask their parts by."""
+        """``models`` finds and asks the parts of ensembles."""
         self._limits = limits
         self._tracer = tracer
         self._cache = cache
         self._models = models
         self._limiter = limiter
 
-    def assemble(self, loaded: Loaded) -> Handle:
+    def assemble(self, loaded: LoadedVersion) -> Handle:
         """A handle on ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
-        source = loaded.source
-        config = effective_config(source, loaded.models, loaded.max_batch)
-        scheduler, sources = self._scheduler(config, loaded)
-        check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
-        gates = self._limiter.gates_of(config) if self._limiter is not None else [None] * len(loaded.models)
+        resolved, config = loaded.resolved, loaded.config
+        scheduler, batchers = self._scheduler(loaded)
         runs = [
-            Instance(f"{source.name}-{number}", one, batches, gate)
-            for number, (one, batches, gate) in enumerate(zip(loaded.models, sources, gates, strict=True))
+            Instance(f"{resolved.name}-{number}", model, batcher, gate)
+            for number, (model, batcher, gate) in enumerate(
+                zip(loaded.models, batchers, self._gates(config), strict=True)
+            )
         ]
-        handle = Handle(source.version, config, check, client_signature(config), scheduler, loaded.models, runs)
-        handle.make_call = partial(ModelCall, asyncio.get_running_loop(), cast(Call, self._models.call))
-        handle.labels = read_labels(config, source.folder)
-        # With the same model, tensors of other shapes are other answers.
-        shapes = ModelConfig(**{field: getattr(config, field) for field in _OF_ANSWERS})
-        content = shapes.SerializeToString(deterministic=True).hex()
-        handle.identity = f"{source.artifact.digest} {source.engine} {source.options} {content}"
-        if config.response_cache.enable:
-            self._keep_answers(handle, handle.identity)
-        return handle
+        # With the same model, tensors of other shapes mean other responses.
+        shapes = msgspec.json.encode([getattr(config, field) for field in _OF_RESPONSES], order="deterministic")
+        identity = f"{resolved.artifact.digest} {resolved.engine} {resolved.options} {shapes.decode()}"
+        return Handle(
+            resolved.version,
+            config,
+            self._check(config),
+            scheduler,
+            loaded.models,
+            runs,
+            labels=read_labels(config, resolved.folder),
+            identity=identity,
+            cache=self._cache_of(config, resolved.version, identity, scheduler),
+            make_call=partial(ModelCall, asyncio.get_running_loop(), cast(StartCall, self._models.call)),
+        )
 
-    def assemble_ensemble(self, definition: Definition, version: str) -> Handle:
+    def assemble_ensemble(self, source: ModelSource, version: str) -> Handle:
         """A handle on an ensemble, whose parts must be served. Raises InvalidConfig, and Unavailable if they are not."""
-        config = complete(definition.given, definition.name, "ensemble", None, None, 0)
+        config = complete(source.given, source.name, "ensemble", None, None, 0)
         ensemble = read_ensemble(config, self._models.find)
         for warning in ensemble.graph.warnings:
-            _log.warning("ensemble '%s': %s", definition.name, warning)
-        statistics, scheduling = self._statistics(config, version, 0.0), batching(config, self._limits.max_queue)
+            _log.warning("ensemble '%s': %s", source.name, warning)
+        statistics, limits = self._statistics(config, version, 0.0), batching(config, self._limits.max_queue)
         loop = asyncio.get_running_loop()
-        scheduler = EnsembleScheduler(ensemble, scheduling, self._models, loop, statistics, self._tracer)
-        check = InputCheck.of(config, max(config.max_batch_size, self._limits.max_request_rows))
-        handle = Handle(version, config, check, client_signature(config), scheduler)
-        handle.labels = EnsembleLabels(read_labels(config, definition.folder), config, self._models.find)
-        handle.identity = config.SerializeToString(deterministic=True).hex()
-        if config.response_cache.enable:
-            self._keep_answers(handle, lambda: f"{handle.identity} {scheduler.identity}")
-        return handle
+        scheduler = EnsembleScheduler(ensemble, limits, self._models, loop, statistics, self._tracer)
+        identity = config.wire.hex()
+        return Handle(
+            version,
+            config,
+            self._check(config),
+            scheduler,
+            labels=EnsembleLabels(read_labels(config, source.folder), config, self._models.find),
+            identity=identity,
+            cache=self._cache_of(config, version, lambda: f"{identity} {scheduler.identity}", scheduler),
+        )
 
-    def _scheduler(self, config: Message, loaded: Loaded) -> tuple[Scheduler, Sequence[BatchSource]]:
-        """The scheduler, and for each instance what it works for."""
+    def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[BatchSource]]:
+        """The scheduler, and for each instance the source of its batches."""
+        config, resolved, model = loaded.config, loaded.resolved, loaded.models[0]
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
-        statistics = self._statistics(config, loaded.source.version, loaded.load_s)
-        if config.HasField("sequence_batching"):
-            model, source = loaded.models[0], loaded.source
-            signature, merges = signature_of(model, source.given), not isinstance(model, RequestModel)
-            wanted = sequencing(config, signature, source.folder, max_queue, merges=merges)
+        statistics = self._statistics(config, resolved.version, loaded.load_s)
+        if config.sequence_batching is not None:
+            signature, merges = signature_of(model, resolved.given), not isinstance(model, RequestModel)
+            wanted = sequencing(config, signature, resolved.folder, max_queue, merges=merges)
             batcher = SequenceBatcher(wanted, layout, loop, statistics, tracer=self._tracer)
             return batcher, batcher.batchers
         one = DynamicBatcher(batching(config, max_queue), loop, statistics, tracer=self._tracer, layout=layout)
         return one, [one] * len(loaded.models)
 
-    def _statistics(self, config: Message, version: str, load_s: float) -> ModelStatistics:
+    def _gates(self, config: ModelConfig) -> list[Gate | None]:
+        """One for each instance."""
+        gates: list[Gate | None] = []
+        for group in config.instance_group:
+            limits = group.rate_limiter or RateLimiting()
+            needs = {resource.name: resource.count for resource in limits.resources}
+            gates += [
+                self._limiter.gate(config.name, needs, limits.priority) if self._limiter else None
+                for _ in range(group.count)
+            ]
+        return gates
+
+    def _check(self, config: ModelConfig) -> InputCheck:
+        return InputCheck.of(config, max(config.max_rows, self._limits.max_request_rows))
+
+    def _statistics(self, config: ModelConfig, version: str, load_s: float) -> ModelStatistics:
         return ModelStatistics(
             name=config.name,
             version=version,
             load_s=load_s,
             recent=RecentDurations() if self._limits.summaries else None,
-            decoupled=config.model_transaction_policy.decoupled,
+            decoupled=config.decoupled,
             tags=dict(config.metric_tags),
         )
 
-    def _keep_answers(self, handle: Handle, identity: str | Callable[[], str]) -> None:
+    def _cache_of(
+        self, config: ModelConfig, version: str, identity: str | Callable[[], str], scheduler: Scheduler
+    ) -> ModelCache | None:
+        if not config.response_cache:
+            return None
         if self._cache is None:
             raise InvalidConfig(
-                f"model '{handle.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
+                f"model '{config.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
             )
-        handle.cache = self._cache.of(identity, handle.version, handle.statistics, self._limits.max_queue)
+        return self._cache.of(identity, version, scheduler.statistics, self._limits.max_queue)

@@ -11,13 +11,12 @@ from contextlib import suppress
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, NotFound, Unavailable
+from penstock.online.repository.config import EnsembleStep, ModelConfig
 from penstock.online.repository.handle import Handle
-from penstock.online.repository.loading.input_check import client_signature
-from penstock.online.scheduler.ensemble import Ensemble, EnsembleScheduler, Key
+from penstock.online.scheduler.ensemble import Ensemble, EnsembleScheduler
 from penstock.online.scheduler.layout import Reshape
 from penstock.pipeline.condition import Condition
 from penstock.pipeline.graph import PipelineStep, declare
-from penstock.protocol.messages import Message, ModelConfig
 
 Find = Callable[[str, str], Handle]
 
@@ -27,8 +26,8 @@ _OF_MODELS = ("instance_group", "optimization", "model_warmup", "batch_input", "
 _MAX_INSIDE = 16
 
 
-def read_ensemble(config: Message, find: Find) -> Ensemble:
-    """What ``config``, an effective ``ModelConfig``, says.
+def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
+    """What the completed ``config`` says.
 
     Raises InvalidConfig that names step and tensor, and Unavailable for models that ``find`` does not know.
     """
@@ -43,9 +42,9 @@ def read_ensemble(config: Message, find: Find) -> Ensemble:
 class EnsembleLabels(Mapping[str, Sequence[str]]):
     """What classes are called, by output of the ensemble: its ``own`` labels, and those of the steps' models as served now."""
 
-    def __init__(self, own: Mapping[str, Sequence[str]], config: Message, find: Find) -> None:
+    def __init__(self, own: Mapping[str, Sequence[str]], config: ModelConfig, find: Find) -> None:
         self._own = own
-        self._steps = config.ensemble_scheduling.step
+        self._steps = config.steps
         self._find = find
 
     def __getitem__(self, name: str) -> Sequence[str]:
@@ -61,53 +60,41 @@ class EnsembleLabels(Mapping[str, Sequence[str]]):
         labels: dict[str, Sequence[str]] = {}
         for step in self._steps:
             with suppress(NotFound):  # its model has just been unloaded
-                known = self._find(*_key(step)).labels
+                known = self._find(*step.key).labels
                 labels |= {tensor: known[own] for own, tensor in step.output_map.items() if own in known}
         return {**labels, **self._own}
 
 
-def _read(config: Message, find: Find) -> Ensemble:
-    for field, _ in config.ListFields():
-        if field.name in _OF_MODELS:
-            raise InvalidConfig(f"'{field.name}' should not be specified for an ensemble", "its models have their own")
-    declared = config.ensemble_scheduling.step
+def _read(config: ModelConfig, find: Find) -> Ensemble:
+    for field in _OF_MODELS:
+        if getattr(config, field):
+            raise InvalidConfig(f"'{field}' should not be specified for an ensemble", "its models have their own")
+    declared = config.steps
     models = [step.model_name for step in declared]
     names = [f"{model}[{n}]" if models.count(model) > 1 else model for n, model in enumerate(models)]
     conditions, steps = _conditions(config, models), []
     for number, (step, handle) in enumerate(zip(declared, _find_all(declared, find), strict=True)):
         _check_part(config, names[number], handle)
         optional = frozenset(tensor.name for tensor in handle.config.input if tensor.optional)
-        wiring = dict(step.input_map), dict(step.output_map), conditions.get(number), optional
-        steps.append(PipelineStep(names[number], *wiring, handle.signature, handle.config.max_batch_size > 0))
-    # Looking up what is not there would add it.
-    listed = config.parameters[_OPTIONAL].string_value if _OPTIONAL in config.parameters else ""
+        wiring = step.input_map, step.output_map, conditions.get(number), optional
+        steps.append(PipelineStep(names[number], *wiring, handle.signature, handle.config.batchable))
+    listed = config.parameters.get(_OPTIONAL, "")
     optional = frozenset(filter(None, map(str.strip, listed.split(","))))
-    reshaped = ModelConfig()
-    reshaped.CopyFrom(config)
-    for tensor in (*reshaped.input, *reshaped.output):
-        if tensor.HasField("reshape"):
-            tensor.dims[:] = tensor.reshape.shape
-    outer, inner = client_signature(config), client_signature(reshaped)
+    outer, inner = config.client_signature, config.model_signature
     pairs = zip((*outer.inputs, *outer.outputs), (*inner.inputs, *inner.outputs), strict=True)
     return Ensemble(
         name=config.name,
-        graph=declare(inner, steps, batchable=config.max_batch_size > 0, optional=optional),
-        models=dict(zip(names, map(_key, declared), strict=True)),
+        graph=declare(inner, steps, batchable=config.batchable, optional=optional),
+        models=dict(zip(names, (one.key for one in declared), strict=True)),
         ranks={spec.name: len(spec.shape) for spec in inner.outputs},
         reshapes={one.name: Reshape(one.shape, other.shape) for one, other in pairs if one != other},
-        max_inside=config.ensemble_scheduling.max_inflight_requests,
+        max_inside=config.ensemble_scheduling.max_inflight_requests if config.ensemble_scheduling else 0,
     )
 
 
-def _key(step: Message) -> Key:
-    """Models of one name in several repositories are known as ``repository/name``."""
-    name = f"{step.model_namespace}/{step.model_name}" if step.model_namespace else step.model_name
-    return name, str(step.model_version) if step.model_version > 0 else ""
-
-
-def _find_all(declared: Sequence[Message], find: Find) -> list[Handle]:
+def _find_all(declared: Sequence[EnsembleStep], find: Find) -> list[Handle]:
     found, missing = [], []
-    for name, version in map(_key, declared):
+    for name, version in (step.key for step in declared):
         try:
             found.append(find(name, version))
         except NotFound:
@@ -117,14 +104,14 @@ def _find_all(declared: Sequence[Message], find: Find) -> list[Handle]:
     return found
 
 
-def _check_part(config: Message, name: str, handle: Handle) -> None:
+def _check_part(config: ModelConfig, name: str, handle: Handle) -> None:
     if handle.decoupled:
         reason = f"the model of step '{name}' is decoupled: it answers a request any number of times"
         raise InvalidConfig(reason, "ask it directly")
-    most = handle.config.max_batch_size
-    if 0 < most < config.max_batch_size:
+    most = handle.config.max_batch_size or 0
+    if 0 < most < config.max_rows:
         raise InvalidConfig(
-            f"it allows maximum batch size {config.max_batch_size}, but it contains model '{handle.name}' "
+            f"it allows maximum batch size {config.max_rows}, but it contains model '{handle.name}' "
             f"which only allows maximum batch size to be {most}"
         )
     inside = [handle]
@@ -135,12 +122,12 @@ def _check_part(config: Message, name: str, handle: Handle) -> None:
     if sum(isinstance(one.scheduler, EnsembleScheduler) for one in inside) > _MAX_INSIDE:
         raise InvalidConfig(f"with step '{name}' there are more than {_MAX_INSIDE} ensembles inside one another")
     for one in inside:
-        if config.response_cache.enable and one.config.HasField("sequence_batching"):
+        if config.response_cache and one.config.sequence_batching:
             reason = f"the requests of model '{one.name}' are of sequences, and such answers are not kept"
             raise InvalidConfig(reason, "leave 'response_cache' out")
 
 
-def _conditions(config: Message, models: Sequence[str]) -> Mapping[int, Condition]:
+def _conditions(config: ModelConfig, models: Sequence[str]) -> Mapping[int, Condition]:
     """By the step's number."""
     conditions: dict[int, Condition] = {}
     for key in sorted(config.parameters):
@@ -151,5 +138,5 @@ def _conditions(config: Message, models: Sequence[str]) -> Mapping[int, Conditio
         if len(meant) != 1 or meant[0] in conditions:
             hint = "name a step by its number, and once" if meant else did_you_mean(which, models)
             raise InvalidConfig(f"it is not clear which step parameter '{key}' is for", hint)
-        conditions[meant[0]] = Condition.parse(config.parameters[key].string_value)
+        conditions[meant[0]] = Condition.parse(config.parameters[key])
     return conditions

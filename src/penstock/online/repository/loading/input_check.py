@@ -6,21 +6,9 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from penstock.errors import InvalidArgument
-from penstock.online.repository.triton.rules import DATATYPES
-from penstock.protocol.messages import Message
+from penstock.online.repository.config import ModelConfig
 from penstock.request import InferRequest
-from penstock.tensor import Array, DataType, Signature, TensorSpec
-
-
-def client_signature(config: Message) -> Signature:
-    """What clients send and get, by ``config``, an effective ``ModelConfig``: with the batch dimension where requests are merged,
-    before any ``reshape``, and without inputs that are made from the batch."""
-    first = (-1,) if config.max_batch_size > 0 else ()
-    inputs, outputs = (
-        tuple(TensorSpec(tensor.name, DATATYPES[tensor.data_type], first + tuple(tensor.dims)) for tensor in tensors)
-        for tensors in (config.input, config.output)
-    )
-    return Signature(inputs, outputs)
+from penstock.tensor import Array, DataType, Signature
 
 
 class InputCheck:
@@ -60,12 +48,12 @@ class InputCheck:
         )
 
     @classmethod
-    def of(cls, config: Message, max_rows: int) -> InputCheck:
-        """By ``config``, an effective ``ModelConfig``; ``max_rows`` holds if that has requests merged."""
+    def of(cls, config: ModelConfig, max_rows: int) -> InputCheck:
+        """By the completed ``config``; ``max_rows`` holds if that has requests merged."""
         return cls(
             config.name,
-            client_signature(config),
-            max_rows if config.max_batch_size > 0 else None,
+            config.client_signature,
+            max_rows if config.batchable else None,
             [tensor.name for tensor in config.input if tensor.optional],
             [tensor.name for tensor in config.input if tensor.allow_ragged_batch],
         )

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import InvalidConfig
-from penstock.protocol.messages import Message
+from penstock.online.repository.config import ModelConfig
 
 _MAX_BYTES = 64 << 20
 
 
-def read_labels(config: Message, folder: Path) -> Mapping[str, Sequence[str]]:
+def read_labels(config: ModelConfig, folder: Path) -> Mapping[str, Sequence[str]]:
     """For each output with a ``label_filename``, relative to ``folder``, the file's lines: line n is the name of class n.
 
     Raises InvalidConfig.

@@ -15,33 +15,36 @@ from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.online.instances.process_instance import ModelProcess, ProcessModel
 from penstock.online.instances.python.process import PythonProcess
-from penstock.online.repository.definition import Definition
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.memory import give_back, low_priority
 from penstock.online.repository.loading.warm_up import prepare
+from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.policy import choose
-from penstock.online.repository.source import Source, Wishes, find
-from penstock.online.repository.triton.model_config import to_json
+from penstock.online.repository.resolved_version import LoadOptions, ResolvedVersion, find
+from penstock.online.repository.triton.backend import PYTHON
 from penstock.online.repository.triton.rules import prefix
+from penstock.online.repository.triton.schema import to_json
+from penstock.resources import usable_memory
 
 _Model = LoadedModel | RequestModel
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """A model in memory, warm. ``models`` holds one copy per instance, or the same one for each if it is reentrant and has one
+class LoadedVersion(msgspec.Struct, frozen=True):
+    """A warm model in memory. ``models`` holds one copy per instance, or the same one for each if it is reentrant and has one
     thread."""
 
-    source: Source
+    resolved: ResolvedVersion
     models: tuple[_Model, ...]
-    max_batch: int | None
-    """None if requests cannot be merged."""
+    config: ModelConfig
+    """Completed."""
     load_s: float = 0.0
     """How long loading and warming up took."""
 
     @property
     def platform(self) -> str:
-        """As in ``Source``."""
-        return self.source.platform
+        """As in ``ResolvedVersion``."""
+        return self.resolved.platform
 
     def drop(self) -> None:
         """Give the memory back. Blocks."""
@@ -52,156 +55,168 @@ class Loaded(msgspec.Struct, frozen=True):
 class Preloaded(msgspec.Struct, frozen=True):
     """A model version that is in memory before there is an event loop."""
 
-    loaded: Loaded
+    loaded: LoadedVersion
     fingerprint: str
-    """What its model's was then."""
+    """The model's fingerprint when it was loaded."""
 
 
 class FilesChanged(Unavailable):
     """A model's files are being written while it is loaded."""
 
 
-def load(source: Source) -> Loaded:
+def load(resolved: ResolvedVersion, usable_bytes: int | None = None) -> LoadedVersion:
     """Load every instance's model and warm each up.
 
+    ``usable_bytes`` is the memory that this process may use; None: that of the machine or its cgroup.
     Raises what the engine raises, with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
-    ``source.halt`` ends its processes; then nothing stays in memory.
+    ``resolved.halt`` ends its processes; then nothing stays in memory.
     """
     models: list[_Model] = []
     started = time.monotonic()
     try:
-        for model in _in_processes(source) if _is_apart(source) else _in_threads(source):
+        _refuse_too_large(resolved, usable_memory() if usable_bytes is None else usable_bytes)
+        for model in _in_processes(resolved) if _is_apart(resolved) else _in_threads(resolved):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
-        rows = prepare(source, models)
-        _release(source, models)
-        if source.halt.reason and _is_apart(source):
-            raise Unavailable(source.halt.reason)
+        config = prepare(resolved, models)
+        _release(resolved, models)
+        if resolved.halt.reason and _is_apart(resolved):
+            raise Unavailable(resolved.halt.reason)
     except (PenstockError, MemoryError) as error:
-        _release(source, models)
+        _release(resolved, models)
         for model in models:
             model.unload()
-        if source.halt.reason:
-            raise Unavailable(f"model '{source.name}' is not loaded: {source.halt.reason}") from None
+        if resolved.halt.reason:
+            raise Unavailable(f"model '{resolved.name}' is not loaded: {resolved.halt.reason}") from None
         if isinstance(error, MemoryError):
             raise ResourceExhausted(
-                f"model '{source.name}' cannot be warmed up with batches of {source.max_batch} rows: too little memory",
+                f"model '{resolved.name}' cannot be warmed up with batches of {resolved.max_batch} rows: too little memory",
                 "use a smaller 'max_batch'",
             ) from None
-        error.message = prefix(source.name, "") + error.message.removeprefix(prefix(source.name, ""))
+        error.message = prefix(resolved.name, "") + error.message.removeprefix(prefix(resolved.name, ""))
         raise
-    return Loaded(source, tuple(models), rows or None, time.monotonic() - started)
+    return LoadedVersion(resolved, tuple(models), config, time.monotonic() - started)
 
 
-def load_version(layout: Layout, definition: Definition, version: str, wishes: Wishes) -> Loaded:
+def load_version(layout: Layout, source: ModelSource, version: str, load_options: LoadOptions) -> LoadedVersion:
     """Find and load one version of a model. Raises as ``find`` and ``load``, and FilesChanged if meanwhile the model's files do."""
     try:
-        return _load_in_peace(layout, definition, find(definition, version, wishes))
+        return _load_in_peace(layout, source, find(source, version, load_options))
     except PenstockError:
-        _refuse_changes(layout, definition)
+        _refuse_changes(layout, source)
         raise
 
 
-def _load_in_peace(layout: Layout, definition: Definition, source: Source) -> Loaded:
+def _load_in_peace(layout: Layout, source: ModelSource, resolved: ResolvedVersion) -> LoadedVersion:
     """``load`` that others hardly notice. Raises FilesChanged, too."""
-    with low_priority(leaves_threads=source.has_own_threads, starts_processes=_is_apart(source)):
-        loaded = load(source)
+    with low_priority(leaves_threads=resolved.has_own_threads, starts_processes=_is_apart(resolved)):
+        loaded = load(resolved)
     try:
-        _refuse_changes(layout, definition)
+        _refuse_changes(layout, source)
     except PenstockError:
         loaded.drop()
         raise
     return loaded
 
 
-def preload(layout: Layout, names: Iterable[str], wishes: Wishes) -> dict[tuple[str, str], Preloaded]:
+def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
     """By name and version those of the models ``names`` that have no threads of their own; what cannot be loaded is left out."""
     found = {}
     for name in names:
         with suppress(PenstockError):
             model = layout.define(name)
             for version in () if model.is_ensemble else choose(model.given.version_policy, model.versions).versions:
-                source = find(model, version, wishes)
-                if not source.has_own_threads:
-                    found[name, version] = Preloaded(_without_bytes(load(source)), model.fingerprint)
+                resolved = find(model, version, load_options)
+                if not resolved.has_own_threads:
+                    found[name, version] = Preloaded(_without_bytes(load(resolved)), model.fingerprint)
     give_back()
     return found
 
 
-def _without_bytes(loaded: Loaded) -> Loaded:
+def _without_bytes(loaded: LoadedVersion) -> LoadedVersion:
     """``loaded`` for keeping: what it was loaded from is as large as itself."""
-    artifact = msgspec.structs.replace(loaded.source.artifact, data=b"")
-    return msgspec.structs.replace(loaded, source=msgspec.structs.replace(loaded.source, artifact=artifact))
+    artifact = msgspec.structs.replace(loaded.resolved.artifact, data=b"")
+    return msgspec.structs.replace(loaded, resolved=msgspec.structs.replace(loaded.resolved, artifact=artifact))
 
 
 def load_more(
-    layout: Layout, definition: Definition, version: str, wishes: Wishes, first: _Model, count: int
+    layout: Layout, source: ModelSource, version: str, load_options: LoadOptions, first: _Model, count: int
 ) -> Sequence[_Model]:
     """Models for ``count`` more instances of a version whose ``first`` model is loaded. Raises as
     ``load_version``."""
-    source = find(definition, version, wishes)
-    if _is_shared(first, source):
+    resolved = find(source, version, load_options)
+    if _is_shared(first, resolved):
         return [first] * count
-    return _load_in_peace(layout, definition, msgspec.structs.replace(source, instances=count)).models
+    return _load_in_peace(layout, source, msgspec.structs.replace(resolved, instances=count)).models
 
 
-def _refuse_changes(layout: Layout, definition: Definition) -> None:
-    if layout.fingerprint(definition.name) != definition.fingerprint:
-        raise FilesChanged(
-            f"the files of model '{definition.name}' are being written", "load it when they are complete"
+def _refuse_changes(layout: Layout, source: ModelSource) -> None:
+    if layout.fingerprint(source.name) != source.fingerprint:
+        raise FilesChanged(f"the files of model '{source.name}' are being written", "load it when they are complete")
+
+
+def _refuse_too_large(resolved: ResolvedVersion, usable_bytes: int) -> None:
+    """Raise ResourceExhausted if not even one copy fits into ``usable_bytes``; 0 is unknown. Python models say nothing beforehand."""
+    if resolved.engine == PYTHON or not usable_bytes:
+        return
+    needed = get_engine(resolved.engine).estimate(resolved.artifact, resolved.options).memory_bytes
+    if needed > usable_bytes:
+        raise ResourceExhausted(
+            f"it needs up to {needed / 2**30:.1f} GiB of memory, and this process may use {usable_bytes / 2**30:.1f} GiB",
+            "use a smaller model, or raise the memory limit",
         )
 
 
-def _is_apart(source: Source) -> bool:
+def _is_apart(resolved: ResolvedVersion) -> bool:
     """Whether it runs in processes of its own."""
-    return source.isolation == "process" or source.engine == "python"
+    return resolved.isolation == "process" or resolved.engine == PYTHON
 
 
-def _is_shared(model: _Model, source: Source) -> bool:
+def _is_shared(model: _Model, resolved: ResolvedVersion) -> bool:
     # With threads of its own a shared model would have its users queue up for one pool.
-    return model.reentrant and source.isolation != "process" and source.options.get("threads") == 1
+    return model.reentrant and resolved.isolation != "process" and resolved.options.get("threads") == 1
 
 
-def _in_threads(source: Source) -> Iterator[LoadedModel]:
-    engine = get_engine(source.engine)
-    first = engine.load(source.artifact, source.options)
+def _in_threads(resolved: ResolvedVersion) -> Iterator[LoadedModel]:
+    engine = get_engine(resolved.engine)
+    first = engine.load(resolved.artifact, resolved.options)
     yield first
-    for _ in range(1, source.instances):
-        yield first if _is_shared(first, source) else engine.load(source.artifact, source.options)
+    for _ in range(1, resolved.instances):
+        yield first if _is_shared(first, resolved) else engine.load(resolved.artifact, resolved.options)
 
 
-def _in_processes(source: Source) -> Iterator[_Model]:
-    kind = PythonProcess if source.engine == "python" else ProcessModel
-    file = source.artifact.in_memory()
+def _in_processes(resolved: ResolvedVersion) -> Iterator[_Model]:
+    kind = PythonProcess if resolved.engine == PYTHON else ProcessModel
+    file = resolved.artifact.in_memory()
     try:
-        for number in range(source.instances):
+        for number in range(resolved.instances):
             yield kind.load(
-                source.engine,
-                source.artifact,
-                _python_options(source, number) if source.engine == "python" else source.options,
+                resolved.engine,
+                resolved.artifact,
+                _python_options(resolved, number) if resolved.engine == PYTHON else resolved.options,
                 file,
-                source.cores[number] if source.cores else (),
-                source.model_timeout_s,
-                halt=source.halt,
+                resolved.cores[number] if resolved.cores else (),
+                resolved.model_timeout_s,
+                halt=resolved.halt,
             )
     finally:
         os.close(file)
 
 
-def _release(source: Source, models: Iterable[_Model]) -> None:
+def _release(resolved: ResolvedVersion, models: Iterable[_Model]) -> None:
     for model in models:
         if isinstance(model, ModelProcess):
-            source.halt.release(model)
+            resolved.halt.release(model)
 
 
-def _python_options(source: Source, number: int) -> dict[str, Any]:
+def _python_options(resolved: ResolvedVersion, number: int) -> dict[str, Any]:
     """What instance ``number`` of a Python model is told."""
-    given = source.given
+    given = resolved.given
     return {
-        **source.options,
-        "name": source.name,
-        "version": source.version,
-        "instance": f"{source.name}_{number}",
-        "instances": source.instances,
-        "max_batch": given.max_batch_size if given.HasField("max_batch_size") else None,
+        **resolved.options,
+        "name": resolved.name,
+        "version": resolved.version,
+        "instance": f"{resolved.name}_{number}",
+        "instances": resolved.instances,
+        "max_batch": given.max_batch_size,
         "config": to_json(given),
     }

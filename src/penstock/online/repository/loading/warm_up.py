@@ -9,10 +9,11 @@ import numpy as np
 
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import PenstockError
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.recorded_requests import read_recorded
 from penstock.online.repository.loading.warm_up_run import Runner
 from penstock.online.repository.loading.warm_up_samples import read_samples
-from penstock.online.repository.source import Source
+from penstock.online.repository.resolved_version import ResolvedVersion
 from penstock.online.repository.triton.effective import Model, effective_config
 from penstock.tensor import Array, DataType, Signature
 
@@ -23,56 +24,56 @@ _TOLERANCE = 1e-2
 """Of an output's largest magnitude."""
 
 
-def prepare(source: Source, models: Sequence[Model]) -> int:
-    """Warm ``models``, one for each instance of ``source``, up; the most rows of their batches, 0 if requests cannot be merged.
+def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
+    """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
 
-    What the configuration describes is run, or else what can be guessed; then what was recorded, as far as it still fits.
-    Raises PenstockError if a model refuses what it is to take.
+    Runs what the configuration describes, or else what can be guessed; then the recorded requests that still fit.
+    Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a request.
     """
     distinct = list({id(model): model for model in models}.values())
-    rows = min(_rows(source, model) for model in distinct)
-    if source.given.model_warmup or source.recorded is not None:
-        config = effective_config(source, models, rows or None)
-        runner = Runner(config, models[0], source)
-        for sample in read_samples(config, source.folder):
+    rows = min(_rows(resolved, model) for model in distinct)
+    config = effective_config(resolved, models, rows or None)
+    if config.model_warmup or resolved.recorded is not None:
+        runner = Runner(config, models[0], resolved)
+        for sample in read_samples(config, resolved.folder):
             try:
                 for model in distinct * sample.count:
                     runner.run(model, sample.request, sample.rows)
             except PenstockError as error:
                 error.message = f"failed to run warmup sample '{sample.name}': {error.message}"
                 raise
-        _replay(source, runner, distinct)
-    return rows
+        _replay(resolved, runner, distinct)
+    return config
 
 
-def _rows(source: Source, model: Model) -> int:
-    """As ``prepare``, having run what can be guessed. Code is believed, and not run to try."""
-    given = source.given
+def _rows(resolved: ResolvedVersion, model: Model) -> int:
+    """Most rows of a batch, 0 if requests cannot be merged. Runs what can be guessed; code is trusted, and not run to find out."""
+    given = resolved.given
     if isinstance(model, RequestModel):
-        return source.max_batch if model.max_batch is None else model.max_batch
+        return resolved.max_batch if model.max_batch is None else model.max_batch
     is_made = given.batch_input or any(tensor.allow_ragged_batch for tensor in given.input)
     # The user has said how many rows are merged, so nothing has to be found out.
-    is_said = given.HasField("max_batch_size")
+    is_said = given.max_batch_size is not None
     is_described = is_said and given.model_warmup
-    if is_made or is_described or given.HasField("sequence_batching"):
-        return source.max_batch if model.signature.batchable else 0
-    return source.max_batch if warm_up(model, source.max_batch, source.name, is_said=is_said) else 0
+    if is_made or is_described or given.sequence_batching is not None:
+        return resolved.max_batch if model.signature.batchable else 0
+    return resolved.max_batch if warm_up(model, resolved.max_batch, resolved.name, is_said=is_said) else 0
 
 
-def _replay(source: Source, runner: Runner, models: Sequence[Model]) -> None:
+def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) -> None:
     count = 0
-    for name, request in read_recorded(source.recorded, source.name) if source.recorded is not None else ():
+    for name, request in read_recorded(resolved.recorded, resolved.name) if resolved.recorded is not None else ():
         try:
             if isinstance(request, PenstockError):
                 raise request
             for model in models:
                 runner.run(model, request)
         except PenstockError as error:
-            _log.warning("model '%s': recorded request '%s' is left out: %s", source.name, name, error.message)
+            _log.warning("model '%s': recorded request '%s' is left out: %s", resolved.name, name, error.message)
         else:
             count += 1
     if count:
-        _log.info("model '%s' warmed up with %d recorded requests", source.name, count)
+        _log.info("model '%s' warmed up with %d recorded requests", resolved.name, count)
 
 
 def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_said: bool = False) -> bool:

@@ -9,18 +9,17 @@ import msgspec
 
 from penstock.engines.base import RequestModel
 from penstock.errors import DeadlineExceeded, PenstockError
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.input_check import InputCheck
-from penstock.online.repository.source import Source
-from penstock.online.repository.triton.auto_complete import made_inputs
+from penstock.online.repository.loading.scheduling import layout_of, sequencing
+from penstock.online.repository.resolved_version import ResolvedVersion
 from penstock.online.repository.triton.effective import Model, signature_of
-from penstock.online.repository.triton.sequences import sequencing
-from penstock.online.scheduler.layout import Layout, layout_of
+from penstock.online.scheduler.layout import BatchLayout
 from penstock.online.scheduler.queue import Pending
 from penstock.online.scheduler.sequences.implicit_state import ImplicitStates
 from penstock.online.scheduler.sequences.layout import SequenceLayout
 from penstock.online.scheduler.sequences.slots import Sequence as StepsOfOne
-from penstock.online.scheduler.sequences.slots import Step
-from penstock.protocol.messages import Message
+from penstock.online.scheduler.sequences.slots import SequenceStep
 from penstock.request import InferRequest
 from penstock.tensor import Array
 
@@ -30,21 +29,22 @@ _PATIENCE_S = 300.0
 
 
 class Runner:
-    """For one model version, ``source`` loaded as ``model`` and perhaps more like it, whose effective configuration is ``config``.
+    """For one model version, ``resolved`` loaded as ``model`` and perhaps more like it, whose completed configuration is ``config``.
 
     Raises InvalidConfig as ``layout_of`` and ``sequencing``. Blocks, and belongs to one thread.
     """
 
-    def __init__(self, config: Message, model: Model, source: Source) -> None:
-        self._check = InputCheck.of(config, max(config.max_batch_size, _MAX_ROWS))
-        self._made = made_inputs(config)
-        self._merges = config.max_batch_size > 0 and not config.model_transaction_policy.decoupled
-        self._layout: Layout = layout_of(config)
-        self._is_sequential = config.HasField("sequence_batching")
+    def __init__(self, config: ModelConfig, model: Model, resolved: ResolvedVersion) -> None:
+        self._check = InputCheck.of(config, max(config.max_rows, _MAX_ROWS))
+        signature = signature_of(model, resolved.given)
+        self._made = set(signature.input_names) - {tensor.name for tensor in config.input}
+        self._merges = config.batchable and not config.decoupled
+        self._layout: BatchLayout = layout_of(config)
+        self._is_sequential = config.sequence_batching is not None
         if self._is_sequential:
-            signature, merges = signature_of(model, source.given), not isinstance(model, RequestModel)
-            wanted = sequencing(config, signature, source.folder, 1, merges=merges)
-            states = ImplicitStates(wanted.states, config.max_batch_size > 0)
+            merges = not isinstance(model, RequestModel)
+            wanted = sequencing(config, signature, resolved.folder, 1, merges=merges)
+            states = ImplicitStates(wanted.states, config.batchable)
             self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
 
     def run(self, model: Model, request: InferRequest, count: int = 1) -> None:
@@ -73,7 +73,9 @@ class Runner:
         rows, key = self._check(request)
         if self._is_sequential:
             request.sequence_id, request.sequence_start = number, True
-            request.step = Step(lambda _: None, StepsOfOne(number), request, key, None, 0, start=True, end=False)
+            request.step = SequenceStep(
+                lambda _: None, StepsOfOne(number), request, key, None, 0, start=True, end=False
+            )
         return Pending(self, number, request, rows, key, None, 0)
 
 

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidConfig, PenstockError
-from penstock.online.repository.triton.rules import DATATYPES
-from penstock.protocol.messages import Message
+from penstock.online.repository.config import ModelConfig, WarmUpInput
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, element_count, from_wire
 
@@ -20,7 +19,7 @@ _MAX_BYTES = 1 << 30
 _MAX_TEXT_BYTES = 16
 
 
-class Sample(msgspec.Struct, frozen=True):
+class WarmUpSample(msgspec.Struct, frozen=True):
     """One entry of ``model_warmup``: ``count`` times ``rows`` requests like ``request``, which has one row, or is whole where
     requests are not merged."""
 
@@ -30,8 +29,8 @@ class Sample(msgspec.Struct, frozen=True):
     count: int
 
 
-def read_samples(config: Message, folder: Path) -> Iterator[Sample]:
-    """The samples of ``config``, an effective ``ModelConfig``; data files are in folder ``warmup`` of ``folder``.
+def read_samples(config: ModelConfig, folder: Path) -> Iterator[WarmUpSample]:
+    """The samples of the completed ``config``; data files are in folder ``warmup`` of ``folder``.
 
     Raises PenstockError, naming the sample, when one that cannot be is reached.
     """
@@ -39,24 +38,24 @@ def read_samples(config: Message, folder: Path) -> Iterator[Sample]:
     for number, given in enumerate(config.model_warmup):
         name, rows = given.name or str(number), max(1, given.batch_size)
         with_name = f"failed to run warmup sample '{name}': "
-        if rows > max(1, config.max_batch_size):
-            limit = f"at most {config.max_batch_size} rows are" if config.max_batch_size else "no requests are"
+        if rows > config.max_rows:
+            limit = f"at most {config.max_batch_size} rows are" if config.batchable else "no requests are"
             raise InvalidConfig(f"{with_name}'batch_size' is {rows}, and {limit} merged", "use a smaller one")
-        first = (1,) if config.max_batch_size > 0 else ()
+        first = (1,) if config.batchable else ()
         inputs = {}
         for key, tensor in given.inputs.items():
             try:
-                inputs[key] = _array(tensor, first + tuple(tensor.dims), rows, folder / _FOLDER, random)
+                inputs[key] = _array(tensor, first + tensor.dims, rows, folder / _FOLDER, random)
             except PenstockError as error:
                 raise InvalidConfig(f"{with_name}input '{key}': {error.message}", error.hint) from None
-        yield Sample(name, InferRequest(config.name, inputs), rows, max(1, given.count))
+        yield WarmUpSample(name, InferRequest(config.name, inputs), rows, max(1, given.count))
 
 
-def _array(tensor: Message, shape: tuple[int, ...], rows: int, home: Path, random: np.random.Generator) -> Array:
-    datatype, count = DATATYPES[tensor.data_type], element_count(shape)
+def _array(tensor: WarmUpInput, shape: tuple[int, ...], rows: int, home: Path, random: np.random.Generator) -> Array:
+    datatype, count = tensor.data_type, element_count(shape)
     if count * rows * (datatype.itemsize or _MAX_TEXT_BYTES) > _MAX_BYTES:
         raise InvalidConfig(f"{rows} rows with dims {list(tensor.dims)} take more than {_MAX_BYTES} bytes")
-    if tensor.WhichOneof("input_data_type") == "input_data_file":
+    if tensor.input_data_file is not None:
         return _from_file(home, tensor.input_data_file, datatype, shape, count * datatype.itemsize)
     is_random = tensor.random_data
     if datatype is DataType.BYTES:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.config import did_you_mean
 from penstock.engines.base import Finding, Severity
 from penstock.errors import InvalidConfig
-from penstock.online.repository.triton.rules import DATA_TYPES, DATATYPES, error, prefix
-from penstock.protocol.messages import Message, ModelConfig, ModelInput, ModelInstanceGroup
+from penstock.online.repository.config import ModelConfig, SequenceBatching
+from penstock.online.repository.triton.rules import error, prefix
+from penstock.online.repository.triton.schema import DATA_TYPES, number_of, to_message, typed
+from penstock.protocol.messages import Message, ModelInput, ModelInstanceGroup
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _IDLE_MICROSECONDS = 1_000_000
-_CONTROLS = (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL"))
 
 
 def complete(  # noqa: PLR0913 - the model's facts, each by its name
-    given: Message,
+    given: ModelConfig,
     name: str,
     platform: str,
     signature: Signature | None,
@@ -28,18 +29,17 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
     backend: str = "",
     filename: str = "",
     where: str = "",
-) -> Message:
+) -> ModelConfig:
     """``given`` with all that it leaves open filled in; its ``max_batch_size`` says whether requests are merged, and how many rows.
 
     ``signature`` is the model's own, None of an ensemble; ``rows`` are the most that can be merged, None if none can be. Where
     ``max_batch_size`` is not given, it is ``rows``, or 0 if the tensors are given with their batch dimension.
     Raises InvalidConfig if ``given``, read from ``where``, contradicts the model.
     """
-    for finding in differences(given, signature, decoupled=decoupled):
+    message, whole = to_message(given), to_message(given)
+    for finding in differences(message, signature, decoupled=decoupled):
         if finding.severity is Severity.ERROR:
             raise InvalidConfig(prefix(name, where) + finding.message, finding.hint)
-    whole = ModelConfig()
-    whole.CopyFrom(given)
     whole.name, whole.platform = name, given.platform or platform
     if platform != "ensemble":
         whole.backend = given.backend or backend or platform.partition("_")[0]
@@ -47,10 +47,10 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
     if not whole.HasField("version_policy"):
         whole.version_policy.latest.num_versions = 1
     if signature is None:
-        whole.max_batch_size = given.max_batch_size
-        return whole
-    whole.max_batch_size = _rows(given, signature, rows)
-    _take_tensors(whole, given, signature)
+        whole.max_batch_size = message.max_batch_size
+        return typed(whole)
+    whole.max_batch_size = _rows(message, signature, rows)
+    _take_tensors(whole, message, signature)
     _take_instances(whole, instances)
     whole.optimization.SetInParent()
     if decoupled:
@@ -60,9 +60,9 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
         batcher.max_sequence_idle_microseconds = batcher.max_sequence_idle_microseconds or _IDLE_MICROSECONDS
     elif whole.max_batch_size:
         whole.dynamic_batching.SetInParent()
-    elif given.HasField("dynamic_batching") and not given.HasField("max_batch_size"):
+    elif given.dynamic_batching is not None and given.max_batch_size is None:
         raise InvalidConfig(f"{prefix(name, where)}it cannot be batched", "leave out 'dynamic_batching'")
-    return whole
+    return typed(whole)
 
 
 def differences(given: Message, signature: Signature | None, *, decoupled: bool = False) -> Iterator[Finding]:
@@ -93,7 +93,8 @@ def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> 
     field = path.partition("[")[0]
     number = number_of(spec.datatype)
     if tensor.data_type not in (0, number):
-        got, want = (DATA_TYPES.values_by_number[each].name for each in (tensor.data_type, number))
+        known = DATA_TYPES.values_by_number
+        got, want = (known[each].name if each in known else each for each in (tensor.data_type, number))
         yield error(f"{path}.data_type", f"is {got}, but {field} '{spec.name}' of the model is {want}")
     scattered = {name for one in given.batch_output for name in one.target_name} if field == "output" else ()
     if spec.name in scattered or (field == "input" and tensor.allow_ragged_batch):
@@ -131,7 +132,7 @@ def _rows(given: Message, signature: Signature, rows: int | None) -> int:
     if given.HasField("max_batch_size"):
         is_special = given.HasField("sequence_batching") or given.batch_input
         is_special = is_special or any(one.allow_ragged_batch for one in given.input)
-        # What does not answer row for row is not merged, whatever is wished; where batches are made otherwise, nobody could tell.
+        # A model that does not answer row for row is not merged; where batches are made otherwise, that cannot be found out.
         return given.max_batch_size if rows is not None or is_special else 0
     for field in ("input", "output"):
         for tensor in getattr(given, field):
@@ -181,43 +182,33 @@ def made_inputs(config: Message) -> set[str]:
     }
 
 
-def declared_tensors(config: Message) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def declared_tensors(config: ModelConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The inputs and outputs of a model that does not know its own, as engines take them (``declared_signature``), with those that
     the batcher makes. Empty if the configuration gives none. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
     """
     for tensor in [*config.input, *config.output]:
-        if not tensor.data_type or not (tensor.dims or tensor.HasField("reshape")):
+        if not tensor.data_type or not (tensor.dims or tensor.reshape):
             reason = f"'{tensor.name}' needs 'data_type' and 'dims', because the model does not tell them"
             raise InvalidConfig(prefix(config.name, "") + reason)
     inputs, outputs = (
-        [_entry(config, tensor.name, _datatype(tensor), _model_dims(tensor)) for tensor in part]
+        [_entry(config, tensor.name, tensor.data_type, tensor.model_dims) for tensor in part]
         for part in (config.input, config.output)
     )
-    batcher = config.sequence_batching
-    for tensor in batcher.control_input:
-        for control in tensor.control:
-            datatype = next((kind for field, kind in _CONTROLS if getattr(control, field)), "") or _datatype(control)
-            inputs.append(_entry(config, tensor.name, datatype, [1]))
+    batcher = config.sequence_batching or SequenceBatching()
+    for control in batcher.control_input:
+        inputs += [_entry(config, control.name, one.values[0], [1]) for one in control.control]
     for state in batcher.state:
-        inputs.append(_entry(config, state.input_name, _datatype(state), list(state.dims)))
+        inputs.append(_entry(config, state.input_name, state.data_type, state.dims))
         if all(state.output_name != output.name for output in config.output):
-            outputs.append(_entry(config, state.output_name, _datatype(state), list(state.dims)))
+            outputs.append(_entry(config, state.output_name, state.data_type, state.dims))
     for one in config.batch_input:
-        inputs += ({"name": name, "datatype": _datatype(one), "shape": [-1]} for name in one.target_name)
+        inputs += [{"name": name, "datatype": _word(one.data_type), "shape": [-1]} for name in one.target_name]
     return inputs, outputs
 
 
-def _entry(config: Message, name: str, datatype: str, dims: list[int]) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": [-1, *dims] if config.max_batch_size > 0 else dims}
+def _entry(config: ModelConfig, name: str, datatype: DataType | None, dims: Sequence[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": _word(datatype), "shape": [-1, *dims] if config.batchable else [*dims]}
 
 
-def _datatype(tensor: Message) -> str:
-    name: str = DATATYPES[tensor.data_type].value
-    return name
-
-
-def number_of(datatype: DataType) -> int:
-    """In the schema."""
-    name = "TYPE_STRING" if datatype is DataType.BYTES else f"TYPE_{datatype.value}"
-    number: int = DATA_TYPES.values_by_name[name].number
-    return number
+def _word(datatype: DataType | None) -> str:
+    return datatype.value if datatype else ""

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from penstock.artifact import Format
 from penstock.config import did_you_mean
-from penstock.engines.registry import engine_names, get_engine, traits
+from penstock.engines.registry import EngineTraits, ServedAs, engine_names, engines_for, get_engine, traits
 from penstock.errors import InvalidConfig, NotFound, Unsupported
-from penstock.online.repository.device import gpu_of
+from penstock.online.repository.config import ModelConfig, Optimization
+from penstock.online.repository.triton.device import gpu_of
 from penstock.online.repository.triton.rules import prefix
-from penstock.protocol.messages import Message
+from penstock.online.repository.triton.schema import to_message
 from penstock.resources import core_ids
 
 
@@ -27,11 +29,33 @@ class Backend(msgspec.Struct, frozen=True):
     """The model's file or folder in the version's folder."""
 
 
+PYTHON = "python"
+"""The engine of Python models, which only the server has: it runs each instance in a process of its own."""
+_PYTHON = EngineTraits(
+    "penstock.online.instances.python.engine",
+    "PythonEngine",
+    "penstock",
+    (Format.PYTHON,),
+    (ServedAs("python", "python", "model.py"),),
+    takes_signature=True,
+)
+
+
+def engine_traits(name: str) -> EngineTraits:
+    """As ``registry.traits``, of Python models too."""
+    return _PYTHON if name == PYTHON else traits(name)
+
+
+def usual_engine(format: Format) -> str:
+    """The engine for models of ``format`` that name none."""
+    return PYTHON if format is Format.PYTHON else engines_for(format)[0]
+
+
 _KNOWN = (
     *(
         Backend(served.backend, engine, served.platform, served.filename)
-        for engine in engine_names()
-        for served in traits(engine).served_as
+        for engine in (*engine_names(), PYTHON)
+        for served in engine_traits(engine).served_as
     ),
     Backend("penstock", "", "penstock_bundle", "model.bundle"),
 )
@@ -48,7 +72,7 @@ _ACCELERATED = {("onnxruntime", "openvino"): "openvino"}
 _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 
 
-def backend_of(given: Message, name: str, files: Collection[str], where: str = "") -> Backend:
+def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
     """What runs model ``name``, and which of ``files``, those of its version's folder, it loads.
 
     Raises Unsupported for a backend that Penstock has not, InvalidConfig for one that nobody knows or that does not go with the
@@ -75,12 +99,12 @@ def backend_of(given: Message, name: str, files: Collection[str], where: str = "
             f"it holds {', '.join(sorted(files)[:8])}" if files else "the folder is empty",
         )
     chosen = present[0]
-    accelerators = given.optimization.execution_accelerators.cpu_execution_accelerator
-    engines = (_ACCELERATED.get((chosen.engine, one.name)) for one in accelerators)
+    accelerators = given.optimization.accelerators if given.optimization else ()
+    engines = (_ACCELERATED.get((chosen.engine, name)) for name in accelerators)
     return msgspec.structs.replace(chosen, engine=next(filter(None, engines), chosen.engine))
 
 
-def _matches(known: Backend, given: Message, begin: str) -> bool:
+def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
     """Whether ``given`` means ``known``. Raises Unsupported, InvalidConfig."""
     for field, own in (("backend", known.name), ("platform", known.platform)):
         word = getattr(given, field)
@@ -95,42 +119,42 @@ def _matches(known: Backend, given: Message, begin: str) -> bool:
     return True
 
 
-def engine_options(given: Message, name: str, engine: str, where: str = "") -> dict[str, Any]:
+def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") -> dict[str, Any]:
     """The options of ``engine``, empty for a bundle's, that parameters known from Triton's backends and devices ask for; other
     parameters are the model's own affair.
 
     Raises InvalidConfig for one that is no number, and for a device that is not here.
     """
-    begin, values = prefix(name, where), {key: one.string_value for key, one in given.parameters.items()}
+    begin, values = prefix(name, where), given.parameters
     options: dict[str, Any] = {}
-    for key in traits(engine).thread_parameters if engine else ():
+    for key in engine_traits(engine).thread_parameters if engine else ():
         if key in values:
             options["threads"] = _number(begin, key, values)
     if engine in _OWN_OPTIONS:
         options |= _OWN_OPTIONS[engine](given, begin, values)
     try:
-        gpu = gpu_of(given.instance_group, gpus_here(engine))
+        gpu = gpu_of(to_message(given).instance_group, gpus_here(engine))
     except InvalidConfig as error:
         raise InvalidConfig(begin + error.message, error.hint) from None
     if gpu is not None:
-        on_gpu = traits(engine).gpu_options
+        on_gpu = engine_traits(engine).gpu_options
         assert on_gpu is not None
         options |= on_gpu(gpu)
     return options
 
 
-def _onnxruntime_options(given: Message, begin: str, values: Mapping[str, str]) -> dict[str, Any]:
+def _onnxruntime_options(given: ModelConfig, begin: str, values: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if values.get("execution_mode") == "1":
         options["inter_op_threads"] = _number(begin, "inter_op_thread_count", values) or len(core_ids())
-    if (level := given.optimization.graph.level) in _GRAPH_LEVELS:
+    if (level := (given.optimization or Optimization()).graph_level) in _GRAPH_LEVELS:
         options["graph_level"] = _GRAPH_LEVELS[level]
     if values.get("enable_mem_arena") == "0":
         options["arena"] = False
     return options
 
 
-def _openvino_options(_given: Message, _begin: str, values: Mapping[str, str]) -> dict[str, Any]:
+def _openvino_options(_given: ModelConfig, _begin: str, values: Mapping[str, str]) -> dict[str, Any]:
     precision = values.get("INFERENCE_PRECISION_HINT") or ("bf16" if values.get("ENFORCE_BF16") == "YES" else "")
     return {"precision": precision.lower()} if precision else {}
 
@@ -140,8 +164,8 @@ _OWN_OPTIONS = {"onnxruntime": _onnxruntime_options, "openvino": _openvino_optio
 
 
 def gpus_here(engine: str) -> int:
-    """How many GPUs ``engine`` can compute on, as it is installed here; 0 for a bundle, which is tuned for the CPU."""
-    return get_engine(engine).gpus() if engine else 0
+    """How many GPUs ``engine`` can compute on, as installed here; 0 for bundles, which are tuned for the CPU, and Python models."""
+    return get_engine(engine).gpus() if engine not in ("", PYTHON) else 0
 
 
 def _number(begin: str, key: str, values: Mapping[str, str]) -> int:

@@ -8,8 +8,10 @@ from typing import Any
 from penstock.config import did_you_mean
 from penstock.engines.base import Finding, Severity
 from penstock.errors import InvalidConfig
-from penstock.online.repository.triton.model_config import batching
-from penstock.online.repository.triton.rules import DATA_TYPES, check_fields, error, prefix
+from penstock.online.repository import config as ours
+from penstock.online.repository.loading.scheduling import batching
+from penstock.online.repository.triton.rules import check_fields, error, prefix
+from penstock.online.repository.triton.schema import DATA_TYPES, typed
 from penstock.online.repository.triton.text import parse_settings
 from penstock.protocol.messages import Message, ModelConfig, ModelSequenceBatching
 
@@ -18,13 +20,13 @@ _CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 
-def parse(name: str, settings: Mapping[str, Any]) -> Message:
-    """The message that holds just ``settings``, the fields by their names in the schema. Raises InvalidConfig."""
+def parse(name: str, settings: Mapping[str, Any]) -> ours.ModelConfig:
+    """The configuration that holds just ``settings``, the fields by their names in the schema. Raises InvalidConfig."""
     if not isinstance(settings, Mapping):
         raise InvalidConfig(f"the settings of model '{name}' are not a table", f"write them below [models.{name}]")
     given = parse_settings(settings, f"model '{name}'")
     check(given, name)
-    return given
+    return typed(given)
 
 
 def check(given: Message, name: str, where: str = "") -> list[Finding]:
@@ -56,9 +58,10 @@ def examine(given: Message, name: str) -> Iterator[Finding]:
 def _batches(given: Message) -> Iterator[Finding]:
     # Without a size given, the model's own is not known yet.
     size = given.max_batch_size if given.HasField("max_batch_size") else 2**31 - 1
-    if given.HasField("dynamic_batching") and size >= 0:
+    wanted = given.dynamic_batching
+    if given.HasField("dynamic_batching") and size >= 0 and not any(check_fields(wanted, kind="dynamic_batching.")):
         try:
-            batching(ModelConfig(max_batch_size=size, dynamic_batching=given.dynamic_batching), 1)
+            batching(typed(ModelConfig(max_batch_size=size, dynamic_batching=wanted)), 1)
         except InvalidConfig as wrong:
             reason = wrong.message.removeprefix("model '': ")
             yield error("dynamic_batching", f"cannot be: {reason}", wrong.hint)

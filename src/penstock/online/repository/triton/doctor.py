@@ -15,20 +15,20 @@ from penstock.config import did_you_mean
 from penstock.engines.base import Finding, Severity
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, NotFound, PenstockError, ResourceExhausted
-from penstock.online.repository.definition import Definition
-from penstock.online.repository.device import ON_CPU, gpu_of
 from penstock.online.repository.layout import versions_in
 from penstock.online.repository.loading.labels import read_labels
+from penstock.online.repository.loading.scheduling import layout_of, sequencing
 from penstock.online.repository.loading.warm_up_samples import read_samples
-from penstock.online.repository.source import DEFAULT_MAX_BATCH, Source, find
-from penstock.online.repository.triton.auto_complete import complete, difference, differences, number_of
-from penstock.online.repository.triton.backend import gpus_here
+from penstock.online.repository.model_source import ModelSource
+from penstock.online.repository.resolved_version import DEFAULT_MAX_BATCH, ResolvedVersion, find
+from penstock.online.repository.triton.auto_complete import complete, difference, differences
+from penstock.online.repository.triton.backend import PYTHON, gpus_here
 from penstock.online.repository.triton.check import examine
+from penstock.online.repository.triton.device import ON_CPU, gpu_of
 from penstock.online.repository.triton.effective import signature_of
 from penstock.online.repository.triton.rules import error
-from penstock.online.repository.triton.sequences import sequencing
+from penstock.online.repository.triton.schema import number_of, to_message, typed
 from penstock.online.repository.triton.text import config_path, read_config, to_text
-from penstock.online.scheduler.layout import layout_of
 from penstock.protocol.messages import Message, ModelConfig, ModelInstanceGroup
 from penstock.storage.atomic import write_whole
 from penstock.tensor import Signature, TensorSpec
@@ -87,23 +87,23 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
     except InvalidConfig as wrong:
         return Diagnosis(name, path, [_told(wrong)])
     before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-    findings, source, signature = list(examine(given, name)), None, None
+    findings, resolved, signature = list(examine(given, name)), None, None
     gpus, whole = 0, given
     try:
         if given.HasField("ensemble_scheduling"):
             findings += _missing_parts(given, models)
         else:
-            source = _source(name, folder, given)
-            gpus = gpus_here(source.backend.engine)
+            resolved = _source(name, folder, given)
+            gpus = gpus_here(resolved.backend.engine)
             gpu_of(given.instance_group, gpus)
     except PenstockError as wrong:
         findings.append(_told(wrong))
     try:
-        signature = _signature(source) if source else None
-        is_python = source is not None and source.engine == "python"
+        signature = _signature(resolved) if resolved else None
+        is_python = resolved is not None and resolved.engine == PYTHON
         findings += differences(given, signature, decoupled=is_python and given.model_transaction_policy.decoupled)
         if not any(finding.severity is Severity.ERROR for finding in findings):
-            whole = _check_whole(given, name, folder, source, signature)
+            whole = _check_whole(given, name, folder, resolved, signature)
     except PenstockError as wrong:
         findings.append(_told(wrong))
     # A file to begin with says what would be filled in anyway.
@@ -175,7 +175,7 @@ def _missing_parts(given: Message, known: Collection[str]) -> Iterator[Finding]:
             yield error(path, f"is '{step.model_name}', which is no model here", did_you_mean(step.model_name, known))
 
 
-def _source(name: str, folder: Path, given: Message) -> Source:
+def _source(name: str, folder: Path, given: Message) -> ResolvedVersion:
     """That of the newest version, for one instance on the CPU."""
     versions = versions_in(folder)
     if not versions:
@@ -188,29 +188,30 @@ def _source(name: str, folder: Path, given: Message) -> Source:
             )
     plain = ModelConfig()
     plain.CopyFrom(given)
-    plain.ClearField("instance_group")
-    return find(Definition(name, folder, {versions[-1]: folder / versions[-1]}, plain), versions[-1])
+    for field in ("instance_group", "dynamic_batching", "ensemble_scheduling", "model_warmup"):
+        plain.ClearField(field)  # they do not decide what runs the model, and may be wrong
+    return find(ModelSource(name, folder, {versions[-1]: folder / versions[-1]}, typed(plain)), versions[-1])
 
 
-def _signature(source: Source) -> Signature | None:
-    if source.engine == "python":
+def _signature(resolved: ResolvedVersion) -> Signature | None:
+    if resolved.engine == PYTHON:
         return None
-    model = get_engine(source.engine).load(source.artifact, source.options)
+    model = get_engine(resolved.engine).load(resolved.artifact, resolved.options)
     try:
-        return signature_of(model, source.given)
+        return signature_of(model, resolved.given)
     finally:
         model.unload()
 
 
 def _check_whole(
-    given: Message, name: str, folder: Path, source: Source | None, signature: Signature | None
+    given: Message, name: str, folder: Path, resolved: ResolvedVersion | None, signature: Signature | None
 ) -> Message:
     """The whole configuration. Raises what the server would of it and of the files that it names."""
     rows = DEFAULT_MAX_BATCH if signature is None or signature.batchable else None
-    config = complete(given, name, source.platform if source else "ensemble", signature, rows, 1)
+    config = complete(typed(given), name, resolved.platform if resolved else "ensemble", signature, rows, 1)
     layout_of(config)
-    if signature is not None and config.HasField("sequence_batching"):
+    if signature is not None and config.sequence_batching is not None:
         sequencing(config, signature, folder, 1, merges=True)
     deque(read_samples(config, folder), 0)
     read_labels(config, folder)
-    return config
+    return to_message(config)

@@ -6,39 +6,39 @@ from collections.abc import Sequence
 
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import InvalidConfig
-from penstock.online.repository.source import Source
+from penstock.online.repository.config import ModelConfig
+from penstock.online.repository.resolved_version import ResolvedVersion
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.rules import prefix
-from penstock.protocol.messages import Message
 from penstock.tensor import Signature
 
 Model = LoadedModel | RequestModel
 
 
-def effective_config(source: Source, models: Sequence[Model], rows: int | None) -> Message:
-    """That of ``source``, loaded as ``models``, one for each instance; ``rows`` as of ``complete``. Raises InvalidConfig if it
+def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: int | None) -> ModelConfig:
+    """That of ``resolved``, loaded as ``models``, one for each instance; ``rows`` as of ``complete``. Raises InvalidConfig if it
     contradicts the model."""
     model = models[0]
-    for tensor in source.given.input if not isinstance(model, RequestModel) else ():
+    for tensor in resolved.given.input if not isinstance(model, RequestModel) else ():
         if tensor.optional and tensor.name in model.signature.input_names:
             raise InvalidConfig(
-                f"{prefix(source.name, '')}input '{tensor.name}' cannot be 'optional': the model needs it",
+                f"{prefix(resolved.name, '')}input '{tensor.name}' cannot be 'optional': the model needs it",
                 "leave that out, or export the model with a default for it",
             )
     return complete(
-        source.given,
-        source.name,
-        source.platform,
-        signature_of(model, source.given),
+        resolved.given,
+        resolved.name,
+        resolved.platform,
+        signature_of(model, resolved.given),
         rows,
         len(models),
         decoupled=isinstance(model, RequestModel) and model.decoupled,
-        backend=source.backend.name,
-        filename=source.backend.filename,
+        backend=resolved.backend.name,
+        filename=resolved.backend.filename,
     )
 
 
-def signature_of(model: Model, given: Message) -> Signature:
+def signature_of(model: Model, given: ModelConfig) -> Signature:
     """The model's own, with those of its optional inputs that ``given`` names."""
     named = [tensor.name for tensor in given.input]
     optional = () if isinstance(model, RequestModel) else model.optional_inputs

@@ -10,16 +10,11 @@ from typing import Any
 
 from penstock.engines.base import Finding, Severity
 from penstock.errors import InvalidArgument
-from penstock.online.repository.device import ON_CPU
-from penstock.protocol.messages import POOL, Message
-from penstock.tensor import DataType, element_count
+from penstock.online.repository.triton.device import ON_CPU
+from penstock.online.repository.triton.schema import DATA_TYPES
+from penstock.protocol.messages import Message
+from penstock.tensor import element_count
 
-DATA_TYPES = POOL.FindEnumTypeByName("inference.DataType")
-DATATYPES = {
-    value.number: DataType("BYTES" if value.name == "TYPE_STRING" else value.name.removeprefix("TYPE_"))
-    for value in DATA_TYPES.values
-    if value.number
-}
 _HISTOGRAM = "nv_inference_first_response_histogram_ms"
 
 _Test = Callable[[Any, Message], Any]

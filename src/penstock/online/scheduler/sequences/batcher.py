@@ -14,16 +14,16 @@ from functools import partial
 import msgspec
 
 from penstock.errors import Cancelled, InvalidArgument, PenstockError, Unavailable
-from penstock.online.instances.instance import InstanceDied
 from penstock.online.scheduler.answers import tell
+from penstock.online.scheduler.base import InstanceDied
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.layout import Layout
-from penstock.online.scheduler.sequences.controls import Control, Kind
-from penstock.online.scheduler.sequences.implicit_state import ImplicitStates, State
+from penstock.online.scheduler.layout import BatchLayout
+from penstock.online.scheduler.sequences.controls import Control, ControlKind
+from penstock.online.scheduler.sequences.implicit_state import ImplicitState, ImplicitStates
 from penstock.online.scheduler.sequences.layout import SequenceLayout
 from penstock.online.scheduler.sequences.slots import Sequence as Known
-from penstock.online.scheduler.sequences.slots import SequenceTable, Step
+from penstock.online.scheduler.sequences.slots import SequenceStep, SequenceTable
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
@@ -44,7 +44,7 @@ class SequencingConfig(msgspec.Struct, frozen=True):
     idle_us: int = 1_000_000
     """How long a sequence may be without requests before it is over."""
     controls: tuple[Control, ...] = ()
-    states: tuple[State, ...] = ()
+    states: tuple[ImplicitState, ...] = ()
     hidden: frozenset[str] = frozenset()
     """Outputs that are states, and not for clients."""
     instances: int = 1
@@ -56,7 +56,7 @@ class SequenceBatcher:
     def __init__(
         self,
         config: SequencingConfig,
-        plain: Layout,
+        plain: BatchLayout,
         loop: asyncio.AbstractEventLoop,
         statistics: ModelStatistics | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -72,7 +72,7 @@ class SequenceBatcher:
         self.batchers = [
             DynamicBatcher(config.batching, loop, self._statistics, now_ns, tracer, layout) for layout in layouts
         ]
-        self._names = [control for control in config.controls if control.kind is Kind.CORRID]
+        self._names = [control for control in config.controls if control.kind is ControlKind.CORRID]
         self._is_ending = self._is_settling = False
         self._emptied = asyncio.Event()
 
@@ -86,7 +86,7 @@ class SequenceBatcher:
             self._statistics = batcher.statistics  # the same, brought up to date
         return self._statistics
 
-    def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Step:
+    def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> SequenceStep:
         """See ``Scheduler``. Raises InvalidArgument also if the request is of no sequence, or of one that was not started."""
         statistics, now_ns = self._statistics, self._now_ns()
         sequence = self._table.find(request.sequence_id)
@@ -95,7 +95,9 @@ class SequenceBatcher:
         except PenstockError as error:
             statistics.failed(Failure.of(error), now_ns, now_ns)
             raise
-        step = Step(self._cancel, sequence, request, key, done, now_ns, request.sequence_start, request.sequence_end)
+        step = SequenceStep(
+            self._cancel, sequence, request, key, done, now_ns, request.sequence_start, request.sequence_end
+        )
         request.step = step
         _stop_timer(sequence)
         statistics.pending += 1
@@ -122,7 +124,7 @@ class SequenceBatcher:
         for batcher in self.batchers:
             batcher.stop()
 
-    def _cancel(self, step: Step) -> None:
+    def _cancel(self, step: SequenceStep) -> None:
         """If the request has not begun to run, its sequence is over."""
         if step.pending is not None:
             step.pending.cancel()
@@ -148,7 +150,7 @@ class SequenceBatcher:
                 "of the sequence"
             )
 
-    def _settle(self, own: Step | None = None) -> None:
+    def _settle(self, own: SequenceStep | None = None) -> None:
         """Do what the table says, and what it says in consequence: a loop, for one request's end may be the next one's, and so on.
         Raises what the batcher raises that refuses ``own``."""
         if self._is_settling:
@@ -172,7 +174,7 @@ class SequenceBatcher:
         if refusal is not None:
             raise refusal
 
-    def _give(self, step: Step, request: InferRequest) -> None:
+    def _give(self, step: SequenceStep, request: InferRequest) -> None:
         """Pass a request on to its instance's batcher, which counts it from now on."""
         self._statistics.pending -= 1
         step.request = None
@@ -182,13 +184,13 @@ class SequenceBatcher:
         pending = self.batchers[instance].submit(request, 1, key, partial(self._answer, step))
         step.pending, pending.arrived_ns = pending, step.arrived_ns
 
-    def _answer(self, step: Step, outcome: Outcome) -> None:
+    def _answer(self, step: SequenceStep, outcome: Outcome) -> None:
         """What came of a request that was passed on."""
         if isinstance(outcome, InferResponse) and not outcome.final:
             tell(step.done, outcome)
             return
         told = outcome if step.verdict is None or isinstance(outcome, InstanceDied) else step.verdict
-        done, step.done, step.pending, others = step.done, None, None, list[Step]()
+        done, step.done, step.pending, others = step.done, None, None, list[SequenceStep]()
         if isinstance(told, PenstockError) and (step.verdict or not step.began):
             others = self._table.give_up(step)[1:]
         else:
@@ -199,7 +201,7 @@ class SequenceBatcher:
         if isinstance(outcome, InstanceDied) and not self._config.states:
             self._lose(step.place.instance)
 
-    def _drop(self, sequence: Known, steps: Sequence[Step], outcome: Outcome) -> None:
+    def _drop(self, sequence: Known, steps: Sequence[SequenceStep], outcome: Outcome) -> None:
         """End ``steps``, given up before they were passed on for what came of one of the sequence, and go on."""
         error = outcome if isinstance(outcome, Cancelled | Unavailable) else Unavailable(*_TOO_LATE)
         for step in steps:
@@ -240,13 +242,13 @@ class SequenceBatcher:
         self._settle()
         self._rest(sequence)
 
-    def _give_up(self, step: Step, error: PenstockError) -> None:
+    def _give_up(self, step: SequenceStep, error: PenstockError) -> None:
         """End a request that was not passed on, and with it its sequence."""
         if step.done is not None:
             self._drop(step.sequence, self._table.give_up(step), error)
 
 
-def _stop_timer(one: Step | Known) -> None:
+def _stop_timer(one: SequenceStep | Known) -> None:
     if one.timer is not None:
         one.timer.cancel()
         one.timer = None

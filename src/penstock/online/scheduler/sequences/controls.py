@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument
-from penstock.online.scheduler.sequences.slots import SequenceId, Step
+from penstock.online.scheduler.sequences.slots import SequenceId, SequenceStep
 from penstock.tensor import Array, DataType
 
 
-class Kind(enum.Enum):
+class ControlKind(enum.Enum):
     """What a control tells of a row, by the schema's names."""
 
     START = "CONTROL_SEQUENCE_START"
@@ -26,7 +26,7 @@ class Control(msgspec.Struct, frozen=True):
     """One control input of a model; ``shape`` is that of one row."""
 
     name: str
-    kind: Kind
+    kind: ControlKind
     datatype: DataType
     shape: tuple[int, ...] = (1,)
     false: float = 0
@@ -46,13 +46,16 @@ class Control(msgspec.Struct, frozen=True):
                 f"which is '{self.datatype.value}', can tell"
             )
 
-    def of(self, rows: Sequence[Step | None]) -> Array:
+    def of(self, rows: Sequence[SequenceStep | None]) -> Array:
         """Its value; a row is None if there is no request for it."""
         return np.array([self._value(row) for row in rows], self.datatype.dtype).reshape(len(rows), *self.shape)
 
-    def _value(self, row: Step | None) -> int | float | bytes:
-        if self.kind is Kind.CORRID:
+    def _value(self, row: SequenceStep | None) -> int | float | bytes:
+        if self.kind is ControlKind.CORRID:
             identity = row.sequence.id if row is not None else "" if self.datatype is DataType.BYTES else 0
             return identity.encode() if isinstance(identity, str) else identity
-        told = row is not None and {Kind.START: row.start, Kind.END: row.end, Kind.READY: True}[self.kind]
+        told = (
+            row is not None
+            and {ControlKind.START: row.start, ControlKind.END: row.end, ControlKind.READY: True}[self.kind]
+        )
         return self.true if told else self.false

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from penstock.errors import PenstockError, ResourceExhausted
-from penstock.online.scheduler.sequences.slots import Sequence, Step
+from penstock.online.scheduler.sequences.slots import Sequence, SequenceStep
 from penstock.tensor import Array, TensorSpec
 
 MAX_BYTES = 4 << 30
 """Most bytes of all states on one instance."""
 
 
-class State(msgspec.Struct, frozen=True):
+class ImplicitState(msgspec.Struct, frozen=True):
     """A model's ``input`` that is fed with its ``output`` of the request before, and at the start with ``initial``, one row."""
 
     input: str
@@ -33,7 +33,7 @@ class ImplicitStates:
     """Those of the sequences on one instance. ``gather`` and ``scatter`` belong to the instance, ``forget`` to the event loop.
     ``batchable``: the states' first axis is that of the batch."""
 
-    def __init__(self, states: Rows[State], batchable: bool, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, states: Rows[ImplicitState], batchable: bool, max_bytes: int = MAX_BYTES) -> None:
         self._states = states
         self._batchable = batchable
         self._varies = any(-1 in state.output.shape[batchable:] for state in states)
@@ -42,12 +42,12 @@ class ImplicitStates:
         # The sequences' states, and how many bytes all have, are guarded by the lock.
         self._bytes = 0
 
-    def key(self, step: Step) -> tuple[tuple[int, ...], ...]:
+    def key(self, step: SequenceStep) -> tuple[tuple[int, ...], ...]:
         """What must be equal for requests to be merged, once those before them in their sequences have ended."""
         known = {} if step.start else step.sequence.states
         return tuple([known.get(one.input, one.initial).shape for one in self._states]) if self._varies else ()
 
-    def gather(self, rows: Rows[Step | None]) -> Mapping[str, Array]:
+    def gather(self, rows: Rows[SequenceStep | None]) -> Mapping[str, Array]:
         """The inputs for a batch; a row is None if there is no request for it, and its state is then of no meaning."""
         with self._lock:
             alive = [step for step in rows if _is_alive(step)]
@@ -56,7 +56,7 @@ class ImplicitStates:
                     self._keep(step.sequence, {})
             return {state.input: self._merge(state, rows) for state in self._states}
 
-    def scatter(self, rows: Rows[Step | None], outputs: Mapping[str, Array]) -> None:
+    def scatter(self, rows: Rows[SequenceStep | None], outputs: Mapping[str, Array]) -> None:
         """Keep what the model gave for the batch. Raises PenstockError, with all states as they were, if it cannot be."""
         given = {state.input: self._checked(state, len(rows), outputs) for state in self._states}
         with self._lock:
@@ -75,7 +75,7 @@ class ImplicitStates:
         with self._lock:
             self._keep(sequence, {})
 
-    def _merge(self, state: State, rows: Rows[Step | None]) -> Array:
+    def _merge(self, state: ImplicitState, rows: Rows[SequenceStep | None]) -> Array:
         parts = [step.sequence.states.get(state.input, state.initial) if _is_alive(step) else None for step in rows]
         filling = next((part for part in parts if part is not None), state.initial)
         return filling if len(parts) == 1 else np.concatenate([filling if part is None else part for part in parts])
@@ -84,7 +84,7 @@ class ImplicitStates:
         self._bytes += _size(states) - _size(sequence.states)
         sequence.states = states
 
-    def _checked(self, state: State, rows: int, outputs: Mapping[str, Array]) -> Array:
+    def _checked(self, state: ImplicitState, rows: int, outputs: Mapping[str, Array]) -> Array:
         spec, array = state.output, outputs.get(state.output.name)
         is_whole = array is not None and (not self._batchable or array.shape[:1] == (rows,))
         if array is not None and is_whole and array.dtype == spec.datatype.dtype and spec.admits(array.shape):
@@ -96,7 +96,7 @@ class ImplicitStates:
         )
 
 
-def _is_alive(step: Step | None) -> TypeGuard[Step]:
+def _is_alive(step: SequenceStep | None) -> TypeGuard[SequenceStep]:
     """Not if its sequence was ended after the instance had taken it: then that may be on another instance by now."""
     return step is not None and step.sequence.place == step.place
 

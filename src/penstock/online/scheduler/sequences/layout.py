@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.online.scheduler.layout import Layout
+from penstock.online.scheduler.layout import BatchLayout
 from penstock.online.scheduler.queue import Pending
 from penstock.online.scheduler.sequences.controls import Control
 from penstock.online.scheduler.sequences.implicit_state import ImplicitStates
-from penstock.online.scheduler.sequences.slots import Step
+from penstock.online.scheduler.sequences.slots import SequenceStep
 from penstock.tensor import Array
 
 
 class SequenceLayout:
-    """Wraps ``plain``, which does the rest; a ``Layout`` of one instance. With ``fixed`` a request's row is its slot, and rows that
+    """A ``BatchLayout`` of one instance; ``plain`` does the rest. With ``fixed`` a request's row is its slot, and rows that
     have no request are filled with another's inputs. ``hidden`` are outputs that clients do not get."""
 
     def __init__(
-        self, plain: Layout, fixed: bool, controls: Sequence[Control], states: ImplicitStates, hidden: frozenset[str]
+        self,
+        plain: BatchLayout,
+        fixed: bool,
+        controls: Sequence[Control],
+        states: ImplicitStates,
+        hidden: frozenset[str],
     ) -> None:
         self.is_ragged = plain.is_ragged
         self._plain = plain
@@ -42,7 +47,7 @@ class SequenceLayout:
         self._states.scatter(steps, outputs)
         return [parts[_step(pending).place.slot] for pending in requests] if self._fixed else parts
 
-    def _rows(self, requests: Sequence[Pending]) -> tuple[Sequence[Pending], Sequence[Step | None]]:
+    def _rows(self, requests: Sequence[Pending]) -> tuple[Sequence[Pending], Sequence[SequenceStep | None]]:
         """By row who fills it, and for whom it is."""
         if not self._fixed:
             return requests, [_step(pending) for pending in requests]
@@ -51,6 +56,6 @@ class SequenceLayout:
         return [one or requests[0] for one in rows], [None if one is None else _step(one) for one in rows]
 
 
-def _step(pending: Pending) -> Step:
-    assert isinstance(pending.request.step, Step)
+def _step(pending: Pending) -> SequenceStep:
+    assert isinstance(pending.request.step, SequenceStep)
     return pending.request.step

@@ -22,17 +22,17 @@ from penstock.tensor import Array
 SequenceId = int | str
 
 
-class Place(msgspec.Struct, frozen=True):
+class SequencePlace(msgspec.Struct, frozen=True):
     """A slot of an instance."""
 
     instance: int
     slot: int
 
 
-class Step(msgspec.Struct, eq=False):
+class SequenceStep(msgspec.Struct, eq=False):
     """One request of a sequence from ``submit`` to its end; what the submitter holds."""
 
-    give_up: Callable[[Step], None]
+    give_up: Callable[[SequenceStep], None]
     sequence: Sequence
     request: InferRequest | None
     """None once it is its instance's, or has ended: it refers to this step."""
@@ -46,7 +46,7 @@ class Step(msgspec.Struct, eq=False):
     """Whether the sequence is over after it: it is the end, or what came behind it was given up."""
     began: bool = False
     """Whether an instance has taken it; set on the instance's thread."""
-    place: Place = Place(0, 0)
+    place: SequencePlace = SequencePlace(0, 0)
     pending: Cancellable | None = None
     """What its instance's batcher made of it; None, and the place without meaning, until it may run and
     once it has ended."""
@@ -64,13 +64,13 @@ class Sequence(msgspec.Struct, eq=False):
     """All that is known of one id."""
 
     id: SequenceId
-    place: Place | None = None
+    place: SequencePlace | None = None
     """None while it has no slot: then it is in the backlog."""
     is_open: bool = False
     """Whether it takes requests that are no start."""
-    running: Step | None = None
+    running: SequenceStep | None = None
     """The one that its instance has."""
-    waiting: deque[Step] = msgspec.field(default_factory=deque)
+    waiting: deque[SequenceStep] = msgspec.field(default_factory=deque)
     timer: TimerHandle | None = None
     """For how long it may be idle."""
     states: dict[str, Array] = msgspec.field(default_factory=dict)
@@ -85,7 +85,7 @@ class SequenceTable:
     """The sequences of a model with ``instances`` of ``slots`` each. Who calls it looks at ``ready`` and ``over`` afterwards."""
 
     def __init__(self, instances: int, slots: int) -> None:
-        self.ready: deque[Step] = deque()
+        self.ready: deque[SequenceStep] = deque()
         """Requests that shall be given to the instance of their ``place``; each is told of with ``finish`` or ``give_up``."""
         self.over: deque[tuple[int, Sequence]] = deque()
         """Sequences that ended, with the instance that they were on."""
@@ -105,19 +105,19 @@ class SequenceTable:
         """The sequence of ``identity``; if there is none, a new one that counts once a request is added."""
         return self._sequences.get(identity) or Sequence(identity)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: SequenceStep) -> None:
         """Take in the next request of its sequence, which accepts it. A start of what is under way starts it anew."""
         sequence = self._sequences.setdefault(step.sequence.id, step.sequence)
         step.last, sequence.is_open = step.end, not step.end
         sequence.waiting.append(step)
         self._advance(sequence)
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: SequenceStep) -> None:
         """The instance is done with ``step``, or nothing more can keep it from running."""
         step.sequence.running = None
         (self.end if step.last else self._advance)(step.sequence)
 
-    def give_up(self, step: Step) -> list[Step]:
+    def give_up(self, step: SequenceStep) -> list[SequenceStep]:
         """``step`` will not run, and so neither will those behind it up to the next start; all are returned, ``step`` first. What
         came before runs, and then the sequence is over."""
         sequence = step.sequence
@@ -171,9 +171,9 @@ class SequenceTable:
         sequence.running.place = sequence.place
         self.ready.append(sequence.running)
 
-    def _take(self) -> Place | None:
+    def _take(self) -> SequencePlace | None:
         """The lowest free slot; of several instances the first's. So batches are small, and instances share the work."""
         if not self._free and self._unused < self._count:
             self._free.append(divmod(self._unused, self._instances))
             self._unused += 1
-        return Place(*reversed(heapq.heappop(self._free))) if self._free else None
+        return SequencePlace(*reversed(heapq.heappop(self._free))) if self._free else None

@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported
+from penstock.online.repository.triton.schema import to_message
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -106,7 +107,9 @@ class GrpcControl:
         return messages.ModelMetadataResponse(**self._dataplane.model_metadata(*self._named(request, client)))
 
     def _model_config(self, request: Message, client: str) -> Message:
-        return messages.ModelConfigResponse(config=self._dataplane.model_config(*self._named(request, client)))
+        return messages.ModelConfigResponse(
+            config=to_message(self._dataplane.model_config(*self._named(request, client)))
+        )
 
     async def _model_statistics(self, request: Message, client: str) -> Message:
         name, version = self._named(request, client) if request.name else ("", "")

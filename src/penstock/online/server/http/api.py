@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import InvalidArgument, NotFound, Unsupported
-from penstock.online.repository.triton.model_config import to_json
+from penstock.online.repository.triton.schema import to_json
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane

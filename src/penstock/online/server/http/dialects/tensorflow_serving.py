@@ -64,7 +64,7 @@ class TensorFlowServing:
     def predict(self, exchange: Exchange, route: Route) -> None:
         """Inference of rows or columns."""
         handle = self._acquire(exchange, route)
-        arrays, form = predictions.read(exchange.body, handle.signature.inputs, handle.config.max_batch_size > 0)
+        arrays, form = predictions.read(exchange.body, handle.signature.inputs, handle.config.batchable)
         ask(self._dataplane, exchange, handle, arrays, lambda outputs: predictions.write(outputs, form))
 
     def classify(self, exchange: Exchange, route: Route) -> None:
@@ -135,7 +135,7 @@ class TensorFlowServing:
         if not route.name:
             return route.version
         config = self._dataplane.acquire(route.model, "", exchange.client).config
-        text = config.parameters[_LABELS].string_value if _LABELS in config.parameters else ""
+        text = config.parameters.get(_LABELS, "")
         versions = {
             label.strip(): version.strip() for label, _, version in (one.partition(":") for one in text.split(","))
         }

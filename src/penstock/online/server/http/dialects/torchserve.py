@@ -96,7 +96,7 @@ class TorchServe:
         except _Unreadable:
             exchange.fail_with(415, f"model '{route.model}' has no handler that decodes this body ({_HINT})")
             return
-        is_row = handle.config.max_batch_size > 0 and all(
+        is_row = handle.config.batchable and all(
             arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
         )
         if is_row:

@@ -16,15 +16,15 @@ import msgspec
 from penstock.artifact import SUFFIXES, Artifact, local_path
 from penstock.bundle.open import is_bundle, open_bundle, peek_name
 from penstock.config import did_you_mean
-from penstock.engines.registry import engines_for, is_available, traits
+from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.instances.process_halt import Halt
-from penstock.online.repository.definition import BY_HAND, Definition
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.recorded_requests import folder_of
+from penstock.online.repository.model_source import BY_HAND, ModelSource
 from penstock.online.repository.triton.auto_complete import declared_tensors
-from penstock.online.repository.triton.backend import Backend, backend_of, engine_options
+from penstock.online.repository.triton.backend import Backend, backend_of, engine_options, engine_traits, usual_engine
 from penstock.online.repository.triton.check import parse
-from penstock.protocol.messages import Message, ModelConfig
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 
 _log = logging.getLogger(__name__)
@@ -35,28 +35,28 @@ Isolation = Literal["thread", "process"]
 """Where the instances of a model run."""
 
 
-class Wishes(msgspec.Struct, frozen=True):
-    """How models are to be served, as far as it is not left to their configuration, the bundle or the machine."""
+class LoadOptions(msgspec.Struct, frozen=True):
+    """How the server loads models; None leaves the choice to the configuration, the bundle or the machine."""
 
     max_batch: int | None = None
     instances: int | None = None
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
-    """Longest that one call may take in a process of its own; 0 is for ever."""
+    """Longest that one call may take in a process of its own; 0: no limit."""
     processes: int = 1
     """How many processes of this server share the cores."""
     warmup_folder: str = ""
-    """Where recorded requests are, in a folder for each model; empty: nowhere."""
+    """Recorded requests, in a folder for each model; empty: none."""
     halt: Halt = msgspec.field(default_factory=Halt)
     """Ends processes that are still loading."""
 
 
-_NONE = Wishes()
+_NONE = LoadOptions()
 _BY_HAND = Backend("", "", "", "")
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A model version found and verified, and how to serve it; nothing is loaded yet."""
+class ResolvedVersion(msgspec.Struct, frozen=True):
+    """A model version whose files are found and verified, and how it will be served. Nothing is loaded yet."""
 
     name: str
     artifact: Artifact
@@ -65,37 +65,37 @@ class Source(msgspec.Struct, frozen=True):
     max_batch: int
     instances: int
     cores: tuple[tuple[int, ...], ...] = ()
-    """For each instance the ids of the cores that are its own; empty if any are."""
+    """For each instance the ids of the cores that it is pinned to; empty: not pinned."""
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
-    """As in ``Wishes``."""
+    """As in ``LoadOptions``."""
     version: str = BY_HAND
-    given: Message = ModelConfig()
-    """As in ``Definition``."""
+    given: ModelConfig = ModelConfig()
+    """As in ``ModelSource``."""
     folder: Path = Path()
-    """As in ``Definition``."""
+    """As in ``ModelSource``."""
     backend: Backend = _BY_HAND
-    """What its configuration calls the engine; empty names for a target given by hand."""
+    """Triton's names for the engine; empty for a target on the command line."""
     recorded: Path | None = None
-    """Where its recorded requests are."""
+    """The folder with its recorded requests."""
     halt: Halt = msgspec.field(default_factory=Halt)
-    """As in ``Wishes``."""
+    """As in ``LoadOptions``."""
 
     @property
     def platform(self) -> str:
         """The protocol's name for what runs it."""
-        return self.backend.platform or traits(self.engine).platform or self.engine
+        return self.backend.platform or engine_traits(self.engine).platform or self.engine
 
     @property
     def has_own_threads(self) -> bool:
         """Whether the loaded model keeps threads of its own."""
-        is_apart = self.isolation == "process" or traits(self.engine).keeps_threads or "gpu" in self.options
+        is_apart = self.isolation == "process" or engine_traits(self.engine).keeps_threads or "gpu" in self.options
         return is_apart or self.options.get("threads") != 1
 
 
 def define(
     targets: Iterable[str | Path], settings: Mapping[str, Mapping[str, Any]] = {}, folder: Path = Path()
-) -> list[Definition]:
+) -> list[ModelSource]:
     """The models that ``targets``, bundles and model files given by hand, are; ``settings`` hold fields of their configurations by
     name, and name files relative to ``folder``.
 
@@ -103,7 +103,7 @@ def define(
     of a model that is none of them.
     """
     given = {name: parse(name, fields) for name, fields in settings.items()}
-    found: dict[str, Definition] = {}
+    found: dict[str, ModelSource] = {}
     for target in map(local_path, targets):
         if not target.exists():
             raise NotFound(f"no model or bundle '{target}'", "check the path")
@@ -115,7 +115,7 @@ def define(
         name = peek_name(target) if is_bundle(target) else target.stem
         if name in found:
             raise AlreadyExists(f"two targets are called '{name}'", "rename one of the files")
-        found[name] = Definition(name, folder, {BY_HAND: target}, given.get(name, ModelConfig()))
+        found[name] = ModelSource(name, folder, {BY_HAND: target}, given.get(name, ModelConfig()))
     for name in given:
         if name not in found:
             raise InvalidConfig(
@@ -132,34 +132,37 @@ def _repository_of(target: Path) -> Path | None:
     return target if any(target.glob("*/[1-9]*/")) else target.parent if any(target.glob("[1-9]*/")) else None
 
 
-def find(definition: Definition, version: str, wishes: Wishes = _NONE) -> Source:
+def find(source: ModelSource, version: str, load_options: LoadOptions = _NONE) -> ResolvedVersion:
     """What is to be loaded for ``version``.
 
     Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
     """
-    path, given, where = definition.versions[version], definition.given, definition.written_in
-    if given.HasField("sequence_batching") and wishes.processes > 1:
+    path, given, where = source.versions[version], source.given, source.written_in
+    if given.sequence_batching is not None and load_options.processes > 1:
         raise InvalidConfig(
-            f"model '{definition.name}' has 'sequence_batching', and the requests of a sequence may come to any process",
+            f"model '{source.name}' has 'sequence_batching', and the requests of a sequence may come to any process",
             "serve it with one of 'processes'",
         )
     is_by_hand = path.name != version or is_bundle(path) or path.is_file()
-    backend = _BY_HAND if is_by_hand else backend_of(given, definition.name, _names(path), where)
+    backend = _BY_HAND if is_by_hand else backend_of(given, source.name, _names(path), where)
     path /= backend.filename
-    instances = sum(max(1, group.count) for group in given.instance_group) or wishes.instances
-    most = 1 if given.HasField("max_batch_size") and given.max_batch_size == 0 else given.max_batch_size
+    instances = given.instances or load_options.instances
+    most = 1 if given.max_batch_size == 0 else given.max_batch_size
     own = msgspec.structs.replace(
-        wishes, max_batch=most or wishes.max_batch, instances=instances, isolation=_isolation(definition, wishes)
+        load_options,
+        max_batch=most or load_options.max_batch,
+        instances=instances,
+        isolation=_isolation(source, load_options),
     )
     if not backend.engine and (is_bundle(path) or path.suffix.lower() not in SUFFIXES):
-        return _of_bundle(definition, version, own, path)
+        return _of_bundle(source, version, own, path)
     artifact = Artifact.from_file(path)
-    engine = backend.engine or engines_for(artifact.format)[0]
-    options: dict[str, Any] = {"threads": 0, **traits(engine).shared_options}
-    if traits(engine).takes_signature:
+    engine = backend.engine or usual_engine(artifact.format)
+    options: dict[str, Any] = {"threads": 0, **engine_traits(engine).shared_options}
+    if engine_traits(engine).takes_signature:
         options["inputs"], options["outputs"] = declared_tensors(given)
-    options |= engine_options(given, definition.name, engine, where)
-    return _planned(definition, version, own, artifact, engine, options, DEFAULT_MAX_BATCH, 1, backend)
+    options |= engine_options(given, source.name, engine, where)
+    return _planned(source, version, own, artifact, engine, options, DEFAULT_MAX_BATCH, 1, backend)
 
 
 def _names(folder: Path) -> list[str]:
@@ -169,18 +172,18 @@ def _names(folder: Path) -> list[str]:
         raise InvalidModel(f"cannot read the folder of version '{folder.name}': {error.strerror}") from None
 
 
-def _isolation(definition: Definition, wishes: Wishes) -> Isolation:
-    if "isolation" not in definition.given.parameters:
-        return wishes.isolation
-    word = definition.given.parameters["isolation"].string_value
+def _isolation(source: ModelSource, load_options: LoadOptions) -> Isolation:
+    if "isolation" not in source.given.parameters:
+        return load_options.isolation
+    word = source.given.parameters["isolation"]
     if word not in get_args(Isolation):
         raise InvalidConfig(
-            f"model '{definition.name}': 'parameters[isolation]' cannot be '{word[:40]}'", "'thread' or 'process'"
+            f"model '{source.name}': 'parameters[isolation]' cannot be '{word[:40]}'", "'thread' or 'process'"
         )
     return "process" if word == "process" else "thread"
 
 
-def _of_bundle(definition: Definition, version: str, wishes: Wishes, path: Path) -> Source:
+def _of_bundle(source: ModelSource, version: str, load_options: LoadOptions, path: Path) -> ResolvedVersion:
     bundle, machine = open_bundle(path), machine_facts()
     variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
     if variant.name != serving.variant:
@@ -195,42 +198,42 @@ def _of_bundle(definition: Definition, version: str, wishes: Wishes, path: Path)
         )
     artifact = bundle.artifact(variant)
     # Of what the configuration asks for, only the refusal of devices is for bundles.
-    options = {**variant.options, **engine_options(definition.given, definition.name, "", definition.written_in)}
+    options = {**variant.options, **engine_options(source.given, source.name, "", source.written_in)}
     instances = min(serving.instances, machine.cores)
-    return _planned(definition, version, wishes, artifact, variant.engine, options, serving.max_batch, instances)
+    return _planned(source, version, load_options, artifact, variant.engine, options, serving.max_batch, instances)
 
 
-def _planned(  # noqa: PLR0913, PLR0917 - what was found, and what holds where nothing else is wished
-    definition: Definition,
+def _planned(  # noqa: PLR0913, PLR0917 - what was found, and the defaults
+    source: ModelSource,
     version: str,
-    wishes: Wishes,
+    load_options: LoadOptions,
     artifact: Artifact,
     engine: str,
     options: dict[str, Any],
     max_batch: int,
     instances: int,
     backend: Backend = _BY_HAND,
-) -> Source:
-    """``max_batch`` and ``instances`` hold where nothing else is wished; threads are cut down to the cores that there are."""
-    count = wishes.instances or instances
-    plan = plan_cores(count * wishes.processes, options.get("threads", 0), core_ids(), cpu_quota())
+) -> ResolvedVersion:
+    """``max_batch`` and ``instances`` are defaults; threads are limited to the available cores."""
+    count = load_options.instances or instances
+    plan = plan_cores(count * load_options.processes, options.get("threads", 0), core_ids(), cpu_quota())
     if "threads" in options:
         options["threads"] = plan.threads
-    return Source(
-        name=definition.name,
+    return ResolvedVersion(
+        name=source.name,
         artifact=artifact,
         engine=engine,
         options=options,
-        max_batch=wishes.max_batch or max_batch,
+        max_batch=load_options.max_batch or max_batch,
         instances=count,
         # All processes of a server load alike, so none knows which of the shares are its own.
-        cores=plan.cores if wishes.processes == 1 else (),
-        isolation=wishes.isolation,
-        model_timeout_s=wishes.model_timeout_s,
+        cores=plan.cores if load_options.processes == 1 else (),
+        isolation=load_options.isolation,
+        model_timeout_s=load_options.model_timeout_s,
         version=version,
-        given=definition.given,
-        folder=definition.folder,
+        given=source.given,
+        folder=source.folder,
         backend=backend,
-        recorded=folder_of(wishes.warmup_folder, definition.name) if wishes.warmup_folder else None,
-        halt=wishes.halt,
+        recorded=folder_of(load_options.warmup_folder, source.name) if load_options.warmup_folder else None,
+        halt=load_options.halt,
     )

@@ -1,4 +1,4 @@
-"""The simple form, in real processes."""
+"""Typed models, in real processes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ PLAIN = "import numpy as np\nimport penstock"
 CLASS = """
 from typing import Annotated, TypedDict
 import numpy as np
+import penstock
 from penstock import Context, Tensor
 
 
@@ -45,7 +46,8 @@ class Outputs(TypedDict):
     names: Tensor["BYTES", -1]
 
 
-class Model:
+@penstock.model
+class Sums:
     def load(self, context: Context) -> None:
         self.folder, self.step = context.folder, int(context.parameters.get("step", "1"))
 
@@ -81,6 +83,8 @@ def test_a_class_loads_and_unloads(processes: Processes, tmp_path: Path) -> None
     model.unload()
     assert (tmp_path / "0" / "1" / "unloaded").exists()
 
+
+MARKED = "from penstock import Tensor, model\n@model\n"
 
 RESULTS = {
     "another shape": ("return x", "shape .* and must have"),
@@ -120,13 +124,14 @@ def test_a_model_that_is_not_batched_answers_as_many_rows_as_it_likes(processes:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x = 1", "neither a class 'TritonPythonModel' or 'Model' nor a function"),
-        ("class Model: pass", "class 'Model' has no function 'forward'"),
-        ("class Model:\n    def forward(self, x): pass", "parameter 'x' of 'forward' has no Tensor"),
-        ('from penstock import Tensor\nclass Model:\n    def forward(self, x: Tensor["FP32"]): pass', "what outputs"),
+        ("x = 1", "neither a class 'TritonPythonModel' nor a function or class marked"),
+        ("class Model: pass", "write @penstock.model above the model"),
+        (MARKED + "class Model: pass", "class 'Model' has no function 'forward'"),
+        (MARKED + "class Model:\n    def forward(self, x): pass", "parameter 'x' of 'forward' has no Tensor"),
+        (MARKED + 'class Model:\n    def forward(self, x: Tensor["FP32"]): pass', "what outputs"),
         ('from penstock import Tensor\nTensor["FP31"]', "a Tensor cannot hold 'FP31'"),
         ('from penstock import Tensor\nTensor["FP32", -2]', r"cannot have the shape \[-2\]"),
-        (SIMPLE + "\n@penstock.model\ndef g(): pass", "marks 2 functions"),
+        (SIMPLE + "\n@penstock.model\ndef g(): pass", "marks 2 models"),
     ],
 )
 def test_forms_that_say_too_little_are_refused(processes: Processes, source: str, message: str) -> None:

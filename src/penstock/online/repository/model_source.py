@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.protocol.messages import Message, ModelConfig
+from penstock.online.repository.config import ModelConfig
 
 BY_HAND = "1"
 """The version under which a target given by hand is served."""
 
 
-class Definition(msgspec.Struct, frozen=True):
+class ModelSource(msgspec.Struct, frozen=True):
     """A model as its repository, or the command line, defines it at one moment."""
 
     name: str
@@ -21,8 +21,8 @@ class Definition(msgspec.Struct, frozen=True):
     """What files that the configuration names are relative to."""
     versions: Mapping[str, Path]
     """By number, as text, the version's folder, or the one file that it is. An ensemble's may be empty folders."""
-    given: Message = ModelConfig()
-    """Its ``ModelConfig`` as far as somebody has written it."""
+    given: ModelConfig = ModelConfig()
+    """Its configuration, as the user has written it."""
     fingerprints: Mapping[str, str] = {}
     """By version what changes whenever its files do; below the empty name, that of what all share but the configuration."""
     fingerprint: str = ""
@@ -34,9 +34,9 @@ class Definition(msgspec.Struct, frozen=True):
 
     @property
     def is_ensemble(self) -> bool:
-        return bool(self.given.HasField("ensemble_scheduling"))
+        return self.given.ensemble_scheduling is not None
 
     @property
     def parts(self) -> list[str]:
         """The models that an ensemble asks, each once."""
-        return list(dict.fromkeys(step.model_name for step in self.given.ensemble_scheduling.step))
+        return list(dict.fromkeys(step.model_name for step in self.given.steps))

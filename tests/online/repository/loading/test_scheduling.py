@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidConfig
+from penstock.online.repository.loading.scheduling import sequencing
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
-from penstock.online.repository.triton.sequences import sequencing
 from penstock.online.scheduler.sequences.batcher import SequencingConfig
-from penstock.online.scheduler.sequences.controls import Kind
+from penstock.online.scheduler.sequences.controls import ControlKind
 from penstock.tensor import DataType, Signature, TensorSpec
 
 FLAG = {"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}
@@ -52,7 +52,7 @@ def test_what_is_left_open() -> None:
     assert config.hidden == {"s_out"}
     assert not config.batching.stateful
     (control,) = config.controls
-    assert (control.kind, control.datatype, control.shape) == (Kind.START, DataType.INT32, (1,))
+    assert (control.kind, control.datatype, control.shape) == (ControlKind.START, DataType.INT32, (1,))
     (state,) = config.states
     np.testing.assert_array_equal(state.initial, np.zeros((1, 1, 2), np.float32))
 

@@ -6,8 +6,9 @@ import pytest
 
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import InvalidConfig
-from penstock.online.repository.device import gpu_of
 from penstock.online.repository.triton.backend import engine_options
+from penstock.online.repository.triton.device import gpu_of
+from penstock.online.repository.triton.schema import typed
 from penstock.online.repository.triton.text import parse_text
 
 GPU = "instance_group { kind: KIND_GPU }"
@@ -46,7 +47,7 @@ def test_what_is_not_here_is_refused(text: str, gpus: int, reason: str) -> None:
 
 
 def test_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = parse_text(b"instance_group { kind: KIND_GPU gpus: 1 }", "f")
+    given = typed(parse_text(b"instance_group { kind: KIND_GPU gpus: 1 }", "f"))
     monkeypatch.setattr(OnnxRuntimeEngine, "gpus", lambda engine: 2)
     options = engine_options(given, "m", "onnxruntime")
     assert options == {"providers": ("CUDAExecutionProvider", "CPUExecutionProvider"), "gpu": 1}
@@ -60,5 +61,5 @@ def test_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = pytest.importorskip("penstock.engines.torch").TorchEngine
     monkeypatch.setattr(engine, "gpus", lambda engine: 2)
-    given = parse_text(b"instance_group { kind: KIND_GPU gpus: 1 }", "f")
+    given = typed(parse_text(b"instance_group { kind: KIND_GPU gpus: 1 }", "f"))
     assert engine_options(given, "m", "torch") == {"device": "cuda:1"}

@@ -1,4 +1,4 @@
-"""The simple form: a class with ``load``, ``forward`` and ``unload``, or one function, served in batches."""
+"""Typed models: a function or class marked with ``@penstock.model``, served in batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from penstock.online.instances.python.host import Stages, here
 from penstock.online.instances.python.module import in_brief, log, reason
 from penstock.online.instances.python.options import PythonOptions
 from penstock.online.instances.python.tensors import check_output, check_rows, rows_of
-from penstock.online.instances.python.typed import by_name, is_marked, read_form
+from penstock.online.instances.python.typed import by_name, read_form
 from penstock.request import InferRequest, Outcome
 from penstock.tensor import Array, Signature
 
 
 class Context:
-    """What a model of the simple form is told, and may ask."""
+    """What a typed model knows of itself, and may ask of the server."""
 
     def __init__(self, options: PythonOptions, folder: Path, stages: Stages) -> None:
         self.name = options.name
@@ -47,8 +47,8 @@ class Context:
         return reply.outputs
 
 
-class SimpleModel(LoadedModel):
-    """A class of the simple form, as a model in memory."""
+class TypedModel(LoadedModel):
+    """A typed model in memory."""
 
     def __init__(
         self, run: Callable[..., Any], signature: Signature, unload: Callable[[], object], batches: bool
@@ -92,10 +92,10 @@ class SimpleModel(LoadedModel):
         return PenstockError(f"the model failed: {reason(error)}")
 
 
-def load_simple(found: Any, options: PythonOptions, context: Context) -> SimpleModel:
-    """The model that ``found``, a marked function or a class, is. Raises InvalidModel, and what it raises."""
+def load_typed(found: Any, options: PythonOptions, context: Context) -> TypedModel:
+    """Load ``found``, a marked function or class. Raises InvalidModel, and what the model raises."""
     run, unload = found, _nothing
-    if not is_marked(found):
+    if isinstance(found, type):
         one = found()
         run = getattr(one, "forward", None)
         if not callable(run):
@@ -106,7 +106,7 @@ def load_simple(found: Any, options: PythonOptions, context: Context) -> SimpleM
     form = read_form(run, Signature(options.inputs, options.outputs), Context)
     if form.context:
         run = _with(run, form.context, context)
-    return SimpleModel(run, form.signature, unload, form.signature.batchable and options.max_batch != 0)
+    return TypedModel(run, form.signature, unload, form.signature.batchable and options.max_batch != 0)
 
 
 def _with(run: Callable[..., Any], name: str, context: Context) -> Callable[..., Any]:

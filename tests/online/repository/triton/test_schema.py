@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidConfig
+from penstock.online.repository.loading.scheduling import batching
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
-from penstock.online.repository.triton.model_config import batching, to_json
+from penstock.online.repository.triton.schema import to_json
 from penstock.online.scheduler.batching_config import QueuePolicy, TimeoutAction
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER
