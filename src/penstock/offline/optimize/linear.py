@@ -93,8 +93,8 @@ class Linear(NamedTuple):
     def fold(self, follower: ir.Node, scale: Array, shift: Array) -> bool:
         """Replace the node and ``follower``, its sole consumer, by one that gives ``scale * y + shift`` (FP64, per channel).
 
-        The sums are FP64, rounded once to the weight's type. The old weights stay for whoever shares them. False, and
-        nothing changed, if a folded weight is not finite.
+        The sums are FP64, rounded once to the weight's type. The old weights stay for other nodes that share them. Returns False,
+        and changes nothing, if a folded weight is not finite.
         """
         scaled = self.weight.reshape(self.channel_view).astype(np.float64) * scale.reshape(self.scale_view)
         with np.errstate(over="ignore"):  # out of range for FP16: looked for below
