@@ -19,7 +19,7 @@ LABELS = "labels"
 """The name under which an npz file holds labels."""
 
 _ROWS = 256
-"""Samples looked at together, so that checking takes little memory whatever their number."""
+"""Samples checked at a time, which bounds the memory that checking takes."""
 
 _MAGICS = b"\x93NUMPY", b"PK"
 """Of a single array, and of an archive of them. What begins otherwise numpy takes for Python objects."""
@@ -199,7 +199,7 @@ def _not_finite(rows: Array) -> Array:
 
 
 def _holds(array: Array, datatype: DataType) -> bool:
-    """Whether the elements of ``array`` are of ``datatype``, in whatever byte order; text counts as BYTES."""
+    """Whether the elements of ``array`` are of ``datatype``, in any byte order; text counts as BYTES."""
     if datatype is DataType.BYTES:
         return array.dtype.kind in "OSU"
     return array.dtype.newbyteorder("=") == datatype.dtype

@@ -294,7 +294,7 @@ def test_a_target_without_a_name_is_refused_before_the_work(
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
-    with pytest.raises(InvalidArgument, match="is no name for a bundle"):
+    with pytest.raises(InvalidArgument, match="cannot be the name of a bundle"):
         build(model, name, evaluate=samples(), recipe=QUICK)
 
 

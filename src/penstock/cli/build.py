@@ -50,7 +50,10 @@ def build(
     method: Annotated[
         list[str] | None, typer.Option(help="Try only this INT8 calibration, `best` or `none`; repeatable.")
     ] = None,
-    budget: Annotated[str, typer.Option(help="Time to spend on measuring candidates.")] = "20s",
+    budget: Annotated[
+        str,
+        typer.Option(help="Most time to spend on measuring candidates; it ends earlier once their speeds are known."),
+    ] = "20s",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")] = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a target that is not a bundle.")] = False,

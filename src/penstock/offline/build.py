@@ -58,7 +58,7 @@ from penstock.offline.tune.space import (
     originals,
     thread_counts,
 )
-from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
+from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts, usable_memory
 from penstock.storage.atomic import check_writable
 from penstock.tensor import Array, Signature
@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2
 _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
-"""Of the usable memory one part in four holds models that may be needed again; these bytes where it is unknown."""
+"""Parsed models and sessions are kept in a quarter of the usable memory, or in this many bytes where that is unknown."""
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
@@ -81,43 +81,43 @@ class Compression(msgspec.Struct, frozen=True):
     """How to compress: the planner composes the methods under the recipe's contract."""
 
     budget_s: float = 600.0
-    """Seconds in which steps are begun; one under way then may take half as much again, 30 s at least, and is then broken off.
-    Optimising and quantising before, and the choice among the results after, come on top."""
+    """Seconds in which steps are started. A step that is running then may take half as much again, at least 30 s, before it is
+    stopped. Optimising, quantising and tuning take their own time."""
     epochs: float = 10.0
     """Passes over the calibration data of each training."""
     seed: int = 0
     folder: Path | None = None
-    """Where to keep what was tried, so that an interrupted plan goes on from there; None for nowhere."""
+    """Folder for the results of steps, from which an interrupted plan continues; None keeps nothing."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How to build; every default is what most users want."""
+    """How to build. The defaults suit most users."""
 
     contract: Contract = Contract()
     name: str = ""
-    """Name under which the model is served; empty for the bundle file's, without its suffix."""
+    """Name under which the model is served; empty: the name of the bundle file without its suffix."""
     engines: tuple[str, ...] = ()
-    """Engines to try; empty for all that are installed."""
+    """Engines to try; empty: all that are installed."""
     threads: tuple[int, ...] = ()
-    """Thread counts to try; empty for one, all cores, and the powers of two between."""
+    """Thread counts to try; empty: one, all cores, and the powers of two between."""
     methods: tuple[RangeMethod, ...] = tuple(RangeMethod)
-    """INT8 calibration methods to try; empty for none of them."""
+    """INT8 calibration methods to try."""
     careful: bool = True
-    """Also try INT8 with channels of like ranges, ranges chosen tensor by tensor, and biases corrected."""
+    """Also try INT8 with equalised channels, ranges chosen tensor by tensor, and corrected biases."""
     objective: Literal["latency", "throughput", "size"] = "latency"
-    """What to be best at: the time of one call of a single row, rows per second in calls of sixteen, or bytes in the bundle."""
+    """The goal: the time of a call of one row, rows per second in calls of sixteen rows, or the bytes of the bundle."""
     compression: Compression | None = None
-    """Also make smaller and faster models of this one; None for not."""
+    """Also compress the model; None: do not."""
     budget_s: float = 20.0
-    """Seconds to spend on timing candidates."""
+    """Seconds to spend on timing candidates at most; timing ends earlier once their speeds are known precisely."""
     overwrite: bool = False
-    """Write over a target that is not a bundle; a bundle is always written over."""
+    """Overwrite a target that is not a bundle; a bundle is always overwritten."""
     folder: bool = False
     """Write the bundle as a folder instead of one file."""
 
 
 class BuildResult(msgspec.Struct, frozen=True):
-    """Where the bundle is, and its manifest with all the evidence."""
+    """The path and size of a bundle, and its manifest with the evidence."""
 
     bundle: Path
     bundle_bytes: int
@@ -185,7 +185,7 @@ def _build(
     versions = _stored(_distinct([Version(fp32), *int8, *planned.versions]), recipe)
     tried = _lonely(candidates(versions, engines, threads, machine), recipe)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
-    limits = Limits(machine.memory_bytes, recipe.budget_s, rows, smallest=recipe.objective == "size")
+    limits = TuningLimits(machine.memory_bytes, recipe.budget_s, rows, smallest=recipe.objective == "size")
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
@@ -217,9 +217,9 @@ def _build(
 
 
 def _check_target(output: Path, recipe: Recipe) -> None:
-    """Refuse a target now that ``pack`` would refuse when all the work is done."""
+    """Refuse now a target that ``pack`` would refuse at the end."""
     if not output.stem or output.name == "..":
-        raise InvalidArgument(f"'{output}' is no name for a bundle", "name a file, e.g. -o model.bundle")
+        raise InvalidArgument(f"'{output}' cannot be the name of a bundle", "name a file, e.g. -o model.bundle")
     check_writable(output, or_folder=True)
     if not output.exists():
         return
@@ -235,7 +235,7 @@ def _check_target(output: Path, recipe: Recipe) -> None:
 
 @contextmanager
 def _blaming(data: Data | None) -> Iterator[None]:
-    """A model that fails while it runs on ``data``, though it loads, says that the data do not suit it."""
+    """Report an error of a running model as unsuitable ``data``: the model did load."""
     try:
         yield
     except PenstockError as error:
@@ -246,7 +246,7 @@ def _blaming(data: Data | None) -> Iterator[None]:
 
 
 def _engines(recipe: Recipe) -> tuple[str, ...]:
-    """The engines asked for, each tried now so that a missing one is known before any long work."""
+    """The requested engines; raises at once if one is missing."""
     for name in recipe.engines:
         if Format.ONNX not in get_engine(name).formats:
             raise InvalidArgument(
@@ -265,7 +265,7 @@ def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
 
 
 def _signature(original: Artifact) -> Signature:
-    """What the model takes and gives; ONNX Runtime refuses a corrupt file here, before any long work."""
+    """The inputs and outputs of the model. ONNX Runtime refuses a corrupt file here, before any long work."""
     signature = signature_of(original)
     if not signature.inputs:
         raise InvalidModel("the model has no inputs: its answer is a constant", "export it with its inputs")
@@ -290,7 +290,7 @@ def _dataset(data: Data, signature: Signature) -> Dataset:
 
 
 def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
-    """What a reader of the chosen one's figures should know."""
+    """Notes on how to read the figures of the chosen candidate."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
     found = []
@@ -330,7 +330,7 @@ def _evidence(
 
 
 def _plan_options(recipe: Recipe, threads: Sequence[int]) -> PlanOptions | None:
-    """What a plan is asked for, if one is. Raises InvalidConfig."""
+    """The options of the plan, if the recipe asks for one. Raises InvalidConfig."""
     asked = recipe.compression
     if asked is None:
         return None

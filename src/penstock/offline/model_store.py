@@ -1,8 +1,8 @@
 """Models kept while one piece of work lasts, so that each is parsed once and loaded once.
 
-A build runs within ``keep_models``. There, ``remembered`` returns what it made before under the same key, and ``borrowed`` the
-session that it loaded before. Elsewhere nothing is kept. Kept bytes are bounded: those least recently used go first, and all at
-the end. Other threads do not see the store.
+A build runs within ``keep_models``. There, ``remembered`` returns an earlier result for the same key, and ``borrowed`` a session
+that is already loaded. Elsewhere nothing is kept. The kept bytes are bounded: the least recently used go first, and all of them at
+the end of the block. Other threads do not see the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ModelStore:
-    """What was made so far, by kind and key; ``limit_bytes`` bounds it, except for what is in use."""
+    """Keeps things by kind and key, within ``limit_bytes``; things in use are kept in any case."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.made: Counter[str] = Counter()
@@ -87,7 +87,7 @@ def keep_models(limit_bytes: int) -> Iterator[ModelStore]:
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int) -> T:
-    """What ``make`` returns, or returned before under ``key``. It is shared, so nobody may change it."""
+    """The result of ``make``, or its earlier result under the same ``key``. It is shared: callers must not change it."""
     store = _current.get()
     if store is None:
         return make()

@@ -2,7 +2,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from penstock.offline.optimize.linear import read_linear
+from penstock.offline.optimize.linear import form_of, linear_form, read_linear
 
 
 def node(op_type, *arrays, **attributes):
@@ -44,3 +44,31 @@ def test_weights_that_leave_the_range_are_not_folded():
     made.graph.append(follower)
     assert not read_linear(made).fold(follower, np.full(2, 10.0), np.zeros(2))
     assert [each.op_type for each in made.graph] == ["Gemm", "Mul"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "axes", "is_plain"),
+    [
+        ("Conv", {}, (1, 0), True),
+        ("Conv", {"group": 2}, (1, 0), False),
+        ("ConvTranspose", {}, (0, 1), True),
+        ("MatMul", {}, (0, 1), True),
+        ("Gemm", {}, (0, 1), True),
+        ("Gemm", {"transB": 1}, (1, 0), True),
+        ("Gemm", {"transA": 1}, (0, 1), False),
+        ("Gemm", {"alpha": 0.5}, (0, 1), False),
+        ("Gemm", {"beta": 2.0}, (0, 1), False),
+    ],
+)
+def test_the_form_says_which_axes_a_layer_sums_over_and_writes(
+    op_type: str, attributes: dict[str, float], axes: tuple[int, int], is_plain: bool
+) -> None:
+    form = form_of(node(op_type, np.ones((2, 2), np.float32), **attributes))
+    assert form is not None
+    assert (form.inputs, form.outputs) == axes
+    assert form.is_plain == is_plain
+    assert linear_form(op_type, attributes.get) == form
+
+
+def test_other_operators_have_no_linear_form() -> None:
+    assert linear_form("Add", {}.get) is None

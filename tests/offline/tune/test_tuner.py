@@ -11,10 +11,10 @@ from penstock.dataset import Dataset, make_dataset
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel
 from penstock.offline.judge.contract import Contract
 from penstock.offline.tune.space import Candidate, originals
-from penstock.offline.tune.tuner import Limits, Tuner, TuneResult
+from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 
 FP32 = TensorProto.FLOAT
-LIMITS = Limits(memory_bytes=1 << 34, budget_s=0.3)
+LIMITS = TuningLimits(memory_bytes=1 << 34, budget_s=0.3)
 CONTRACT = Contract()
 
 
@@ -46,7 +46,7 @@ def tune(
     original: Artifact,
     *tried: Candidate,
     contract: Contract = CONTRACT,
-    limits: Limits = LIMITS,
+    limits: TuningLimits = LIMITS,
 ) -> TuneResult:
     return Tuner(originals(original, [1]), tried, data(), contract, limits).run(cores=2)
 

@@ -21,7 +21,7 @@ from penstock.resources import MachineFacts
 OnProgress = Callable[[str, int, int], None]
 
 _CHOICE_S = 4.0
-"""Seconds for the choice of ranges tensor by tensor; what is left then takes the range of least squared error."""
+"""Seconds for choosing ranges tensor by tensor; tensors left after that take the range of least squared error."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -30,12 +30,12 @@ class Version(msgspec.Struct, frozen=True):
     artifact: Artifact
     precision: str = "fp32"
     calibration: str = ""
-    """How an INT8 version's ranges were found; empty for others."""
+    """The method that found the ranges of an INT8 version; empty for others."""
     compression: str = ""
     """The steps that changed its weights or its structure; empty if it has the original's own."""
     requires: tuple[str, ...] = ()
     stored_bytes: int = 0
-    """Its bytes as coded; 0 if it is stored as it is."""
+    """Bytes as a coded model; 0 if it is stored uncoded."""
 
 
 def integer_versions(
@@ -50,8 +50,8 @@ def integer_versions(
 ) -> tuple[list[Version], tuple[str, ...]]:
     """The INT8 models of ``fp32``, one for each calibration method and placement that differs, and notes on why there are none.
 
-    ``careful`` adds those with channels of like ranges, ranges chosen tensor by tensor, and biases corrected. ``anywhere`` asks for
-    integers that any CPU computes rightly, at an eighth bit's cost.
+    ``careful`` adds versions with equalised channels, ranges chosen tensor by tensor, and corrected biases. ``anywhere`` uses 7-bit
+    weights, which every CPU multiplies without overflow.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)

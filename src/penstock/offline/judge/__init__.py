@@ -1,1 +1,1 @@
-"""What a candidate is worth: accuracy, the contract, and comparison with the original."""
+"""Judging candidates: accuracy and speed against the original, and the contract that both must meet."""

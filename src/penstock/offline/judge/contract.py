@@ -1,4 +1,4 @@
-"""Contract: what a user demands of the result, and the judgement of one candidate against it. Pure."""
+"""The contract: a user's demands on accuracy and latency, and how a candidate is checked against them. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Contract(msgspec.Struct, frozen=True):
             )
 
     def accuracy_objection(self, accuracy: Accuracy) -> str:
-        """Why ``accuracy`` is not good enough; empty if it is."""
+        """The reason why ``accuracy`` is not good enough; empty if it is."""
         loss = accuracy.loss
         bound = loss.high if self.prove_accuracy else loss.value
         if bound <= self.max_accuracy_loss + 1e-12:
@@ -56,19 +56,19 @@ class Contract(msgspec.Struct, frozen=True):
         )
 
     def latency_objection(self, p99_ms: float) -> str:
-        """Why a p99 of ``p99_ms`` is not good enough; empty if it is."""
+        """The reason why a p99 of ``p99_ms`` is too slow; empty if it is not."""
         if self.p99_ms is None or p99_ms <= self.p99_ms:
             return ""
         return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed"
 
 
 def is_faster(speedup: Interval) -> bool:
-    """Whether the measurement proves it, at 95 % confidence."""
+    """Whether a speed-up is proved, at 95 % confidence."""
     return speedup.low > FASTER
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error for a contract that none of ``records`` meets: which demand binds, and the nearest that would do."""
+    """The error for a contract that none of ``records`` meets. It names the demand that binds, and the nearest that can be met."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")
@@ -87,7 +87,7 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
         )
     if unproven:
         binding = (
-            f"latency binds: only {unproven[0].name} is within it, by chance perhaps, since it is not provably faster"
+            f"latency binds: only {unproven[0].name} is within it, perhaps by chance, since it is not provably faster"
         )
     elif accurate and not quick:
         quickest = min(_p99(record) for record in measured)
@@ -98,7 +98,9 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
         least = min(_bound(contract, record) for record in measured)
         binding = f"accuracy binds: the most accurate candidate loses {least:.2%}, {contract.max_accuracy_loss:.2%} are allowed"
     elif accurate:
-        binding = "accuracy and latency bind together: what is accurate is too slow, and what is quick is not accurate"
+        binding = (
+            "accuracy and latency bind together: accurate candidates are too slow, and quick ones are not accurate"
+        )
     else:
         binding = "no candidate is accurate or quick enough"
     return ContractUnmet(f"no candidate meets the contract; {binding}", "; ".join(ways))

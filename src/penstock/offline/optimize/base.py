@@ -1,7 +1,8 @@
 """The pass seam: ``Pass`` edits a model, ``PassManager`` runs passes and undoes those that change the answers.
 
-artifact ─ load, infer shapes ─▶ pass ─ modified? ─ verify ─┬ agrees: keep ──▶ next pass … until a round changes nothing
-                                                            └ differs: undo, record why, never try that pass again
+artifact ─ load, infer shapes ─▶ all passes ─ modified? ─ verify ─┬ agrees: keep ──▶ next round … until one changes nothing
+                                                                  └ differs: undo, then verify pass by pass; a pass
+                                                                    that is wrong is undone and not tried again
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MAX_ROUNDS = 8
 
 
 class PassResult(msgspec.Struct, frozen=True):
-    """What a pass reports: whether it modified the model."""
+    """The report of a pass: whether it modified the model."""
 
     modified: bool
 
@@ -40,9 +41,9 @@ class PassResult(msgspec.Struct, frozen=True):
 class Pass(ABC):
     """One rewrite of the graph, in place.
 
-    The docstring gives its rules by number, those for what is left alone as well, and the code marks them. A pass keeps
-    inputs and outputs with their names, lets every other name denote the same tensor as before or disappear, counts what
-    subgraphs capture as use, and is deterministic.
+    The docstring numbers its rules, including the exceptions, and the code marks them. A pass keeps inputs and outputs with their
+    names. Every other name denotes the same tensor as before or disappears. A capture by a subgraph counts as a use. A pass is
+    deterministic.
     """
 
     name: ClassVar[str]
@@ -53,14 +54,14 @@ class Pass(ABC):
 
 
 class PassRecord(msgspec.Struct, frozen=True):
-    """How one run of one pass went."""
+    """One run of one pass."""
 
     name: str
     round: int
     status: Literal["applied", "unchanged", "reverted"]
     nodes_before: int
     nodes_after: int
-    """As kept: of a reverted pass, the same as before."""
+    """Nodes in the graph that was kept; for a reverted pass the same as before."""
     max_relative_error: float | None
     """Against the original model, over all samples, after all passes of the round if those are right; None if nothing was run
     (JSON writes an infinite error as null too)."""
@@ -109,7 +110,7 @@ class PassManager:
     ) -> tuple[Artifact, OptimizeReport]:
         """The optimised, self-contained artifact; the original bytes if nothing was to be done and they are self-contained.
 
-        ``on_pass`` is told each record as it comes. Raises InvalidModel, Unsupported as ``load_model``, and InvalidArgument
+        ``on_pass`` is called with the records of each round. Raises InvalidModel, Unsupported as ``load_model``, and InvalidArgument
         for a sample that does not fit the signature.
         """
         build = _Build(infer_shapes(read_proto(artifact)), Verifier(artifact, samples))

@@ -164,7 +164,7 @@ def replace_pair(
 ) -> None:
     """One node of ``op_type`` in place of ``first`` and of ``second``, the sole consumer of its only used output.
 
-    The new node stands where ``second`` stood and writes the same value under the same name.
+    The new node takes the place of ``second`` and writes the same value under the same name.
     """
     assert isinstance(first.graph, ir.Graph)
     replace_by_nodes(second, [ir.Node("", op_type, inputs, attributes, num_outputs=1, name=first.name)])

@@ -1,18 +1,69 @@
-"""Conv, ConvTranspose and Gemm seen as one thing: ``y = W x + b`` for each output channel, which is axis 1 of ``y``.
+"""Linear layers: how Conv, ConvTranspose, Gemm and MatMul multiply, and the folding of what follows them.
 
+All of them compute ``y = W x + b`` for each output channel.
 Whatever scales and shifts ``y`` per channel afterwards, ``s y + t``, folds into the weights: ``W' = s W``, ``b' = s b + t``
 (Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, §3.2).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
 from penstock.tensor import Array
+
+
+class LinearForm(NamedTuple):
+    """How a node multiplies by its weight, which is its second input."""
+
+    inputs: int
+    """The axis of the weight that is summed over."""
+    outputs: int
+    """The axis of the weight that holds the output channels, of one group in a ConvTranspose."""
+    groups: int = 1
+    transposes_input: bool = False
+    alpha: float = 1.0
+    """Factor of the product."""
+    beta: float = 1.0
+    """Factor of the bias."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the node computes ``W x + b`` with all channels in one group, and nothing else."""
+        return not self.transposes_input and self.groups == 1 and self.alpha == self.beta == 1
+
+
+def linear_form(op_type: str, attribute: Callable[[str, Any], Any]) -> LinearForm | None:
+    """The form of a linear operator, by its attributes: ``attribute(name, default)``. None for other operators.
+
+    The axes of a MatMul are those of a matrix on its right.
+    """
+    match op_type:
+        case "Conv":
+            return LinearForm(1, 0, attribute("group", 1))
+        case "ConvTranspose":
+            return LinearForm(0, 1, attribute("group", 1))
+        case "MatMul":
+            return LinearForm(0, 1)
+        case "Gemm":
+            inputs, outputs = (1, 0) if attribute("transB", 0) else (0, 1)
+            factors = attribute("alpha", 1.0), attribute("beta", 1.0)
+            return LinearForm(inputs, outputs, 1, bool(attribute("transA", 0)), *factors)
+    return None
+
+
+def form_of(node: ir.Node) -> LinearForm | None:
+    """The form of ``node``; None if it is no linear operator."""
+
+    def attribute(name: str, default: Any) -> Any:
+        found = node.attributes.get(name)
+        return default if found is None else found.value
+
+    return linear_form(node.op_type, attribute) if node.domain == "" else None
 
 
 class Linear(NamedTuple):
@@ -42,8 +93,8 @@ class Linear(NamedTuple):
     def fold(self, follower: ir.Node, scale: Array, shift: Array) -> bool:
         """Replace the node and ``follower``, its sole consumer, by one that gives ``scale * y + shift`` (FP64, per channel).
 
-        The sums are FP64, rounded once to the weight's type. The old weights stay for whoever shares them. False, and
-        nothing changed, if a folded weight is not finite.
+        The sums are FP64, rounded once to the weight's type. The old weights stay for other nodes that share them. Returns False,
+        and changes nothing, if a folded weight is not finite.
         """
         scaled = self.weight.reshape(self.channel_view).astype(np.float64) * scale.reshape(self.scale_view)
         with np.errstate(over="ignore"):  # out of range for FP16: looked for below
@@ -66,42 +117,31 @@ class Linear(NamedTuple):
 
 def read_linear(node: ir.Node | None) -> Linear | None:
     """``node`` as a Linear; None if it is another operator, or its weight or bias is not constant."""
-    if node is None or node.domain != "" or node.op_type not in _VIEWS:
+    form = None if node is None or node.op_type == "MatMul" else form_of(node)
+    if node is None or form is None:
         return None
     weight, bias_input = graph.constant(graph.input_of(node, 1)), graph.input_of(node, 2)
     weight_value = node.inputs[1]
     if weight is None or weight_value is None or weight_value.dtype not in graph.FLOATS or weight.ndim < 2:
         return None
-    channel_view, scale_view, channels = _VIEWS[node.op_type](node, weight.shape)
+    channels = form.groups * weight.shape[1] if node.op_type == "ConvTranspose" else weight.shape[form.outputs]
     bias = np.zeros(channels)
     if bias_input is not None:
         array = graph.constant(bias_input)
         # Gemm may be given one bias per row; that is not one per channel.
         if array is None or (array.size != 1 and (array.size != channels or array.shape[-1] != channels)):
             return None
-        beta = graph.float_attribute(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0
-        bias = np.broadcast_to(array.astype(np.float64).reshape(-1) * beta, channels)
-    return Linear(node, weight, bias, channel_view, scale_view)
+        bias = np.broadcast_to(array.astype(np.float64).reshape(-1) * form.beta, channels)
+    return Linear(node, weight, bias, *_views(node.op_type, form, weight.shape))
 
 
-def _conv_views(_node: ir.Node, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    return shape, (shape[0], *(1 for _ in shape[1:])), shape[0]
-
-
-def _conv_transpose_views(node: ir.Node, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    # The weight is [inputs, channels / groups, ...]: channels of all groups lie along two axes.
-    groups = graph.int_attribute(node, "group", 1)
-    view = (groups, shape[0] // groups, *shape[1:])
-    return view, (groups, 1, shape[1], *(1 for _ in shape[2:])), groups * shape[1]
-
-
-def _gemm_views(node: ir.Node, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    if graph.int_attribute(node, "transB", 0):
-        return shape, (shape[0], 1), shape[0]
-    return shape, (1, shape[1]), shape[1]
-
-
-_VIEWS = {"Conv": _conv_views, "ConvTranspose": _conv_transpose_views, "Gemm": _gemm_views}
+def _views(op_type: str, form: LinearForm, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """``channel_view`` and ``scale_view`` of a weight."""
+    if op_type == "ConvTranspose":
+        # The weight is [inputs, channels / groups, ...]: channels of all groups lie along two axes.
+        view = (form.groups, shape[0] // form.groups, *shape[1:])
+        return view, (form.groups, 1, shape[1], *(1 for _ in shape[2:]))
+    return shape, tuple(size if axis == form.outputs else 1 for axis, size in enumerate(shape))
 
 
 def _finite(array: Array) -> bool:

@@ -61,7 +61,7 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
 
 def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
     """The model with the types and shapes that ONNX shape inference finds; without them where it fails."""
-    # Shapes are a bonus: rules that need one leave the node alone without.
+    # Shapes are optional: a rule that needs one skips the node where it is unknown.
     with contextlib.suppress(Exception):
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     return _from_proto(proto)
@@ -103,7 +103,7 @@ def count_by_op_type(model: ir.Model) -> dict[str, int]:
 def _from_proto(proto: onnx.ModelProto) -> ir.Model:
     try:
         model: ir.Model = ir.from_proto(proto)
-    except Exception as error:  # onnx_ir wraps whatever it stumbles over
+    except Exception as error:  # onnx_ir raises many kinds
         raise InvalidModel(f"the model cannot be read: {_first_line(error)}", _EXPORT_AGAIN) from error
     return model
 

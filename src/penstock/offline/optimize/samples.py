@@ -16,7 +16,7 @@ _CASES = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative",
 _LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
 
 
-class Sample(dict[str, Array]):
+class LabelledInputs(dict[str, Array]):
     """Inputs by name, with a ``label`` to call them by in messages."""
 
     def __init__(self, label: str, inputs: dict[str, Array]) -> None:
@@ -24,7 +24,7 @@ class Sample(dict[str, Array]):
         self.label = label
 
 
-def generate(signature: Signature, free_size: int) -> Iterator[Sample]:
+def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
     """The same samples every time: normal at batch 1 and 3, zeros, large and negative at batch 1.
 
     Free first axes are the batch; every other free dimension is ``free_size``. Integers stay within 0 to 1, so that they are
@@ -40,7 +40,7 @@ def generate(signature: Signature, free_size: int) -> Iterator[Sample]:
         inputs = {
             spec.name: _array(spec, shape, kind, rng) for spec, shape in zip(signature.inputs, shapes, strict=True)
         }
-        yield Sample(f"{kind} values at batch {batch}", inputs)
+        yield LabelledInputs(f"{kind} values at batch {batch}", inputs)
 
 
 def free_sizes(signature: Signature) -> tuple[int, ...]:

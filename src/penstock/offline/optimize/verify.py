@@ -17,7 +17,7 @@ from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.optimize.samples import Sample, free_sizes, generate
+from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
@@ -36,7 +36,7 @@ _NEGLIGIBLE = 1e-3
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What comparing found: ``failure`` is empty if the answers agree, and else says where and by how much they do not."""
+    """The result of a comparison. ``failure`` is empty if the answers agree; otherwise it says where and by how much they differ."""
 
     max_relative_error: float | None
     failure: str = ""
@@ -60,7 +60,7 @@ class Verifier:
         self.obstacle = ""
         self.tolerance = _tolerance(read_proto(original)) if tolerance is None else tolerance
         self._original = original
-        self._answers: list[tuple[Sample, dict[str, Array]]] = []
+        self._answers: list[tuple[LabelledInputs, dict[str, Array]]] = []
         self._magnitudes: dict[str, float] = {}
         with contextlib.ExitStack() as stack:
             try:
@@ -98,13 +98,13 @@ class Verifier:
     def _answer_all(self, model: LoadedModel, samples: Sequence[Mapping[str, Array]]) -> None:
         for index, inputs in enumerate(samples[:_MAX_GIVEN]):
             model.signature.check(inputs)
-            self._answer(model, Sample(f"sample {index}", dict(inputs)))
+            self._answer(model, LabelledInputs(f"sample {index}", dict(inputs)))
         for size in free_sizes(model.signature):
             generated = [self._answer(model, sample) for sample in generate(model.signature, size)]
             if any(generated):
                 break
 
-    def _answer(self, model: LoadedModel, sample: Sample) -> bool:
+    def _answer(self, model: LoadedModel, sample: LabelledInputs) -> bool:
         try:
             self._answers.append((sample, model.forward(sample)))
         except PenstockError as error:
@@ -112,7 +112,7 @@ class Verifier:
             return False
         return True
 
-    def _failure(self, name: str, reason: str, sample: Sample, data: bytes) -> str:
+    def _failure(self, name: str, reason: str, sample: LabelledInputs, data: bytes) -> str:
         where = first_divergence(self._original, data, sample, self.tolerance)
         return f"output '{name}': {reason} on {sample.label}" + (f"; first divergent tensor: {where}" if where else "")
 
@@ -141,7 +141,7 @@ def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[floa
     return error, f"relative error {error:.2g}"
 
 
-def first_divergence(original: Artifact, data: bytes, sample: Sample, tolerance: float) -> str:
+def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, tolerance: float) -> str:
     """The first tensor, in the changed model's order, that both models have by name and that differs; empty if not found.
 
     Its type is that of the node which makes it: ``'h3' (Conv)``.
@@ -159,7 +159,7 @@ def first_divergence(original: Artifact, data: bytes, sample: Sample, tolerance:
     return ""
 
 
-def _run_showing(proto: onnx.ModelProto, names: list[str], sample: Sample) -> dict[str, Array]:
+def _run_showing(proto: onnx.ModelProto, names: list[str], sample: LabelledInputs) -> dict[str, Array]:
     outputs = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     with loaded(Artifact.from_bytes(proto.SerializeToString()), as_written=True) as model:

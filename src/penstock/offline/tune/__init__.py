@@ -1,1 +1,1 @@
-"""Tuning: the candidates, the contract that judges them, and the tuner that measures and chooses."""
+"""Tuning: the space of candidates, the tuner that measures them, and the rules that choose one."""

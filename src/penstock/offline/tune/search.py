@@ -1,4 +1,4 @@
-"""Which candidates go on to the next stage, and which one wins. Pure decisions over measured trials."""
+"""Choosing among measured trials: which go on to the next stage, and which one wins. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Compare = Callable[["Trial", "Trial"], Interval]
 
 
 class Trial(msgspec.Struct, eq=False):
-    """A candidate on its way through the tuner, and what is known of it so far."""
+    """A candidate on its way through the tuner, with its measurements so far."""
 
     candidate: Candidate
     model: LoadedModel | None = None
@@ -52,10 +52,10 @@ class Trial(msgspec.Struct, eq=False):
 
     @property
     def cost(self) -> float:
-        """What the chosen one has least of: latency times the square root of the threads, relative to the original.
+        """Latency times the square root of the threads, relative to the original; the candidate of least cost is chosen.
 
-        Twice the threads must buy 1.4 times the speed: what they buy less than that, the cores give more of as other
-        instances and to the network.
+        Twice the threads must make a call 1.4 times as fast. If they do not, the cores serve more as further instances and for the
+        network.
         """
         return math.sqrt(self.candidate.threads) / self.pace if self.pace else math.inf
 
@@ -64,15 +64,15 @@ class Trial(msgspec.Struct, eq=False):
 
 
 def running(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that nothing speaks against yet."""
+    """The trials that are timed and neither failed nor rejected."""
     return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
 
 
 def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
-    """The best few of the running, and for each of their thread counts the quickest exact one; the best are those of least
-    cost, or the ``smallest``.
+    """The best few of the running trials, by cost or, with ``smallest``, by size, and the quickest exact one for each of their
+    thread counts.
 
-    The p99 is judged only on them: the tail of a short screening says more about the neighbours than about the model.
+    The p99 is checked only for them: the tail of a short screening depends more on other load than on the model.
     """
     ranked = sorted(running(trials), key=lambda trial: (_disk_bytes(trial) if smallest else 0, trial.cost))
     chosen = ranked[:FINALISTS]
@@ -88,9 +88,9 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
 
     1. Exact candidates must beat the original at the same number of threads.
     2. Inexact ones must beat the original and the quickest exact one at the same number of threads.
-    3. Among those that did, and originals that nobody beat, the least cost; in a close call the one with fewer threads,
+    3. Among those that did, and unbeaten originals, the least cost wins; in a close call the one with fewer threads,
        then the more accurate one.
-    4. If no original and nothing proven meets the latency that is asked for, the quickest exact one that does.
+    4. If no original and no proven candidate meets the required latency, the quickest exact one that does wins.
     """
     alive = running(trials)
     proven = [trial for trial in alive if _is_proven(trial, alive, compare)]  # 1, 2
@@ -105,7 +105,7 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
 
 
 def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract) -> Trial | None:
-    """The one that takes the least on disk, or None if the contract is unmet; in a close call the one of least cost."""
+    """The trial that takes the least space on disk, in a close call the one of least cost; None if the contract is unmet."""
     field = [trial for trial in (*running(trials), *bases) if not contract.latency_objection(trial.p99_ms)]
     least = min((_disk_bytes(trial) for trial in field), default=0)
     close = [trial for trial in field if _disk_bytes(trial) <= CLOSE_SIZE * least]
@@ -113,7 +113,7 @@ def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: C
 
 
 def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Give every trial that lost on size the reason why."""
+    """Set the reason of every trial that lost on size."""
     least = _disk_bytes(winner)
     for trial in (*bases, *running(trials)):
         larger = _disk_bytes(trial) / least
@@ -123,7 +123,7 @@ def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]
 
 
 def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Give every trial that lost without being rejected the reason why."""
+    """Set the reason of every trial that lost without being rejected."""
     for trial in (*bases, *running(trials)):
         if trial is winner:
             continue
@@ -149,7 +149,7 @@ def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> N
 
 
 def record(trial: Trial, contract: Contract) -> CandidateRecord:
-    """What goes into the bundle's evidence."""
+    """The record of ``trial`` for the bundle's evidence."""
     candidate, point = trial.candidate, knee(trial.latency, contract.p99_ms) if trial.latency else None
     return CandidateRecord(
         name=candidate.name,

@@ -18,7 +18,7 @@ _BF16_ISA = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One way to run the model."""
+    """One way to run the model: a version in an engine with a number of threads."""
 
     name: str
     engine: str
@@ -30,7 +30,7 @@ class Candidate(msgspec.Struct, frozen=True):
     compression: str = ""
     requires: tuple[str, ...] = ()
     stored_bytes: int = 0
-    """Its bytes as coded; 0 if it is stored as it is."""
+    """Bytes as a coded model; 0 if it is stored uncoded."""
 
     @property
     def exact(self) -> bool:
@@ -39,12 +39,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def disk_bytes(self) -> int:
-        """What it takes in a bundle."""
+        """Bytes in a bundle."""
         return self.stored_bytes or self.artifact.size_bytes
 
     @property
     def numerics(self) -> tuple[str, str, str]:
-        """Candidates that are equal in this give the same answers; threads do not change them beyond rounding."""
+        """Candidates with equal numerics give the same answers; threads change them by rounding at most."""
         return self.engine, self.precision, self.artifact.digest
 
 
@@ -78,7 +78,7 @@ def candidates(
 
 
 def fallback(fp32: Artifact, threads: int) -> Candidate:
-    """What runs on any machine: the optimised model on ONNX Runtime."""
+    """The variant that runs on any machine: the optimised model on ONNX Runtime."""
     return msgspec.structs.replace(_candidate(BASELINE_ENGINE, threads, Version(fp32)), name="fallback")
 
 

@@ -6,9 +6,9 @@
      │        │       (all, interleaved)   (few, interleaved, longer)
     failed  rejected
 
-Nothing is chosen on an estimate of speed. A candidate beats the original only if the lower bound of its measured
-speed-up says so, and one that changes the arithmetic must beat the best one that does not in the same way; otherwise
-the more faithful one is served.
+All versions are screened at the fewest threads, and only the best of them at more. No choice rests on an estimate of speed: a
+candidate beats the original only if the lower bound of its measured speed-up is above 1, and one that changes the arithmetic must
+beat the best one that does not in the same way. Otherwise the more faithful one is served.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ OnProgress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much."""
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What a tuning run may take, and on what it times."""
+class TuningLimits(msgspec.Struct, frozen=True):
+    """Bounds of a tuning run, and what it optimises."""
 
     memory_bytes: int
     """The machine's memory; candidates are timed in groups that fit into half of it."""
     budget_s: float = 20.0
-    """Seconds to spend on timing; loading and accuracy come on top."""
+    """Seconds to spend on timing at most; loading and accuracy come on top."""
     rows: int = 1
     """Samples in a timed call."""
     smallest: bool = False
-    """Choose what takes the least on disk under the contract, not what is fastest."""
+    """Choose the smallest candidate under the contract instead of the fastest."""
 
 
 class TuneResult(msgspec.Struct, frozen=True):
-    """What the tuner found."""
+    """The chosen candidate, with the measurements of all."""
 
     chosen: Candidate
     baseline: CandidateRecord
@@ -88,7 +88,7 @@ class Tuner:
         candidates: Sequence[Candidate],
         data: Dataset,
         contract: Contract,
-        limits: Limits,
+        limits: TuningLimits,
         on_progress: OnProgress = lambda *_: None,
     ) -> None:
         self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
@@ -103,7 +103,7 @@ class Tuner:
         self._known: dict[tuple[str, str, str], Accuracy] = {}
 
     def run(self, cores: int) -> TuneResult:
-        """Measure and choose. Raises ContractUnmet if nothing meets the contract, and whatever keeps the original from running."""
+        """Measure and choose. Raises ContractUnmet if nothing meets the contract, and PenstockError if the original does not run."""
         watch = ConditionsWatch(cores)
         bases, contract = list(self._bases.values()), self._contract
         judge = Judge(bases[0].candidate.artifact, self._data, bases[0].candidate.threads)
@@ -213,7 +213,7 @@ class Tuner:
             trial.latency = found[name]
 
     def _time(self, trials: Sequence[Trial], budget_s: float, precision: float) -> None:
-        """Time ``trials`` and the originals against one another. All timings are replaced, so that pairs stay pairs."""
+        """Time ``trials`` and the originals against one another. All timings are replaced, so that they stay paired."""
         bases = list(self._bases.values())
         timed = {trial.candidate.name: trial for trial in (*bases, *trials)}
         sample = self._sample()

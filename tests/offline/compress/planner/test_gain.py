@@ -9,13 +9,13 @@ from penstock.bundle.evidence import Accuracy, Interval
 from penstock.dataset import make_dataset
 from penstock.errors import PenstockError
 from penstock.offline.compress.planner import gain as module
-from penstock.offline.compress.planner.gain import Measured, gain_objection, measure
+from penstock.offline.compress.planner.gain import StepGain, gain_objection, measure
 from penstock.offline.judge.judge import Judge
 
 
-def measured(low: float, stored: int = 0) -> Measured:
+def measured(low: float, stored: int = 0) -> StepGain:
     gain = Interval(low + 0.1, low, low + 0.2)
-    return Measured(Accuracy("top-1", 0.9, Interval(0, 0, 0), 0, 75), gain, gain, stored)
+    return StepGain(Accuracy("top-1", 0.9, Interval(0, 0, 0), 0, 75), gain, gain, stored)
 
 
 def test_a_step_must_gain_provably() -> None:

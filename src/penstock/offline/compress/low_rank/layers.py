@@ -13,7 +13,7 @@ from penstock.artifact import Artifact
 from penstock.offline.compress.low_rank.convolution import Form
 from penstock.offline.compress.low_rank.matrix import Split
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.linear import read_linear
+from penstock.offline.optimize.linear import form_of, read_linear
 from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array
 
@@ -66,12 +66,11 @@ def read_layer(node: ir.Node) -> Layer | None:
         return None
     if node.op_type == "MatMul":
         return Layer(node, weight.T, None) if weight.ndim == 2 else None
-    linear = read_linear(node)
-    if linear is None or graph.int_attribute(node, "transA", 0) or graph.int_attribute(node, "group", 1) != 1:
+    linear, form = read_linear(node), form_of(node)
+    if linear is None or form is None or form.transposes_input or form.groups != 1:
         return None
     if node.op_type == "Gemm":
-        weight = weight if graph.int_attribute(node, "transB", 0) else weight.T
-        return Layer(node, weight * np.float32(graph.float_attribute(node, "alpha", 1.0)), linear.bias)
+        return Layer(node, np.moveaxis(weight, form.outputs, 0) * np.float32(form.alpha), linear.bias)
     narrow = math.prod(weight.shape[2:]) == 1 and min(weight.shape[:2]) < _NARROW
     return Layer(node, weight, linear.bias) if node.op_type == "Conv" and not narrow else None
 

@@ -17,7 +17,7 @@ _SMALLER = 0.99
 """A step for size must save at least a hundredth."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class StepGain(msgspec.Struct, frozen=True):
     """One model against the original on held-out samples, and against its parent."""
 
     accuracy: Accuracy
@@ -29,12 +29,12 @@ class Measured(msgspec.Struct, frozen=True):
     """As coded; 0 when optimising for latency."""
 
 
-def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> Measured:
+def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> StepGain:
     """Raises PenstockError where ``made`` does not run, or answers in other shapes."""
     accuracy = judge.assess(made).accuracy
     rows = judge.signature.smallest_batch
     timings = judge.race({"parent": parent, "made": made}, _TIMING_S, rows)
-    return Measured(
+    return StepGain(
         accuracy,
         speedup(timings[ORIGINAL], timings["made"]),
         speedup(timings["parent"], timings["made"]),
@@ -47,8 +47,8 @@ def stored_bytes(model: Artifact, target: Target) -> int:
     return len(encode(model.data)) if target == "size" else 0
 
 
-def gain_objection(measured: Measured, parent: str, parent_bytes: int) -> str:
-    """Why a model is no better than its parent in what the plan optimises; empty if it is. Pure."""
+def gain_objection(measured: StepGain, parent: str, parent_bytes: int) -> str:
+    """The reason why a model is no better than its parent in what the plan optimises; empty if it is better. Pure."""
     if not measured.stored_bytes:
         return "" if is_faster(measured.gain) else f"not provably faster than '{parent}': {measured.gain.value:.2f}x"
     if measured.stored_bytes <= _SMALLER * parent_bytes:

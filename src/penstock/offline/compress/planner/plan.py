@@ -29,7 +29,7 @@ from penstock.errors import (
     ResourceExhausted,
 )
 from penstock.offline.compress.planner.budget import Spending
-from penstock.offline.compress.planner.gain import Measured, gain_objection, measure, stored_bytes
+from penstock.offline.compress.planner.gain import StepGain, gain_objection, measure, stored_bytes
 from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
 from penstock.offline.compress.planner.plan_store import PlanStore
 from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
@@ -244,7 +244,7 @@ class _Search:
         return msgspec.structs.replace(attempt, reason=reason, seconds=self._clock.now() - began), None
 
     def _judged(
-        self, attempt: Attempt, move: Move, parent: State, model: Artifact, measured: Measured, seconds: float
+        self, attempt: Attempt, move: Move, parent: State, model: Artifact, measured: StepGain, seconds: float
     ) -> Attempt:
         objection = self._spending.allowance(move.kind).accuracy_objection(measured.accuracy)
         twin = next((state.name for state in (self._root, *self._found) if state.model.digest == model.digest), "")

@@ -12,6 +12,7 @@ from penstock.artifact import Artifact
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import form_of
 from penstock.offline.optimize.model import to_bytes
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
@@ -84,15 +85,14 @@ def node(op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: int) -
 def _product(node: ir.Node, least_weights: int) -> Product | None:
     source, value, bias = (graph.input_of(node, index) for index in range(3))
     weight = graph.constant(value)
-    if node.op_type not in ("MatMul", "Gemm") or source is None or value is None or weight is None:
+    form = form_of(node)
+    if form is None or node.op_type not in ("MatMul", "Gemm") or source is None or value is None or weight is None:
         return None
     if any(tensor.dtype != ir.DataType.FLOAT for tensor in (source, value)):
         return None
     if weight.ndim != 2 or weight.size < max(1, least_weights) or not np.isfinite(weight).all():
         return None
-    beta, alpha = (graph.float_attribute(node, name, 1.0) for name in ("beta", "alpha"))
-    if graph.int_attribute(node, "transA", 0) or (bias is not None and beta != 1):
+    if form.transposes_input or (bias is not None and form.beta != 1):
         return None
-    transposed = graph.int_attribute(node, "transB", 0)
-    form = ("_transposed" if transposed else "") + (f"_times_{alpha:g}" if alpha != 1 else "")
-    return Product(node, (weight.T if transposed else weight) * np.float32(alpha), f"{value.name}{form}")
+    name = f"{value.name}{'_transposed' if form.inputs else ''}{f'_times_{form.alpha:g}' if form.alpha != 1 else ''}"
+    return Product(node, np.moveaxis(weight, form.inputs, 0) * np.float32(form.alpha), name)

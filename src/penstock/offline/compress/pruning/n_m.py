@@ -28,6 +28,7 @@ from penstock.offline.compress.pruning.magnitude import (
 )
 from penstock.offline.compress.pruning.pairs import array_of, find_pairs
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import form_of
 from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
 from penstock.tensor import Array
 
@@ -155,15 +156,11 @@ def _input_axis(weight: ir.Value) -> int | None:
     axes = set()
     rank = graph.rank(weight) or 2
     for use in weight.uses():
-        match use.node.op_type:
-            case "Conv":
-                axes.add(1)
-            case "ConvTranspose":
-                axes.add(0)
-            case "Gemm":
-                axes.add(1 if graph.int_attribute(use.node, "transB", 0) else 0)
-            case _:
-                axes.add(rank - 2 if use.idx == 1 else rank - 1)
+        form = form_of(use.node)
+        if form is None or use.node.op_type == "MatMul":  # whose weight may be on either side, and a stack of matrices
+            axes.add(rank - 2 if use.idx == 1 else rank - 1)
+        else:
+            axes.add(form.inputs)
     return axes.pop() if len(axes) == 1 else None
 
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from penstock.offline.compress.pruning.magnitude import write_weights
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import form_of
 from penstock.tensor import Array
 
 _POOLING = frozenset({"MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"})
@@ -100,22 +101,14 @@ def _layer(node: ir.Node) -> Layer | None:
     array = graph.constant(weight) if weight is not None and _is_own(weight) else None
     if weight is None or array is None or array.ndim < 2 or weight.dtype not in graph.FLOATS:
         return None
-    output = node.outputs[0]
-    match node.op_type:
-        case "Conv" | "ConvTranspose" if graph.int_attribute(node, "group", 1) == 1:
-            out_axis = 0 if node.op_type == "Conv" else 1
-        case "Gemm" if not graph.int_attribute(node, "transA", 0) and all(
-            graph.float_attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta")
-        ):
-            out_axis = 0 if graph.int_attribute(node, "transB", 0) else 1
-        case "MatMul" if array.ndim == 2:
-            return _with_bias(Layer(node, weight, None, output, 0, 1))
-        case _:
-            return None
-    bias = graph.input_of(node, 2)
-    if bias is not None and not _is_bias(bias, array.shape[out_axis]):
+    form = form_of(node)
+    if form is None or not form.is_plain or (node.op_type == "MatMul" and array.ndim != 2):
         return None
-    return Layer(node, weight, bias, output, 1 - out_axis, out_axis)
+    bias = graph.input_of(node, 2)
+    if bias is not None and not _is_bias(bias, array.shape[form.outputs]):
+        return None
+    layer = Layer(node, weight, bias, node.outputs[0], form.inputs, form.outputs)
+    return _with_bias(layer) if node.op_type == "MatMul" else layer
 
 
 def _with_bias(layer: Layer) -> Layer:

@@ -22,6 +22,7 @@ from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.judge.accuracy import answers, answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import form_of
 from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.offline.sessions import Overridden, loaded, signature_of
@@ -235,7 +236,8 @@ def _own_bias(node: ir.Node) -> _Bias:
         if reader is None or reader.op_type != "Add":
             raise Unsupported("a MatMul without an addition of its own after it")
         return _own_float(reader, int(reader.inputs[0] is node.outputs[0]), node)
-    if any(graph.float_attribute(node, name, 1.0) != 1 for name in ("alpha", "beta")):
+    form = form_of(node)
+    if form is None or form.alpha != 1 or form.beta != 1:
         raise Unsupported("a Gemm that scales its product or its bias")
     bias = graph.input_of(node, 2)
     source = None if bias is None else bias.producer()
@@ -259,8 +261,9 @@ def _channels(node: ir.Node) -> int:
     weight = node.inputs[1]
     integers = None if weight is None else _read_by(weight.producer(), 0)
     assert integers is not None
-    linear_axis = 0 if node.op_type == "Conv" or graph.int_attribute(node, "transB", 0) else 1
-    return int(integers.shape[linear_axis])
+    form = form_of(node)
+    assert form is not None
+    return int(integers.shape[form.outputs])
 
 
 def _read_by(node: ir.Node | None, index: int) -> Array | None:

@@ -22,6 +22,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
+from penstock.offline.optimize.linear import linear_form
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array, DataType
 
@@ -200,8 +201,10 @@ def float_model(artifact: Artifact) -> FloatModel:
 
 def output_axis(node: onnx.NodeProto) -> int:
     """The axis of a product's weight along which its output channels lie."""
-    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-    return 0 if node.op_type == "Conv" or transposed else 1
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    form = linear_form(node.op_type, attributes.get)
+    assert form is not None
+    return form.outputs
 
 
 def nothing_to_quantise() -> Unsupported:

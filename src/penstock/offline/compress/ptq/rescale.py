@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from penstock.errors import PenstockError
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.linear import read_linear
+from penstock.offline.optimize.linear import LinearForm, form_of, read_linear
 from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array
 
@@ -241,27 +241,27 @@ class Rescaling:
     def _read(self, node: ir.Node, value: ir.Value, axis: int, block: int, link: Link) -> bool:
         if graph.input_of(node, 0) is not value or (weight := self._operand(node, 1)) is None:
             return False
-        shape = weight.array.shape
-        if node.op_type in _CONVOLUTIONS and axis == 1 and block == 1:
-            side = _convolution_side(node, weight, link.channels)
-        elif node.op_type == "Gemm" and not graph.int_attribute(node, "transA", 0):
-            side = _product_side(weight, link.channels, block, 1 if graph.int_attribute(node, "transB", 0) else 0)
-        elif node.op_type == "MatMul" and axis == -1 and len(shape) == 2:
-            side = _product_side(weight, link.channels, block, 0)
-        else:
+        form = form_of(node)
+        if form is None or form.transposes_input:
             return False
+        if node.op_type in _CONVOLUTIONS:
+            side = _convolution_side(node, form, weight, link.channels) if axis == 1 and block == 1 else None
+        elif node.op_type == "MatMul" and (axis != -1 or weight.array.ndim != 2):
+            return False
+        else:
+            side = _product_side(weight, link.channels, block, form.inputs)
         if side is None:
             return False
         link.reads.append(Read(node, side, f"{value.name}", axis, block))
         return True
 
 
-def _convolution_side(node: ir.Node, weight: Operand, channels: int) -> Side | None:
+def _convolution_side(node: ir.Node, form: LinearForm, weight: Operand, channels: int) -> Side | None:
     shape = weight.array.shape
     ones = tuple(1 for _ in shape[2:])
     if node.op_type == "ConvTranspose":
         return Side(weight, shape, (channels, 1, *ones)) if shape[0] == channels else None
-    groups = graph.int_attribute(node, "group", 1)
+    groups = form.groups
     if shape[1] * groups != channels or shape[0] % groups:
         return None
     return Side(weight, (groups, shape[0] // groups, *shape[1:]), (groups, 1, shape[1], *ones))

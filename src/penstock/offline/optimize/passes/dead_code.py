@@ -1,4 +1,4 @@
-"""Remove what nobody reads."""
+"""Remove nodes and initialisers that are never read."""
 
 from __future__ import annotations
 

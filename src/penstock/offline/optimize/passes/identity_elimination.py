@@ -17,7 +17,7 @@ class IdentityElimination(Pass):
     Removed:
 
     1. Identity, and Concat of one tensor.
-    2. Dropout in inference mode whose mask nobody reads.
+    2. Dropout in inference mode whose mask is not read.
     3. Transpose whose ``perm`` is in order.
     4. Reshape to the shape that is there: same rank, and all but one dimension copied (0) or known to be equal. Flatten of
        a matrix at axis 1.
@@ -131,7 +131,7 @@ def _neutral_operand(node: ir.Node) -> ir.Value | None:  # Rule 8
 
 
 def _fits(shape: tuple[int, ...], source: ir.Value) -> bool:
-    """Whether a tensor of ``shape`` broadcasts to the shape of ``source``, whatever its unknown dimensions turn out to be."""
+    """Whether a tensor of ``shape`` broadcasts to the shape of ``source`` for any value of its unknown dimensions."""
     if source.shape is None or len(shape) > source.shape.rank():
         return False
     dims = source.shape.dims[source.shape.rank() - len(shape) :]

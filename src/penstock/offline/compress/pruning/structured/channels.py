@@ -12,6 +12,7 @@ import onnx_ir as ir
 from penstock.errors import Unsupported
 from penstock.offline.compress.pruning.structured.coupling import Axes, Coupling, Labels, Rule, describe
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import form_of
 from penstock.tensor import Array
 
 
@@ -86,8 +87,8 @@ def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
 
 def convolution(coupling: Coupling, node: ir.Node) -> None:
     """Conv [O, I/g, …] and ConvTranspose [I, O/g, …]; bias [O]. Of several groups, whole ones can be cut."""
-    weight, groups = weights_of(node, 1), graph.int_attribute(node, "group", 1)
-    transposed = node.op_type == "ConvTranspose"
+    weight, form = weights_of(node, 1), form_of(node)
+    assert form is not None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
         weights_of(node, 2)
@@ -96,13 +97,13 @@ def convolution(coupling: Coupling, node: ir.Node) -> None:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
     for labels in x[:1] + x[2:]:
         coupling.freeze(labels, f"{describe(node)} reads it as positions, not channels")
-    if groups == 1:
-        made = coupling.fresh(weight.shape[1 if transposed else 0])
-        coupling.slot(node, 1, 1 if transposed else 0, made, "makes")
+    if form.groups == 1:
+        made = coupling.fresh(weight.shape[form.outputs])
+        coupling.slot(node, 1, form.outputs, made, "makes")
         if x[1] is not None:
-            coupling.slot(node, 1, 0 if transposed else 1, x[1], "reads")
+            coupling.slot(node, 1, form.inputs, x[1], "reads")
     else:
-        made = _grouped(coupling, node, weight, groups, x[1])
+        made = _grouped(coupling, node, weight, form.groups, x[1])
     if bias is not None:
         coupling.slot(node, 2, 0, made)
     coupling.write(node.outputs[0], [None, made, *(None for _ in x[2:])])
@@ -127,16 +128,17 @@ def gemm(coupling: Coupling, node: ir.Node) -> None:
     """[M, K] by [K, N], or [N, K] if ``transB``; the bias broadcasts to [M, N]."""
     weight = weights_of(node, 1)
     bias = graph.input_of(node, 2)
-    if graph.int_attribute(node, "transA", 0):
+    form = form_of(node)
+    assert form is not None
+    if form.transposes_input:
         raise Unsupported(f"{describe(node)} transposes its input")
     if bias is not None:
         weights_of(node, 2)
     rows, read = [*coupling.read(node.inputs[0]), None, None][:2]
-    makes = 0 if graph.int_attribute(node, "transB", 0) else 1
-    made = coupling.fresh(weight.shape[makes])
-    coupling.slot(node, 1, makes, made, "makes")
+    made = coupling.fresh(weight.shape[form.outputs])
+    coupling.slot(node, 1, form.outputs, made, "makes")
     if read is not None:
-        coupling.slot(node, 1, 1 - makes, read, "reads")
+        coupling.slot(node, 1, form.inputs, read, "reads")
     if bias is not None and bias.shape is not None and len(bias.shape) > 0 and bias.shape[-1] != 1:
         coupling.slot(node, 2, len(bias.shape) - 1, made)
     coupling.freeze(rows, f"{describe(node)} reads it as rows")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.offline.compress.training.operators.registry import Node, operator, table
 from penstock.offline.compress.training.operators.windows import pad, read_windows, share
 from penstock.offline.compress.training.torch import Tensor, functional, torch
+from penstock.offline.optimize.linear import linear_form
 
 table({"MatMul": torch.matmul}, weights=(0, 1))
 table({"Einsum": lambda *operands, equation="": torch.einsum(equation, *operands)})
@@ -56,9 +57,10 @@ def _rank(node: Node, x: Tensor) -> int:
 
 @operator("Gemm", weights=(0, 1, 2))
 def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-    a = a.T if node.get("transA", 0) else a
-    b = b.T if node.get("transB", 0) else b
-    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    form = linear_form("Gemm", node.get)
+    assert form is not None
+    a = a.T if form.transposes_input else a
+    b = b.T if form.inputs else b
     if c is None:
-        return (a @ b) * alpha
-    return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+        return (a @ b) * form.alpha
+    return torch.addmm(c, a, b, beta=form.beta, alpha=form.alpha)
