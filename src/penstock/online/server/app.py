@@ -49,7 +49,7 @@ from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.loop_errors import LoopErrors
 from penstock.online.server.processes.group import ProcessGroup, SocketGroup
-from penstock.online.server.processes.supervisor import Place, Supervisor
+from penstock.online.server.processes.supervisor import GroupMember, Supervisor
 from penstock.online.server.recording.recording import Recording
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.resources import allow_open_files, core_ids
@@ -61,7 +61,7 @@ _UNLOAD_S = 1.0
 _OTHER_FILES = 256
 """Open files reserved for other purposes than connections: models, logs, the cache, clients being refused."""
 
-Settings = Mapping[str, Mapping[str, Any]]
+ModelSettings = Mapping[str, Mapping[str, Any]]
 """By model name: the fields of its configuration that the user has set."""
 
 
@@ -78,7 +78,7 @@ def serve(
     config: ServerConfig,
     targets: Sequence[str | Path],
     on_ready: Callable[[Ready], None],
-    settings: Settings = MappingProxyType({}),
+    settings: ModelSettings = MappingProxyType({}),
     folder: Path = Path(),
 ) -> None:
     """Serve ``targets`` until SIGTERM or SIGINT; calls ``on_ready`` once all models are loaded and warm.
@@ -125,8 +125,8 @@ def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready]
         # All processes share the weights of models without threads; threads do not survive a fork.
         preloaded = preload(layout, _at_start(config, layout), _load_options(config))
 
-        def be(place: Place, ready: Callable[[dict[str, Any]], None]) -> None:
-            application = Application(config, layout, place, preloaded)
+        def be(member: GroupMember, ready: Callable[[dict[str, Any]], None]) -> None:
+            application = Application(config, layout, member, preloaded)
             _run(application, lambda found: ready(msgspec.to_builtins(found)))
 
         Supervisor(config.processes, be, lambda found: on_ready(msgspec.convert(found, Ready))).run()
@@ -150,19 +150,19 @@ class Application:
         self,
         config: ServerConfig,
         layout: Layout,
-        place: Place | None = None,
+        member: GroupMember | None = None,
         preloaded: Mapping[tuple[str, str], Preloaded] = MappingProxyType({}),
     ) -> None:
-        """``place`` is None if this is the only process. ``preloaded``: as for Manager. Raises InvalidConfig, Unavailable."""
+        """``member`` is None if this is the only process. ``preloaded``: as for Manager. Raises InvalidConfig, Unavailable."""
         clock = SystemClock()
         self.config = config
-        self._place = place
+        self._member = member
         self._layout = layout
         self._stopping = asyncio.Event()
         self._is_orphan = False
         self._repository = ServedModels()
-        self._group = SocketGroup(place.folder, place.index) if place else ProcessGroup()
-        self._recording = Recording.open(config, place.index if place else 0)
+        self._group = SocketGroup(member.folder, member.index) if member else ProcessGroup()
+        self._recording = Recording.open(config, member.index if member else 0)
         self._cache = open_cache(config.cache_bytes, config.cache_redis, config.cache_ttl_s, clock)
         access = Access(Path(config.keys_file) if config.keys_file else None, clock)
         admission = Admission(access, clock) if access.enabled else None
@@ -218,10 +218,10 @@ class Application:
         poll = asyncio.ensure_future(self._poll())
         try:
             # A replacement process listens late: until it can answer, the other processes answer its clients.
-            is_late = self._place is not None and self._place.is_replacement
+            is_late = self._member is not None and self._member.is_replacement
             addresses = Addresses() if is_late else await self._endpoints.listen()
-            if self._place is not None:
-                loop.add_reader(self._place.lifeline, self._on_orphaned)
+            if self._member is not None:
+                loop.add_reader(self._member.lifeline, self._on_orphaned)
                 await self._group.serve(self._control.answer)
                 await self._control.catch_up()
             work = asyncio.ensure_future(self._load())
@@ -256,7 +256,7 @@ class Application:
 
     async def _load(self) -> None:
         """Load the models of start-up. With ``exit_on_error`` it raises the errors of those that fail."""
-        if self._place is not None and self._place.is_replacement:
+        if self._member is not None and self._member.is_replacement:
             async with self._group.exclusive("models", patient=True):
                 wanted = await self._control.wanted_models()
                 work = asyncio.ensure_future(self._start(wanted))
@@ -276,7 +276,7 @@ class Application:
     async def _poll(self) -> None:
         """Poll the repositories periodically; the first process does so for all."""
         logged = ""
-        while self.config.model_control_mode == "poll" and (self._place is None or self._place.index == 0):
+        while self.config.model_control_mode == "poll" and (self._member is None or self._member.index == 0):
             await asyncio.sleep(self.config.repository_poll_secs)
             try:
                 await self._control.poll()
@@ -302,8 +302,8 @@ class Application:
 
     def _on_orphaned(self) -> None:
         """End this process, since the supervisor has died."""
-        assert self._place is not None
-        asyncio.get_running_loop().remove_reader(self._place.lifeline)
+        assert self._member is not None
+        asyncio.get_running_loop().remove_reader(self._member.lifeline)
         self._is_orphan = True
         self._stop()
 

@@ -29,7 +29,7 @@ from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.statistics import ModelStatistics, merge
 from penstock.telemetry.tracing import Tracer
 
-Settings = Mapping[str, Any]
+Parameters = Mapping[str, Any]
 
 _TOLD = frozenset(
     {
@@ -129,7 +129,7 @@ class ControlPlane:
             for version in self._repository.versions(name)
         ]
 
-    async def load(self, name: str, parameters: Settings) -> None:
+    async def load(self, name: str, parameters: Parameters) -> None:
         """Load a model in all processes, or reload it if it has changed; returns when it is ready.
 
         Raises Unavailable unless the server allows explicit control, InvalidArgument, and the errors of ``Manager.load``; after
@@ -140,7 +140,7 @@ class ControlPlane:
         folder = str(await on_daemon_thread("store-files", partial(store, files))) if files else ""
         await self.change_model("load", name, None if config is None else Override(config, folder))
 
-    async def unload(self, name: str, parameters: Settings) -> None:
+    async def unload(self, name: str, parameters: Parameters) -> None:
         """Unload a model in all processes; requests in flight are still answered.
 
         Raises InvalidArgument, and Unavailable unless the server allows explicit control.
@@ -242,9 +242,9 @@ class ControlPlane:
     def _statistics_of_absent(self) -> list[list[ModelStatistics]]:
         return [msgspec.convert(kept, list[ModelStatistics]) for kept in self._group.kept_by_absent()]
 
-    # Settings
+    # Parameters
 
-    async def trace_settings(self, model: str = "", update: Settings | None = None) -> dict[str, Any]:
+    async def trace_settings(self, model: str = "", update: Parameters | None = None) -> dict[str, Any]:
         """The trace settings of ``model``, or the global ones if it is empty, after ``update``. Raises NotFound, InvalidArgument."""
         if model:
             self._repository.find(model)
@@ -254,7 +254,7 @@ class ControlPlane:
                 await self._group.ask("trace_settings", model, dict(update))
         return self._tracer.settings(model)
 
-    async def log_settings(self, update: Settings | None = None) -> dict[str, Any]:
+    async def log_settings(self, update: Parameters | None = None) -> dict[str, Any]:
         """The log settings after ``update``. Raises InvalidArgument."""
         if update:
             async with self._group.exclusive():

@@ -34,7 +34,7 @@ _READ = 65536
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
-class Place(msgspec.Struct, frozen=True):
+class GroupMember(msgspec.Struct, frozen=True):
     """The position of one process: its index of ``count``, and the folder where all processes meet."""
 
     index: int
@@ -54,7 +54,7 @@ class Message(msgspec.Struct):
     """Kind, message, hint."""
 
 
-Serve = Callable[[Place, Callable[[dict[str, Any]], None]], None]
+Serve = Callable[[GroupMember, Callable[[dict[str, Any]], None]], None]
 """Runs one process of the server until SIGTERM; calls its second argument once, when it is ready. Raises PenstockError."""
 
 
@@ -185,8 +185,8 @@ class Supervisor:
             for process in self._processes.values():
                 os.close(process.pipe)
             self._selector.close()
-            place = Place(index, self._count, self._folder, self._lifeline, self._announced)
-            self._serve(place, lambda ready: _send(pipe, Message(ready=ready)))
+            member = GroupMember(index, self._count, self._folder, self._lifeline, self._announced)
+            self._serve(member, lambda ready: _send(pipe, Message(ready=ready)))
             code = 0
         except PenstockError as error:
             _send(pipe, Message(error=(type(error).__name__, error.message, error.hint)))
