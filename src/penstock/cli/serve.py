@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.server_options import ServerSettings, with_server_options
 from penstock.online.server import app
+from penstock.online.server.application import Ready
 
 
 @with_server_options
@@ -37,7 +38,7 @@ def serve(
       penstock serve digits.bundle other.onnx --host 0.0.0.0 --http-port 9000 --set max_queue=500
     """
 
-    def announce(ready: app.Ready) -> None:
+    def announce(ready: Ready) -> None:
         where = [f"{name}={getattr(ready, name)}" for name in ("http", "grpc", "metrics") if getattr(ready, name)]
         text = f"ready {' '.join(where)} models={','.join(ready.models)}"
         typer.echo(msgspec.json.encode(ready).decode() if json else text)

@@ -14,6 +14,7 @@ from penstock.cli.triton_flags import DEFAULTS, translate
 from penstock.config import resolve
 from penstock.errors import PenstockError
 from penstock.online.server import app
+from penstock.online.server.application import Ready
 from penstock.online.server.config import ServerConfig
 
 
@@ -33,7 +34,7 @@ def tritonserver(
       penstock tritonserver --model-store models --model-control-mode explicit --load-model digits --http-port 9000
     """
 
-    def announce(ready: app.Ready) -> None:
+    def announce(ready: Ready) -> None:
         services = {"GRPCInferenceService": ready.grpc, "HTTPService": ready.http, "Metrics Service": ready.metrics}
         for name, address in services.items():
             if address:

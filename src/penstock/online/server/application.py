@@ -1,0 +1,243 @@
+"""One server process from start to end: listen, load, serve, drain.
+
+Starting: listen (a port in use fails at once, and health can be asked) → load and warm up → ready.
+Stopping: readiness off → a short grace → no new connections → answer requests in flight → unload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.errors import DeadlineExceeded, InvalidModel, PenstockError
+from penstock.online.cache.response_cache import ResponseCache
+from penstock.online.daemon import on_daemon_thread
+from penstock.online.repository.layout import Layout, absent
+from penstock.online.repository.manager import LoadFailed, Manager
+from penstock.online.repository.override import Override
+from penstock.online.repository.served import ServedModels
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.control_plane import ControlPlane
+from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.endpoints import Addresses, Endpoints
+from penstock.online.server.metrics_page import MetricsPage
+from penstock.online.server.network.loop_errors import LoopErrors
+from penstock.online.server.processes.group import ProcessGroup
+from penstock.online.server.processes.supervisor import GroupMember
+from penstock.online.server.recording.recording import Recording
+from penstock.online.server.shared_memory.registry import SharedMemory
+from penstock.resources import core_ids
+
+_log = logging.getLogger(__name__)
+
+_UNLOAD_S = 1.0
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The addresses of the server, each ``host:port`` or empty, and the models that it serves."""
+
+    http: str
+    grpc: str
+    metrics: str
+    models: list[str]
+
+
+class Parts(NamedTuple):
+    """The collaborators of one server process, as ``app.build`` puts them together."""
+
+    repository: ServedModels
+    manager: Manager
+    dataplane: DataPlane
+    control: ControlPlane
+    endpoints: Endpoints
+    group: ProcessGroup
+    recording: Recording
+    metrics: MetricsPage
+    shared_memory: SharedMemory
+    cache: ResponseCache | None
+
+
+def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
+    """The models to load at start-up. Raises NotFound if a repository is missing, or, with ``exit_on_error``, a model."""
+    known = layout.models()
+    if config.model_control_mode != "explicit" or "*" in config.load_models:
+        return list(known)
+    for name in config.load_models if config.exit_on_error else ():
+        if name not in known:
+            raise absent(name, known)
+    return [*layout.by_hand, *config.load_models]
+
+
+class Application:
+    """Runs the parts of one server process. Belongs to the event loop."""
+
+    def __init__(self, config: ServerConfig, layout: Layout, member: GroupMember | None, parts: Parts) -> None:
+        """``member`` is None if this is the only process."""
+        self.config = config
+        self._layout = layout
+        self._member = member
+        self._parts = parts
+        self._stopping = asyncio.Event()
+        self._is_orphan = False
+
+    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        """Serve until a signal arrives; see ``serve``."""
+        loop = asyncio.get_running_loop()
+        self._watch(loop)
+        self._parts.control.inherit()
+        self._parts.recording.start()
+        self._parts.metrics.lag.start(loop)
+        stop = asyncio.ensure_future(self._stopping.wait())
+        poll = asyncio.ensure_future(self._poll())
+        try:
+            # A replacement process listens late: until it can answer, the other processes answer its clients.
+            is_late = self._member is not None and self._member.is_replacement
+            addresses = Addresses() if is_late else await self._parts.endpoints.listen()
+            if self._member is not None:
+                loop.add_reader(self._member.lifeline, self._on_orphaned)
+                await self._parts.group.serve(self._parts.control.answer)
+                await self._parts.control.catch_up()
+            work = asyncio.ensure_future(self._load())
+            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await self._drain()
+                return
+            work.result()
+            if not self._stopping.is_set():
+                self._parts.dataplane.open()
+                if is_late:
+                    addresses = await self._parts.endpoints.listen()
+                self._parts.endpoints.announce_ready()
+                _calm_collector()
+                on_ready(Ready(addresses.http, addresses.grpc, addresses.metrics, self._parts.repository.names()))
+                await stop
+            await self._drain()
+        finally:
+            stop.cancel()
+            poll.cancel()
+            self._parts.metrics.lag.stop()
+            await self._close()
+
+    async def _close(self) -> None:
+        await self._parts.endpoints.stop()
+        self._parts.shared_memory.close()
+        await self._parts.group.close(is_orphan=self._is_orphan)
+        if self._parts.cache is not None:
+            await self._parts.cache.close()
+        self._parts.recording.stop()
+
+    async def _load(self) -> None:
+        """Load the models of start-up. With ``exit_on_error`` it raises the errors of those that fail."""
+        if self._member is not None and self._member.is_replacement:
+            async with self._parts.group.exclusive("models", patient=True):
+                wanted = await self._parts.control.wanted_models()
+                work = asyncio.ensure_future(self._start(wanted))
+                await asyncio.sleep(0)  # queues the loads before any change that this process receives from here on
+            await work
+        elif (failures := await self._start(None)) and self.config.exit_on_error:
+            raise _all_of(failures)
+
+    async def _start(self, wanted: Mapping[str, Override | None] | None) -> dict[str, PenstockError]:
+        config = self.config
+        if wanted is None:
+            names = await on_daemon_thread("list-models", partial(models_at_start, config, self._layout))
+            wanted = dict.fromkeys(names)
+        at_start = max(1, len(core_ids()) // config.processes)
+        return await self._parts.manager.start(wanted, config.model_load_threads, at_start)
+
+    async def _poll(self) -> None:
+        """Poll the repositories periodically; the first process does so for all."""
+        logged = ""
+        while self.config.model_control_mode == "poll" and (self._member is None or self._member.index == 0):
+            await asyncio.sleep(self.config.repository_poll_secs)
+            try:
+                await self._parts.control.poll()
+                logged = ""
+            except PenstockError as error:
+                if logged != str(error):  # once, not with every poll
+                    _log.warning("the repositories cannot be polled: %s", error)
+                logged = str(error)
+            except Exception:  # noqa: BLE001 - a bug of ours must not end the polling
+                _log.exception("the repositories could not be polled")
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.set_exception_handler(LoopErrors())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            # A second signal: do not wait for requests in flight.
+            self._parts.endpoints.cut_off()
+            _end_at_once()
+        self._stop()
+
+    def _on_orphaned(self) -> None:
+        """End this process, since the supervisor has died."""
+        assert self._member is not None
+        asyncio.get_running_loop().remove_reader(self._member.lifeline)
+        self._is_orphan = True
+        self._stop()
+
+    def _stop(self) -> None:
+        self._parts.dataplane.close()
+        self._parts.endpoints.announce_end()
+        self._stopping.set()
+
+    async def _drain(self) -> None:
+        grace_s, timeout_s = self.config.shutdown_grace_s, self.config.drain_timeout_s
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace_s + timeout_s
+        self._parts.manager.end_loads()  # clients that wait for a load would delay the shutdown
+        await self._parts.endpoints.drain(grace_s, timeout_s)
+        try:
+            # Slow clients may use up the timeout; idle models are unloaded all the same.
+            async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
+                await self._parts.manager.close(timeout_s)
+                await self._parts.manager.unload_all()
+        except TimeoutError:
+            atexit.register(_end_at_once)
+            raise DeadlineExceeded(
+                f"a model was still running after the {timeout_s:g} s drain timeout; the server exited without waiting for it",
+                "increase 'drain_timeout_s' if the model needs longer",
+            ) from None
+
+
+def _all_of(failures: Mapping[str, PenstockError]) -> PenstockError:
+    """One error that names every model that failed to load."""
+    first = next(iter(failures.values()))
+    if len(failures) == 1:
+        return next(iter(first.causes.values())) if isinstance(first, LoadFailed) and len(first.causes) == 1 else first
+    reasons = "; ".join(f"'{name}': {error.message}" for name, error in failures.items())
+    return InvalidModel(
+        f"{len(failures)} models cannot be served: {reasons}", "set 'exit_on_error' to false to serve the other models"
+    )
+
+
+def _end_at_once() -> None:
+    """Exit with code 1 at once. A regular exit would abort while a model still runs on another thread."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _calm_collector() -> None:
+    """Make the garbage collector run rarely: only closed connections leave cycles behind.
+
+    Objects made at start-up live as long as the process. With the default threshold of 700 objects the collector would scan the
+    requests in flight several times per batch.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
