@@ -147,8 +147,8 @@ def build(
         Models(repository.find, dataplane.call),
         limiter=RateLimiter(resources) if config.rate_limit != "off" else None,
     )
-    manager = Manager(repository, assembler, layout, _load_options(config), preloaded)
-    manager.is_explicit = config.model_control_mode == "explicit"
+    is_explicit = config.model_control_mode == "explicit"
+    manager = Manager(repository, assembler, layout, _load_options(config), preloaded, is_explicit=is_explicit)
     files = allow_open_files(config.max_connections + _OTHER_FILES)
     connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
     metrics = MetricsPage(
