@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -23,6 +24,8 @@ from penstock.telemetry.tracing import Tracer
 
 Story = Callable[[ControlPlane, Repository, Repository], Coroutine[Any, Any, None]]
 
+_NUMBERS = itertools.count()
+
 
 class Other(ProcessGroup):
     """One sibling, in the same process, which therefore has files of its own."""
@@ -38,8 +41,9 @@ def _copied(argument: Any) -> Any:
     if not isinstance(argument, Override) or not argument.folder:
         return argument
     folder = Path(argument.folder)
-    # Another name, or a server that starts in another test would take it for one that a killed server left.
-    copy = shutil.copytree(folder, folder.with_name(f"copy-of-{folder.name}"), dirs_exist_ok=True)
+    # A name of another kind, since a server in another test removes what it takes for the folder of a killed server; and a new
+    # name each time, since the manager may still be removing an earlier copy.
+    copy = shutil.copytree(folder, folder.with_name(f"copy-{next(_NUMBERS)}-of-{folder.name}"))
     return Override(argument.config, str(copy))
 
 
