@@ -1,6 +1,5 @@
 """Inference over HTTP in all its forms: compressed, classified, raw, in shared memory, by clients with keys, and given up."""
 
-import asyncio
 import gc
 import gzip
 import json
@@ -500,49 +499,3 @@ def test_the_bytes_of_all_requests_together_are_bounded() -> None:
         bomb = gzip.compress(json.dumps(tensor([[0.0] * 60_000])).encode())
         assert again.ask(post(bomb, "Content-Encoding: gzip\r\n", "/v2/models/fp32/infer")).status == 503
         assert server.call(lambda: server.budget.used) == 0
-
-
-# One look-up a request
-
-TENSOR = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [3, 4]}
-
-
-def test_classes_of_a_version_that_is_unloaded_while_it_answers() -> None:
-    with GatedServer() as server:
-        client = server.connect()
-        server.call(lambda: setattr(server.repository.find("m"), "labels", {"y": ["cat", "dog"]}))
-        server.gate.clear()
-        body = {"inputs": [TENSOR], "outputs": [{"name": "y", "parameters": {"classification": 1}}]}
-        client.send(post(json.dumps(body).encode()))
-        assert server.entered.acquire(timeout=PATIENCE_S)
-        handle = server.call(lambda: server.repository.remove("m", "1"))
-        assert server.connect().ask(infer(1)).status == 404
-        server.gate.set()
-        answer = client.read()
-        assert (answer.status, json.loads(answer.body)["outputs"][0]["data"]) == (200, ["8.000000:1:dog"])
-        asyncio.run_coroutine_threadsafe(handle.unload(), server.loop).result(PATIENCE_S)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v2/models/m/infer", {"inputs": [TENSOR]}),
-        ("/v2/models/m/infer", {"inputs": [TENSOR], "outputs": [{"name": "y", "parameters": {"classification": 1}}]}),
-        ("/v2/models/m/generate", {"x": [3, 4]}),
-        ("/v2/models/m/generate_stream", {"x": [3, 4]}),
-        ("/v1/models/m:predict", {"instances": [[3, 4]]}),
-        ("/v1/models/m:classify", {"examples": [{"x": [3, 4]}]}),
-        ("/v1/models/m/versions/1:predict", {"inputs": [[3, 4]]}),
-        ("/predictions/m", [3, 4]),
-    ],
-)
-def test_a_request_looks_its_model_up_once(server: GatedServer, client: Client, path: str, body: Any) -> None:
-    before = server.repository.looks
-    assert client.ask(post(json.dumps(body).encode(), path=path)).status == 200
-    assert server.repository.looks == before + 1
-
-
-def test_a_raw_request_looks_its_model_up_once(server: GatedServer, client: Client) -> None:
-    before = server.repository.looks
-    assert client.ask(post(bytes(8), "Inference-Header-Content-Length: 0\r\n")).status == 200
-    assert server.repository.looks == before + 1
