@@ -42,7 +42,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     instances: int | None = None
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
-    """Longest that one call may take in a process of its own; 0: no limit."""
+    """Longest time for one call in a child process; 0: no limit."""
     processes: int = 1
     """How many processes of this server share the cores."""
     warmup_folder: str = ""
@@ -88,7 +88,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def has_own_threads(self) -> bool:
-        """Whether the loaded model keeps threads of its own."""
+        """Whether the loaded model keeps threads."""
         is_apart = self.isolation == "process" or engine_traits(self.engine).keeps_threads or "gpu" in self.options
         return is_apart or self.options.get("threads") != 1
 
@@ -96,7 +96,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 def define(
     targets: Iterable[str | Path], settings: Mapping[str, Mapping[str, Any]] = {}, folder: Path = Path()
 ) -> list[ModelSource]:
-    """The models that ``targets``, bundles and model files given by hand, are; ``settings`` hold fields of their configurations by
+    """The models of ``targets``, the bundles and model files on the command line; ``settings`` hold fields of their configurations by
     name, and name files relative to ``folder``.
 
     Raises NotFound, InvalidArgument for a repository, AlreadyExists if two targets have one name, and InvalidConfig also for settings
@@ -119,7 +119,7 @@ def define(
     for name in given:
         if name not in found:
             raise InvalidConfig(
-                f"settings for model '{name}', which is no target given by hand",
+                f"settings were given for model '{name}', but no such model was passed on the command line",
                 did_you_mean(name, found) if found else "what a repository holds is configured by its config.pbtxt",
             )
     return list(found.values())

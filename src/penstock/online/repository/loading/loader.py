@@ -119,7 +119,7 @@ def _load_in_peace(layout: Layout, source: ModelSource, resolved: ResolvedVersio
 
 
 def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
-    """By name and version those of the models ``names`` that have no threads of their own; what cannot be loaded is left out."""
+    """By name and version those of the models ``names`` without threads; models that cannot be loaded are left out."""
     found = {}
     for name in names:
         with suppress(PenstockError):
@@ -167,12 +167,12 @@ def _refuse_too_large(resolved: ResolvedVersion, usable_bytes: int) -> None:
 
 
 def _is_apart(resolved: ResolvedVersion) -> bool:
-    """Whether it runs in processes of its own."""
+    """Whether its instances run in child processes."""
     return resolved.isolation == "process" or resolved.engine == PYTHON
 
 
 def _is_shared(model: _Model, resolved: ResolvedVersion) -> bool:
-    # With threads of its own a shared model would have its users queue up for one pool.
+    # Instances that share a model with a thread pool would wait for each other in it.
     return model.reentrant and resolved.isolation != "process" and resolved.options.get("threads") == 1
 
 
@@ -209,7 +209,7 @@ def _release(resolved: ResolvedVersion, models: Iterable[_Model]) -> None:
 
 
 def _python_options(resolved: ResolvedVersion, number: int) -> dict[str, Any]:
-    """What instance ``number`` of a Python model is told."""
+    """The options of instance ``number`` of a Python model."""
     given = resolved.given
     return {
         **resolved.options,

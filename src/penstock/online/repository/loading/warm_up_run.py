@@ -1,4 +1,4 @@
-"""Requests run on a loaded model that nobody serves yet, as its scheduler would: with its layout, controls and states."""
+"""Runs requests on a loaded model before it is served, with the layout, controls and states that its scheduler would use."""
 
 from __future__ import annotations
 
