@@ -64,7 +64,7 @@ class FakeLoads:
             with self._lock:
                 self.at_once -= 1
         artifact = Artifact(b"x", Format.ONNX, text)
-        resolved = ResolvedVersion(source.name, artifact, "fake", {}, 8, 1, version=version, given=source.given)
+        resolved = ResolvedVersion(source, version, artifact, "fake", {}, 8, 1)
         return LoadedVersion(resolved, (model,), ModelConfig())
 
     def assemble(self, loaded: LoadedVersion) -> Handle:

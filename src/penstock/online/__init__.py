@@ -1,1 +1,1 @@
-"""Online: serves bundles. A request's way is told in ``server/dataplane.py``, read top to bottom."""
+"""Online: serves bundles. ``server/dataplane.py`` shows the path of a request from top to bottom."""

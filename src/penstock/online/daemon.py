@@ -20,7 +20,7 @@ def on_daemon_thread(name: str, work: Callable[[], _Result]) -> Future[_Result]:
             return
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
+        except BaseException as error:  # noqa: BLE001 - handed on to the waiting caller
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

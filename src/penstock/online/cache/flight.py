@@ -4,7 +4,7 @@
                   │ found                  ▲ │ the run ended for reasons of whoever was run
                   └──────→ ended           └─┘ the next in line is run
 
-Whoever gives up, or is too late, leaves; the run goes on while anybody waits for it, and is cancelled when nobody does.
+A request that is cancelled or too late leaves. The run continues while a request waits for it, and is cancelled otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOUR
 Submit = Callable[[Done], Cancellable | None]
 """Hands a request to the scheduler, which calls ``done`` once, perhaps before this returns None. Raises PenstockError."""
 Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
-"""Asks the second tier. Once cancelled it calls nobody."""
+"""Asks the second tier. Once cancelled it calls nothing."""
 
 
 class Waiter(msgspec.Struct, eq=False):
@@ -113,7 +113,7 @@ class Flight:
         work, self._work = self._work, None
         if self._submitter is None:
             self._count_failure(waiter, error)
-        # Else the scheduler counts the run that was for nobody else.
+        # Otherwise the scheduler counts the run.
         if work is not None:
             work.cancel()
         self._tell(waiter, error)

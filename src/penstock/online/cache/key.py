@@ -3,10 +3,10 @@
 The key is the SHA-256 of, each part with its length so that none can pass for another:
 
 1. the model's identity and version;
-2. the client, so that nobody learns from the time an answer takes what others have asked;
+2. the client, so that response times reveal nothing about the requests of others;
 3. each input in the order of the names: name, datatype, shape, and its bytes as on the wire, compared bit by bit;
 4. the requested outputs in their order, which is that of the answer;
-5. the parameters, but for those that only say how a request is scheduled or its answer written.
+5. the parameters, except those that only affect scheduling or the encoding of the answer.
 
 Left out are the id, the priority, time-outs and whatever else does not change the answer.
 """

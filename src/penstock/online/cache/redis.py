@@ -54,7 +54,7 @@ class Breaker:
             return True
         if now < self._until:
             return False
-        # Whoever asks is the one to try; should they never report, the next may after another pause.
+        # The caller is the one to try; if it never reports, the next caller may after another pause.
         self._until = now + self._pause_s
         return True
 
@@ -198,7 +198,7 @@ class RedisTier:
         self._breaker.succeeded()
 
     def _warn(self, message: str) -> None:
-        """Say it once: whoever writes to Redis must not be able to fill the log."""
+        """Log it once, so that other writers to Redis cannot fill the log."""
         if not self._warned:
             self._warned = True
             _log.warning("Redis: %s", message)

@@ -91,7 +91,7 @@ class Instance:
         return True
 
     def _outcome(self, model: LoadedModel, batch: Batch) -> tuple[list[dict[str, Array]] | PenstockError, BatchTimes]:
-        """The outputs of each request, or what befell all."""
+        """The outputs of each request, or the error of the whole batch."""
         times = BatchTimes(batch.taken_ns, batch.taken_ns, batch.taken_ns, batch.taken_ns)
         requests = batch.requests
         try:

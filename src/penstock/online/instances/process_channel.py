@@ -87,7 +87,7 @@ class Execute(msgspec.Struct, tag=True):
 
 
 Told = list[TensorSlot] | Failed | None
-"""What befell a request: its outputs, or why there are none; None: nothing yet."""
+"""The outcome of a request: its outputs, or the error; None: none yet."""
 
 
 class Executed(msgspec.Struct, tag=True):
@@ -156,7 +156,7 @@ Message = Load | Loaded | Forward | Forwarded | Failed | Execute | Executed | An
 
 
 def without_inputs(request: InferRequest) -> InferRequest:
-    """``request`` as it is told."""
+    """``request`` as messages carry it."""
     return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None)
 
 

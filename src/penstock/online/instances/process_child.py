@@ -21,7 +21,7 @@ _STDERR = 2
 
 
 class ProcessChild:
-    """A process of its own, not a fork, so that it has nothing of the server's but what it is given.
+    """A new process, not a fork, so that it inherits nothing of the server but what it is given.
 
     It runs the module ``worker``, inherits ``files`` (the model, the tensors in and out), and lives no longer than this process.
     ``wait`` belongs to one thread; of the others one at a time may ``send``, and one ``receive``.
@@ -88,7 +88,7 @@ class ProcessChild:
     def wait(self) -> str:
         """Return when it has ended, how it did, with all that it took given back."""
         code = self._process.wait()
-        # Whoever waits for an answer gets none, even if a process started by the model holds the other end.
+        # Callers stop waiting, even if a process that the model has started holds the other end.
         self._hang_up()
         with self._sending, self._receiving:
             self._channel.close()

@@ -1,4 +1,4 @@
-"""A model in a process of its own: what it does to its process, it does to no one else's.
+"""A model in a child process: if it crashes or hangs, the server and other models go on.
 
 Tensors pass through shared memory without pickling: inputs are copied into it once and outputs out of it once. If the
 process dies, the batch that it was at fails, and no other; it is started again at once, and after repeated deaths with growing delays

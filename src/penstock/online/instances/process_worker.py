@@ -63,7 +63,7 @@ def run(model: LoadedModel, message: Forward, inputs: TensorArena, outputs: Tens
 
 
 def begin(arguments: Sequence[str]) -> list[int]:
-    """See to it that this process ends with its parent only; the descriptors that it inherits, but for the lifeline."""
+    """Make this process end with its parent, and only then. Returns the inherited descriptors without the lifeline."""
     end, lifeline, *files = descriptors = [int(argument) for argument in arguments]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
@@ -74,7 +74,7 @@ def begin(arguments: Sequence[str]) -> list[int]:
 
 
 def failure(error: Exception) -> Failed:
-    """``error`` as the parent is told of it."""
+    """``error`` as a message to the parent."""
     if isinstance(error, PenstockError):
         return Failed.of(error)
     _log.error("the model failed", exc_info=error)

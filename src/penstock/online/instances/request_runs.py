@@ -104,7 +104,7 @@ class _Stream:
         self._room.acquire()
         now_ns = time.monotonic_ns()
         times = BatchTimes(self._batch.taken_ns, self._last_ns, now_ns, now_ns)
-        # Without an event loop nobody makes room again.
+        # Once the event loop is closed, no room is made again.
         self._ended = not self._source.answer(pending, outputs, self._number, times, self._room.release)
         self._number, self._last_ns = self._number + 1, time.monotonic_ns()
 

@@ -1,1 +1,1 @@
-"""The repository: which models and versions are there, loading them, and letting go of them."""
+"""The repository: finds, loads and unloads models and their versions."""

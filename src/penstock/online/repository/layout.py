@@ -1,4 +1,4 @@
-"""Where models lie: repositories in Triton's layout, ``<model>/config.pbtxt`` and ``<model>/<version>/…``, and targets given by hand.
+"""Where models are: repositories in Triton's layout, ``<model>/config.pbtxt`` and ``<model>/<version>/…``, and command-line targets.
 
 A model's fingerprint tells whether any of its files has changed, without reading them. Everything here blocks and belongs on
 a thread.
@@ -124,7 +124,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     def _by_hand(self, name: str, override: Override | None) -> ModelSource:
         if override and override.folder:
-            raise InvalidArgument(f"the files of model '{name}', a target given by hand, cannot be replaced")
+            raise InvalidArgument(f"the files of model '{name}' cannot be replaced: it was passed on the command line")
         known = self.by_hand[name]
         (target,) = known.versions.values()
         given = known.given

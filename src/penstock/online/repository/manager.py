@@ -78,7 +78,7 @@ class Manager:
         self._seen: dict[str, str] = {}
         self._is_closed = False
         self._level = logging.DEBUG
-        """At which success is told of: the ready line tells of what is loaded at the start."""
+        """Log level for successful loads: DEBUG during start-up, where the ready line already lists the models."""
 
     @property
     def is_complete(self) -> bool:
@@ -119,13 +119,13 @@ class Manager:
     async def load(
         self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
     ) -> None:
-        """Serve what the repositories hold of model ``name`` now, with what ``override`` replaces; returns when that is ready, and
-        with it the ensembles that had to go with it.
+        """Load or reload model ``name`` from the repositories, with the replacements of ``override``. Returns when it is ready, and
+        with it the ensembles that were unloaded because of it.
 
-        Nothing is loaded anew that has not changed. ``is_part``: not for its own sake, but for an ensemble's; ``is_due``: nobody asks,
-        so that the server counts as incomplete without it.
-        Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with what keeps it from being loaded, and
-        Unavailable if the server is ending.
+        Versions that have not changed are not loaded again. ``is_part``: an ensemble needs it; ``is_due``: the server loads it
+        unasked, and counts as incomplete without it.
+        Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason of a failure, and Unavailable if
+        the server is ending.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is ending")
@@ -224,7 +224,7 @@ class Manager:
         return task
 
     async def _on_thread(self, name: str, work: Callable[[], _Result]) -> _Result:
-        """``work()`` on a thread, as soon as there is a seat for it, which it keeps to its end even if nobody waits any more."""
+        """Run ``work()`` on a thread once a seat is free; it keeps the seat until it ends, even if its caller is cancelled."""
         seats = self._seats
         await seats.acquire()
         try:

@@ -10,7 +10,7 @@ import msgspec
 from penstock.online.repository.config import ModelConfig
 
 BY_HAND = "1"
-"""The version under which a target given by hand is served."""
+"""The version of a target on the command line."""
 
 
 class ModelSource(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""What a client who loads a model puts in place of what its repository says: a configuration, and perhaps files.
+"""The configuration, and perhaps files, that a client sends to replace those of the repository.
 
-The files are kept in a folder that each process holds a shared lock on while it uses them: who lets go of it last removes it, and
-what a server that was killed has left, the next one does.
+Each process holds a shared lock on the folder of the files while it uses them. The last process to release it removes it. The
+next server removes folders that a killed server has left.
 """
 
 from __future__ import annotations

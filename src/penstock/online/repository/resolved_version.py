@@ -20,10 +20,16 @@ from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.config import ModelConfig
-from penstock.online.repository.loading.recorded_requests import folder_of
 from penstock.online.repository.model_source import BY_HAND, ModelSource
 from penstock.online.repository.triton.auto_complete import declared_tensors
-from penstock.online.repository.triton.backend import Backend, backend_of, engine_options, engine_traits, usual_engine
+from penstock.online.repository.triton.backend import (
+    PYTHON,
+    Backend,
+    backend_of,
+    engine_options,
+    engine_traits,
+    usual_engine,
+)
 from penstock.online.repository.triton.check import parse
 from penstock.resources import core_ids, cpu_quota, machine_facts, plan_cores
 
@@ -42,7 +48,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     instances: int | None = None
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
-    """Longest that one call may take in a process of its own; 0: no limit."""
+    """Longest time for one call in a child process; 0: no limit."""
     processes: int = 1
     """How many processes of this server share the cores."""
     warmup_folder: str = ""
@@ -58,28 +64,33 @@ _BY_HAND = Backend("", "", "", "")
 class ResolvedVersion(msgspec.Struct, frozen=True):
     """A model version whose files are found and verified, and how it will be served. Nothing is loaded yet."""
 
-    name: str
+    source: ModelSource
+    version: str
     artifact: Artifact
     engine: str
     options: dict[str, Any]
+    """Of the engine."""
     max_batch: int
     instances: int
     cores: tuple[tuple[int, ...], ...] = ()
     """For each instance the ids of the cores that it is pinned to; empty: not pinned."""
-    isolation: Isolation = "thread"
-    model_timeout_s: float = 0.0
-    """As in ``LoadOptions``."""
-    version: str = BY_HAND
-    given: ModelConfig = ModelConfig()
-    """As in ``ModelSource``."""
-    folder: Path = Path()
-    """As in ``ModelSource``."""
     backend: Backend = _BY_HAND
     """Triton's names for the engine; empty for a target on the command line."""
-    recorded: Path | None = None
-    """The folder with its recorded requests."""
-    halt: Halt = msgspec.field(default_factory=Halt)
-    """As in ``LoadOptions``."""
+    load_options: LoadOptions = msgspec.field(default_factory=LoadOptions)
+    """With the model's own ``isolation``."""
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def given(self) -> ModelConfig:
+        return self.source.given
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its instances run in child processes."""
+        return self.load_options.isolation == "process" or self.engine == PYTHON
 
     @property
     def platform(self) -> str:
@@ -88,15 +99,15 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def has_own_threads(self) -> bool:
-        """Whether the loaded model keeps threads of its own."""
-        is_apart = self.isolation == "process" or engine_traits(self.engine).keeps_threads or "gpu" in self.options
-        return is_apart or self.options.get("threads") != 1
+        """Whether the loaded model keeps threads."""
+        keeps_threads = self.is_apart or engine_traits(self.engine).keeps_threads or "gpu" in self.options
+        return keeps_threads or self.options.get("threads") != 1
 
 
 def define(
     targets: Iterable[str | Path], settings: Mapping[str, Mapping[str, Any]] = {}, folder: Path = Path()
 ) -> list[ModelSource]:
-    """The models that ``targets``, bundles and model files given by hand, are; ``settings`` hold fields of their configurations by
+    """The models of ``targets``, the bundles and model files on the command line; ``settings`` hold fields of their configurations by
     name, and name files relative to ``folder``.
 
     Raises NotFound, InvalidArgument for a repository, AlreadyExists if two targets have one name, and InvalidConfig also for settings
@@ -119,7 +130,7 @@ def define(
     for name in given:
         if name not in found:
             raise InvalidConfig(
-                f"settings for model '{name}', which is no target given by hand",
+                f"settings were given for model '{name}', but no such model was passed on the command line",
                 did_you_mean(name, found) if found else "what a repository holds is configured by its config.pbtxt",
             )
     return list(found.values())
@@ -220,7 +231,8 @@ def _planned(  # noqa: PLR0913, PLR0917 - what was found, and the defaults
     if "threads" in options:
         options["threads"] = plan.threads
     return ResolvedVersion(
-        name=source.name,
+        source=source,
+        version=version,
         artifact=artifact,
         engine=engine,
         options=options,
@@ -228,12 +240,6 @@ def _planned(  # noqa: PLR0913, PLR0917 - what was found, and the defaults
         instances=count,
         # All processes of a server load alike, so none knows which of the shares are its own.
         cores=plan.cores if load_options.processes == 1 else (),
-        isolation=load_options.isolation,
-        model_timeout_s=load_options.model_timeout_s,
-        version=version,
-        given=source.given,
-        folder=source.folder,
         backend=backend,
-        recorded=folder_of(load_options.warmup_folder, source.name) if load_options.warmup_folder else None,
-        halt=load_options.halt,
+        load_options=load_options,
     )

@@ -1,4 +1,4 @@
-"""How it stands with models and their versions, as the index of the repository tells it. Nothing here waits, or does anything."""
+"""The states of models and their versions, as the repository index shows them. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ManagedModel:
         self.tried = ""
         """The fingerprint of what was loaded, or failed to, because its files had changed."""
         self.override: Override | None = None
-        """What stands in the place of its files."""
+        """Replaces its configuration, and perhaps its files."""
         self.replaced = ""
         """The fingerprint of those files."""
         self.overrides: list[Override] = []
@@ -179,7 +179,7 @@ class ManagedModel:
         return msgspec.structs.replace(load_options, halt=self.halt)
 
     def forget(self) -> None:
-        """It is as if nobody had asked for it."""
+        """Return to the state before the first request to load it."""
         self.problem, self.source, self.tried, self.override, self.replaced = "", None, "", None, ""
 
 

@@ -55,7 +55,7 @@ class Answers:
     def give(
         self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes, now_ns: int
     ) -> None:
-        """End the requests of ``batch`` with the outputs of each, or with the error that befell all."""
+        """End the requests of ``batch`` with the outputs of each, or with the error of the whole batch."""
         self._record(batch, times)
         if isinstance(outcome, PenstockError):
             for pending in batch.requests:

@@ -21,7 +21,7 @@ class ArrivalOrder:
     def place(self, done: Done) -> Done:
         """Stands for ``done`` of the request that has just arrived: passes answers on when it is their turn.
 
-        Only that a request was cancelled is told at once: nobody waits for that answer.
+        A cancellation is passed on at once, out of order.
         """
         place = _Place(self, done)
         self._places.append(place)

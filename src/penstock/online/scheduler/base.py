@@ -79,14 +79,14 @@ class BatchSource(Protocol):
         ...
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        """Give back a batch taken, or a part of it, with the outputs of each request or the error that befell all."""
+        """Give back a batch taken, or a part of it, with the outputs of each request, or the error of the whole batch."""
         ...
 
     def answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> bool:
         """One answer, not the last, of a decoupled model: its ``number``-th from 0, for which the model worked from ``merged_ns``
-        to ``ran_ns``. ``taken`` is called once it has been passed on. False if nobody will, for the event loop is closed."""
+        to ``ran_ns``. ``taken`` is called once it has been passed on. False if the event loop is closed."""
         ...
 
     def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:

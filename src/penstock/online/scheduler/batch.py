@@ -13,7 +13,7 @@ from penstock.tensor import Array
 def merge(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
     """One set of inputs holding the rows of all, in order; a single request's arrays are passed on as they are.
 
-    All must have the same names, datatypes and shapes but for the first dimension.
+    All must have the same names, datatypes and shapes; only the first dimension may differ.
     """
     if len(inputs) == 1:
         return inputs[0]
@@ -23,7 +23,7 @@ def merge(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
 def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
     """For each request its ``rows`` of every output, as views that do not overlap.
 
-    Raises PenstockError if the model did not answer row for row, since then nobody knows whose answer is whose.
+    Raises PenstockError if the model did not answer row for row, because then rows cannot be assigned to requests.
     """
     total = sum(rows)
     for name, array in outputs.items():

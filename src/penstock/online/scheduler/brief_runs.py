@@ -25,7 +25,7 @@ class BriefRuns(msgspec.Struct):
     """What is known of one model's runs. One thread uses it."""
 
     key: Hashable = None
-    """Their shapes but for rows."""
+    """Their shapes without the rows."""
     rows: int = 0
     """The most rows that were brief."""
     earned: int = 0
@@ -46,5 +46,5 @@ class BriefRuns(msgspec.Struct):
             self.earned = min(self.earned + 1, MOST)
 
     def failed(self) -> None:
-        """A batch failed; nobody knows how long that takes the next time."""
+        """A batch failed, so the time of the next one is unknown."""
         self.earned = 0

@@ -64,7 +64,7 @@ class DynamicBatcher:
         self._batchable = config.batchable
         self._max_queue = config.max_queue
         self._order = ArrivalOrder() if config.preserve_ordering else None
-        # Whether requests need no looking at but for their deadlines: then levels, time-outs and order cost nothing.
+        # Whether only deadlines need attention: then priority levels, time-outs and order cost nothing.
         self._is_plain = config.policies == [QueuePolicy()] and not config.preserve_ordering
         self._arrived: list[Pending] = []
         self._seen = (0, 0)
@@ -233,7 +233,7 @@ class DynamicBatcher:
         if left_ns <= 0:
             raise self._answers.refused(DeadlineExceeded("the request's deadline has passed"))
         if self.config.decoupled:
-            return  # the first answers come long before the last, and nobody knows how many are of use
+            return  # the first answers come long before the last, and it is unknown how many the client needs
         self._predicts = True
         max_rows = self._rules.max_rows
         ahead = sum(level.rows for level in self._levels[: (pending.lane >> 1) + 1]) + self._arriving_rows()
@@ -277,7 +277,7 @@ class DynamicBatcher:
             self._set_timer(next_ns)
 
     def _at_once(self, arrived: list[Pending]) -> Batch | None:
-        """All that ``arrived`` as one batch for an idle instance, if it can be one and nobody is passed over."""
+        """All that ``arrived`` as one batch for an idle instance, if it can be one and no request is overtaken."""
         if self._queue or not self._rules.natural:
             return None
         key = arrived[0].key

@@ -147,7 +147,7 @@ def _prefer(
     until_ns = oldest + rules.delay_ns
     if latency is not None and latest < NEVER:
         took_ns = latency.upper(rows, now_ns)
-        # Where nobody knows how long it takes, there is no time to give away.
+        # Without a prediction there is no time to give away.
         until_ns = min(until_ns, latest - took_ns - _WAKE_NS if took_ns else now_ns)
     must_leave = rules.delay_ns > 0 and now_ns >= until_ns
     if best and not must_leave:

@@ -35,7 +35,7 @@ class BatchLayout(Protocol):
         ...
 
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
-        """The outputs of each of ``requests``, as views. Raises PenstockError if nobody can tell whose is what."""
+        """The outputs of each of ``requests``, as views. Raises PenstockError if they cannot be divided."""
         ...
 
 

@@ -97,7 +97,7 @@ class PriorityLevel:
         self.policy = policy
         self.rows = 0
         """Rows in the queue."""
-        # Two counters, since arrivals are counted by the event loop, and departures by whoever takes a batch.
+        # Two counters, since arrivals are counted by the event loop, and departures by the instance that takes a batch.
         self.came = self.left = 0
 
     @property

@@ -1,7 +1,7 @@
 """Which instances may run at once: each holds the resources that its configuration names while it runs, across all models.
 
 Resources are only names and counts. Of the instances that wait, one of priority n runs 1/n as often as one of priority 1 (stride
-scheduling, Waldspurger and Weihl, 1995), and none is passed over for ever: what one that waits needs, nobody behind it is given.
+scheduling, Waldspurger and Weihl, 1995), and none starves: the resources that one waits for are given to no instance behind it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Gate:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """Those that wait go by it; whoever runs moves on by its priority."""
+        """Orders the waiting gates; a gate that runs moves on by its priority."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter

@@ -148,7 +148,7 @@ def test_a_repository_given_as_a_target_is_told_where_it_belongs(tmp_path: Path,
 
 
 def test_settings_of_a_model_that_is_no_target_say_where_those_of_a_repository_are(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="model 'm', which is no target given by hand") as refusal:
+    with pytest.raises(InvalidConfig, match="for model 'm', but no such model was passed") as refusal:
         define([], {"m": {"max_batch_size": 4}})
     assert "config.pbtxt" in refusal.value.hint
     with pytest.raises(InvalidConfig, match="model 'liner'") as refusal:

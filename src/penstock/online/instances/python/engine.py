@@ -1,6 +1,6 @@
 """Models written in Python: a ``model.py`` as Triton's Python backend takes it, or in Penstock's own typed form.
 
-A model's code does what it likes with its process, so the server loads it in one of its own only.
+A model's code may do anything to its process, so the server loads it in a child process only.
 """
 
 from __future__ import annotations

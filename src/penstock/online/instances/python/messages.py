@@ -142,7 +142,7 @@ class ResponseSender:
             self._send(response, bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Whether nobody wants more answers."""
+        """Whether the client has given up."""
         return not self._send(None, False)
 
     def __del__(self) -> None:

@@ -16,13 +16,13 @@ from penstock.online.instances.python.host import here
 
 MODULE = "model"
 _MOST = 500
-"""Characters of what is told of an error."""
+"""Most characters of an error message."""
 
 
 def import_model(artifact: Artifact) -> ModuleType:
     """Run ``artifact``'s source as the module ``model``, with its version's and its model's folder searched for other modules.
 
-    This process is the model's own, so nobody else's modules have those names. What the source raises is raised.
+    The process runs only this model, so these names are free. Raises what the source raises.
     """
     if artifact.path is not None:
         folder = artifact.path.resolve().parent

@@ -1,4 +1,4 @@
-"""What is told to a ``model.py`` of how it is served."""
+"""The options of a ``model.py``: how it is served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PythonOptions(msgspec.Struct, frozen=True):
     max_batch: int | None = None
     """The configuration's ``max_batch_size``; None if it gives none."""
     config: dict[str, Any] = {}
-    """The model's configuration in the JSON form of Triton's schema, as far as somebody has written it."""
+    """The model's configuration in the JSON form of Triton's schema, as the user has written it."""
     inputs: tuple[TensorSpec, ...] = ()
     """As the configuration declares them, with the batch dimension; empty if it does not."""
     outputs: tuple[TensorSpec, ...] = ()

@@ -1,4 +1,4 @@
-"""A Python model in a process of its own, and the talk with it: what it is to execute, and what it asks of other models.
+"""A Python model in a child process, and the conversation with it: requests to execute, and its calls of other models.
 
 Tensors of a batch lie in the arenas of inputs and outputs, which belong to one call of ``execute``. What passes at any other time,
 answers of a decoupled model and questions one way, replies the other, has an arena for each way, free once its reader has copied.
@@ -77,7 +77,7 @@ class PythonProcess(ModelProcess):
                 answer(number, self.told(told, self._outputs), True)
 
     def told(self, told: wire.Told, arena: TensorArena) -> dict[str, Array] | PenstockError | None:
-        """What the child says befell a request."""
+        """The outcome of a request, from the child's message."""
         if isinstance(told, wire.Failed):
             return told.error()
         return None if told is None else arena.copy(told)
@@ -179,7 +179,7 @@ class Talk:
         except (EOFError, OSError):
             pass
         except Exception:  # noqa: BLE001 - whatever it said; who waits for it must be told
-            _log.exception("a model's process said what cannot be")
+            _log.exception("a model's process sent an invalid message")
             self._child.kill()
         with self._beginning:
             self._ended.set()

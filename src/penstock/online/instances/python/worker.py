@@ -154,7 +154,7 @@ class Worker(Host):
         """The inputs; a decoupled model may still read them when the arena has the next ones."""
         inputs = self._inputs.copy(slots) if copies else self._inputs.view(slots)
         for array in inputs.values():
-            array.flags.writeable = True  # nobody else reads them, and models of Triton's may write
+            array.flags.writeable = True  # no other code reads them, and Triton models may write
         return inputs
 
     def _told(self, outcomes: Sequence[dict[str, Array] | PenstockError | None]) -> list[wire.Told]:

@@ -85,7 +85,7 @@ class Assembler:
             scheduler,
             loaded.models,
             runs,
-            labels=read_labels(config, resolved.folder),
+            labels=read_labels(config, resolved.source.folder),
             identity=identity,
             cache=self._cache_of(config, resolved.version, identity, scheduler),
             make_call=partial(ModelCall, asyncio.get_running_loop(), cast(StartCall, self._models.call)),
@@ -118,7 +118,7 @@ class Assembler:
         statistics = self._statistics(config, resolved.version, loaded.load_s)
         if config.sequence_batching is not None:
             signature, merges = signature_of(model, resolved.given), not isinstance(model, RequestModel)
-            wanted = sequencing(config, signature, resolved.folder, max_queue, merges=merges)
+            wanted = sequencing(config, signature, resolved.source.folder, max_queue, merges=merges)
             batcher = SequenceBatcher(wanted, layout, loop, statistics, tracer=self._tracer)
             return batcher, batcher.batchers
         one = DynamicBatcher(batching(config, max_queue), loop, statistics, tracer=self._tracer, layout=layout)

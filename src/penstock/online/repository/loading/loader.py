@@ -69,24 +69,24 @@ def load(resolved: ResolvedVersion, usable_bytes: int | None = None) -> LoadedVe
 
     ``usable_bytes`` is the memory that this process may use; None: that of the machine or its cgroup.
     Raises what the engine raises, with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
-    ``resolved.halt`` ends its processes; then nothing stays in memory.
+    ``resolved.load_options.halt`` ends its processes; then nothing stays in memory.
     """
     models: list[_Model] = []
     started = time.monotonic()
     try:
         _refuse_too_large(resolved, usable_memory() if usable_bytes is None else usable_bytes)
-        for model in _in_processes(resolved) if _is_apart(resolved) else _in_threads(resolved):
+        for model in _in_processes(resolved) if resolved.is_apart else _in_threads(resolved):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
         config = prepare(resolved, models)
         _release(resolved, models)
-        if resolved.halt.reason and _is_apart(resolved):
-            raise Unavailable(resolved.halt.reason)
+        if resolved.load_options.halt.reason and resolved.is_apart:
+            raise Unavailable(resolved.load_options.halt.reason)
     except (PenstockError, MemoryError) as error:
         _release(resolved, models)
         for model in models:
             model.unload()
-        if resolved.halt.reason:
-            raise Unavailable(f"model '{resolved.name}' is not loaded: {resolved.halt.reason}") from None
+        if resolved.load_options.halt.reason:
+            raise Unavailable(f"model '{resolved.name}' is not loaded: {resolved.load_options.halt.reason}") from None
         if isinstance(error, MemoryError):
             raise ResourceExhausted(
                 f"model '{resolved.name}' cannot be warmed up with batches of {resolved.max_batch} rows: too little memory",
@@ -108,7 +108,7 @@ def load_version(layout: Layout, source: ModelSource, version: str, load_options
 
 def _load_in_peace(layout: Layout, source: ModelSource, resolved: ResolvedVersion) -> LoadedVersion:
     """``load`` that others hardly notice. Raises FilesChanged, too."""
-    with low_priority(leaves_threads=resolved.has_own_threads, starts_processes=_is_apart(resolved)):
+    with low_priority(leaves_threads=resolved.has_own_threads, starts_processes=resolved.is_apart):
         loaded = load(resolved)
     try:
         _refuse_changes(layout, source)
@@ -119,7 +119,7 @@ def _load_in_peace(layout: Layout, source: ModelSource, resolved: ResolvedVersio
 
 
 def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
-    """By name and version those of the models ``names`` that have no threads of their own; what cannot be loaded is left out."""
+    """By name and version those of the models ``names`` without threads; models that cannot be loaded are left out."""
     found = {}
     for name in names:
         with suppress(PenstockError):
@@ -166,14 +166,9 @@ def _refuse_too_large(resolved: ResolvedVersion, usable_bytes: int) -> None:
         )
 
 
-def _is_apart(resolved: ResolvedVersion) -> bool:
-    """Whether it runs in processes of its own."""
-    return resolved.isolation == "process" or resolved.engine == PYTHON
-
-
 def _is_shared(model: _Model, resolved: ResolvedVersion) -> bool:
-    # With threads of its own a shared model would have its users queue up for one pool.
-    return model.reentrant and resolved.isolation != "process" and resolved.options.get("threads") == 1
+    # Instances that share a model with a thread pool would wait for each other in it.
+    return model.reentrant and not resolved.is_apart and resolved.options.get("threads") == 1
 
 
 def _in_threads(resolved: ResolvedVersion) -> Iterator[LoadedModel]:
@@ -195,8 +190,8 @@ def _in_processes(resolved: ResolvedVersion) -> Iterator[_Model]:
                 _python_options(resolved, number) if resolved.engine == PYTHON else resolved.options,
                 file,
                 resolved.cores[number] if resolved.cores else (),
-                resolved.model_timeout_s,
-                halt=resolved.halt,
+                resolved.load_options.model_timeout_s,
+                halt=resolved.load_options.halt,
             )
     finally:
         os.close(file)
@@ -205,11 +200,11 @@ def _in_processes(resolved: ResolvedVersion) -> Iterator[_Model]:
 def _release(resolved: ResolvedVersion, models: Iterable[_Model]) -> None:
     for model in models:
         if isinstance(model, ModelProcess):
-            resolved.halt.release(model)
+            resolved.load_options.halt.release(model)
 
 
 def _python_options(resolved: ResolvedVersion, number: int) -> dict[str, Any]:
-    """What instance ``number`` of a Python model is told."""
+    """The options of instance ``number`` of a Python model."""
     given = resolved.given
     return {
         **resolved.options,

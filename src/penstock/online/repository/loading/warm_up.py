@@ -10,7 +10,7 @@ import numpy as np
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import PenstockError
 from penstock.online.repository.config import ModelConfig
-from penstock.online.repository.loading.recorded_requests import read_recorded
+from penstock.online.repository.loading.recorded_requests import folder_of, read_recorded
 from penstock.online.repository.loading.warm_up_run import Runner
 from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.resolved_version import ResolvedVersion
@@ -33,9 +33,9 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
     distinct = list({id(model): model for model in models}.values())
     rows = min(_rows(resolved, model) for model in distinct)
     config = effective_config(resolved, models, rows or None)
-    if config.model_warmup or resolved.recorded is not None:
+    if config.model_warmup or resolved.load_options.warmup_folder:
         runner = Runner(config, models[0], resolved)
-        for sample in read_samples(config, resolved.folder):
+        for sample in read_samples(config, resolved.source.folder):
             try:
                 for model in distinct * sample.count:
                     runner.run(model, sample.request, sample.rows)
@@ -62,7 +62,8 @@ def _rows(resolved: ResolvedVersion, model: Model) -> int:
 
 def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) -> None:
     count = 0
-    for name, request in read_recorded(resolved.recorded, resolved.name) if resolved.recorded is not None else ():
+    root = resolved.load_options.warmup_folder
+    for name, request in read_recorded(folder_of(root, resolved.name), resolved.name) if root else ():
         try:
             if isinstance(request, PenstockError):
                 raise request

@@ -1,4 +1,4 @@
-"""Requests run on a loaded model that nobody serves yet, as its scheduler would: with its layout, controls and states."""
+"""Runs requests on a loaded model before it is served, with the layout, controls and states that its scheduler would use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Runner:
         self._is_sequential = config.sequence_batching is not None
         if self._is_sequential:
             merges = not isinstance(model, RequestModel)
-            wanted = sequencing(config, signature, resolved.folder, 1, merges=merges)
+            wanted = sequencing(config, signature, resolved.source.folder, 1, merges=merges)
             states = ImplicitStates(wanted.states, config.batchable)
             self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
 

@@ -30,7 +30,7 @@ class Backend(msgspec.Struct, frozen=True):
 
 
 PYTHON = "python"
-"""The engine of Python models, which only the server has: it runs each instance in a process of its own."""
+"""The engine of Python models, which only the server has: each instance runs in a child process."""
 _PYTHON = EngineTraits(
     "penstock.online.instances.python.engine",
     "PythonEngine",
@@ -75,7 +75,7 @@ _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
     """What runs model ``name``, and which of ``files``, those of its version's folder, it loads.
 
-    Raises Unsupported for a backend that Penstock has not, InvalidConfig for one that nobody knows or that does not go with the
+    Raises Unsupported for a backend of Triton's that Penstock lacks, InvalidConfig for an unknown one or one that contradicts the
     platform, and NotFound if the model's file is not there.
     """
     begin, filename = prefix(name, where), given.default_model_filename

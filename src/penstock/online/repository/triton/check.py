@@ -43,7 +43,7 @@ def check(given: Message, name: str, where: str = "") -> list[Finding]:
 
 
 def examine(given: Message, name: str) -> Iterator[Finding]:
-    """Everything that stands against ``given`` as the configuration of model ``name``, the path of the field first."""
+    """All findings about ``given`` as the configuration of model ``name``; each begins with the path of the field."""
     if given.name and given.name != name:
         yield error("name", f"is '{given.name}', but the model is called '{name}'", "write the same, or leave it out")
     yield from check_fields(given)

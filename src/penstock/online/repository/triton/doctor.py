@@ -44,7 +44,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     before: str = ""
     """The file's text, empty if there is none."""
     mended: str | None = None
-    """What it should be, None if nothing is to be changed or nobody can tell."""
+    """The corrected text; None if nothing needs to change, or no correction is known."""
 
     @property
     def is_sick(self) -> bool:

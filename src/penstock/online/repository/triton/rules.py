@@ -33,7 +33,7 @@ def prefix(name: str, where: str) -> str:
 
 
 def check_fields(message: Message, path: str = "", kind: str = "") -> Iterator[Finding]:
-    """What stands against each field by itself; ``kind`` is ``path`` without numbers and keys."""
+    """Findings about each field by itself; ``kind`` is ``path`` without numbers and keys."""
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
             continue

@@ -1,6 +1,6 @@
 """The requests of a stateful model: those of one sequence run on one instance, one after the other, in the order of arrival.
 
-Each instance has a ``DynamicBatcher`` of its own. A request is given to that of its sequence when the one before it has ended; what
+Each instance has its own ``DynamicBatcher``. A request is given to that of its sequence when the one before it has ended; what
 the batcher then merges, and when, is the same as for any model. All here belongs to the event loop.
 """
 
@@ -51,7 +51,7 @@ class SequencingConfig(msgspec.Struct, frozen=True):
 
 
 class SequenceBatcher:
-    """See the module; a ``Scheduler``. Instance n works for ``batchers[n]``. ``plain`` is the layout but for what sequences need."""
+    """See the module; a ``Scheduler``. Instance n works for ``batchers[n]``. ``plain`` is the layout without controls and states."""
 
     def __init__(
         self,
