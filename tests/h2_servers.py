@@ -20,11 +20,11 @@ from penstock.errors import NotFound
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Receiver
-from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.connection import H2Connection, H2Context
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import PREFACE
+from penstock.protocol import h2_frames as h2
 from penstock.tensor import Buffer
 
 ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL = (

@@ -21,7 +21,7 @@ import models
 from h2_servers import Peer, data_frame, message
 from http_servers import LOOPS, Answer, Client, get, post
 from penstock.artifact import Artifact
-from penstock.online.server.h2 import frames as h2
+from penstock.protocol import h2_frames as h2
 from penstock.protocol import messages
 from penstock.tensor import DataType
 from processes import PATIENCE_S, ServerProcess

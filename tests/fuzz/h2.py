@@ -11,11 +11,11 @@ import hpack
 import numpy as np
 
 from penstock.online.server.grpc.service import HEALTH, INFERENCE
-from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.connection import H2Connection, H2Context
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.headers import literal
 from penstock.online.server.network.sniffer import PREFACE
+from penstock.protocol import h2_frames as h2
 from penstock.protocol import messages
 from tests.fuzz.connection import Lab
 from tests.fuzz.mutator import Seed

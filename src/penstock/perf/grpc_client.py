@@ -17,21 +17,14 @@ import msgspec
 
 from penstock.errors import Unavailable
 from penstock.perf.http_client import DROPPED, UNREADABLE, Address, AnswerHead
+from penstock.protocol import h2_frames as h2
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-_HEADER_TABLE_SIZE, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME = 1, 3, 4, 5
-_LARGEST_WINDOW = 2**31 - 1
-_DEFAULT_WINDOW = 65535
 _JOINED_BYTES = 65536
 _COPIED_BYTES = 1024
-_OUR_MAX_FRAME = 16384
 _TOP_UP = 2**29  # bytes received before the connection's window is opened again
-_LAST_ID = 2**31 - 1
-_REFUSED_STREAM, _CANCEL = 7, 8
 _READY_TIMEOUT_S = 10.0
 
 OnAnswer = Callable[["Lane", AnswerHead], None]
@@ -163,8 +156,8 @@ class GrpcConnection(asyncio.Protocol):
         self._encoder = hpack.Encoder()
         self._sent_block = b""
         self._steady = False
-        self._window = self._stream_window = _DEFAULT_WINDOW
-        self._max_frame = _OUR_MAX_FRAME
+        self._window = self._stream_window = h2.DEFAULT_WINDOW
+        self._max_frame = h2.MIN_FRAME_SIZE
         self._waiting: deque[_Outgoing] = deque()
         self._received = 0
         self._out: list[bytes | memoryview] = []
@@ -207,7 +200,7 @@ class GrpcConnection(asyncio.Protocol):
         for stream, caller in tuple(self._calls.items()):
             if caller is lane:
                 self._forget(stream)
-                self._write(_frame(_RST_STREAM, 0, stream, _CANCEL.to_bytes(4, "big")))
+                self._write(h2.rst_stream(stream, h2.ErrorCode.CANCEL))
         if not self._lanes and self._transport is not None:
             self._transport.close()
 
@@ -217,7 +210,7 @@ class GrpcConnection(asyncio.Protocol):
         """Send a request; flow control may hold back part of it."""
         stream = self._next_id
         self._next_id += 2
-        if stream >= _LAST_ID:
+        if stream >= h2.MAX_STREAM_ID:
             self._abort(DROPPED)
             return
         self._calls[stream] = lane
@@ -248,7 +241,7 @@ class GrpcConnection(asyncio.Protocol):
                 outgoing.position += size
                 outgoing.window -= size
                 self._window -= size
-                flags = _END_STREAM if outgoing.position == len(outgoing.data) else 0
+                flags = h2.END_STREAM if outgoing.position == len(outgoing.data) else 0
                 self._write(b"%b\0%c%b" % (size.to_bytes(3, "big"), flags, outgoing.stream.to_bytes(4, "big")))
                 self._write(part)
             if outgoing.position == len(outgoing.data):
@@ -277,12 +270,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        settings = b"".join(
-            number.to_bytes(2, "big") + value.to_bytes(4, "big")
-            for number, value in ((2, 0), (_INITIAL_WINDOW, _LARGEST_WINDOW))  # 2: no pushes
-        )
-        more = (_LARGEST_WINDOW - _DEFAULT_WINDOW).to_bytes(4, "big")
-        self._write(_PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, more))
+        settings = h2.settings({h2.ENABLE_PUSH: 0, h2.INITIAL_WINDOW_SIZE: h2.MAX_WINDOW})
+        self._write(_PREFACE + settings + h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW))
 
     def data_received(self, data: bytes) -> None:
         if self._partial:
@@ -292,14 +281,14 @@ class GrpcConnection(asyncio.Protocol):
         try:
             while size - position >= 9:
                 length = int.from_bytes(data[position : position + 3], "big")
-                if length > _OUR_MAX_FRAME:
+                if length > h2.MIN_FRAME_SIZE:
                     raise ValueError("not HTTP/2, or a frame above the agreed size")
                 end = position + 9 + length
                 if end > size:
                     break
-                stream = int.from_bytes(data[position + 5 : position + 9], "big") & _LAST_ID
+                stream = int.from_bytes(data[position + 5 : position + 9], "big") & h2.MAX_STREAM_ID
                 kind, flags, start = data[position + 3], data[position + 4], position + 9
-                if kind != _DATA:
+                if kind != h2.DATA:
                     self._frame_received(kind, flags, stream, data[start:end])
                 elif length <= _COPIED_BYTES:
                     self._data_received(flags, stream, data[start:end])
@@ -307,7 +296,7 @@ class GrpcConnection(asyncio.Protocol):
                     # Not copied, to keep the client's own cost low.
                     self._data_received(flags, stream, memoryview(data)[start:end])
                 position = end
-        except (hpack.HPACKError, ValueError, IndexError):
+        except (hpack.HPACKError, h2.ConnectionFault, ValueError, IndexError):
             self._abort(UNREADABLE)
         self._partial = data[position:]
         self._flush()
@@ -318,31 +307,28 @@ class GrpcConnection(asyncio.Protocol):
     def _data_received(self, flags: int, stream: int, payload: bytes | memoryview) -> None:
         self._received += len(payload)
         if self._received > _TOP_UP:
-            self._write(_frame(_WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big")))
+            self._write(h2.window_update(0, self._received))
             self._received = 0
         lane = self._calls.get(stream)
         if lane is not None:
-            lane.chunks.append(_unpadded(payload) if flags & _PADDED else payload)
-            if flags & _END_STREAM:
+            lane.chunks.append(_unpadded(payload) if flags & h2.PADDED else payload)
+            if flags & h2.END_STREAM:
                 self._finish(stream, lane)
 
     def _frame_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind in (_HEADERS, _CONTINUATION):
+        if kind in (h2.HEADERS, h2.CONTINUATION):
             self._headers_received(kind, flags, stream, payload)
         else:
             self._control_received(kind, flags, stream, payload)
 
     def _headers_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _HEADERS:
-            if flags & _PADDED:
-                payload = bytes(_unpadded(payload))
-            if flags & _PRIORITY:
-                payload = payload[5:]
-            self._block_of, self._block_ends = stream, bool(flags & _END_STREAM)
+        if kind == h2.HEADERS:
+            payload = h2.without_padding(payload, flags)
+            self._block_of, self._block_ends = stream, bool(flags & h2.END_STREAM)
         elif stream != self._block_of:
             raise ValueError("a CONTINUATION frame without HEADERS")
         block = self._block + payload
-        if not flags & _END_HEADERS:
+        if not flags & h2.END_HEADERS:
             self._block = block
             return
         self._block = b""
@@ -370,42 +356,41 @@ class GrpcConnection(asyncio.Protocol):
         return known
 
     def _control_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _SETTINGS:
-            if not flags & _ACK:
+        if kind == h2.SETTINGS:
+            if not flags & h2.ACK:
                 self._settings_received(payload)
-        elif kind == _PING:
-            if not flags & _ACK:
-                self._write(_frame(_PING, _ACK, 0, payload))
-        elif kind == _WINDOW_UPDATE:
-            self._open_window(stream, int.from_bytes(payload, "big") & _LAST_ID)
-        elif kind == _RST_STREAM:
+        elif kind == h2.PING:
+            if not flags & h2.ACK:
+                self._write(h2.ping(payload, h2.ACK))
+        elif kind == h2.WINDOW_UPDATE:
+            self._open_window(stream, int.from_bytes(payload, "big") & h2.MAX_STREAM_ID)
+        elif kind == h2.RST_STREAM:
             lane = self._calls.get(stream)
             code = int.from_bytes(payload, "big")
-            if lane is not None and code == _REFUSED_STREAM:
+            if lane is not None and code == h2.ErrorCode.REFUSED_STREAM:
                 # The stream limit was exceeded while an earlier stream was closing; all gRPC clients retry.
                 self._forget(stream)
                 self.call(lane, lane.request)
             elif lane is not None:
                 lane.status = _Status(2, b"stream reset, HTTP/2 error %d" % code)
                 self._finish(stream, lane)
-        elif kind == _GOAWAY:
+        elif kind == h2.GOAWAY:
             self._abort(DROPPED)
 
     def _settings_received(self, payload: bytes) -> None:
-        for at in range(0, len(payload), 6):
-            number, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
-            if number == _HEADER_TABLE_SIZE:
+        for number, value in h2.parse_settings(payload):
+            if number == h2.HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, 4096)
                 self._steady = False
-            elif number == _MAX_STREAMS:
+            elif number == h2.MAX_CONCURRENT_STREAMS:
                 self._streams_allowed = min(self._streams_allowed, value)
-            elif number == _INITIAL_WINDOW:
+            elif number == h2.INITIAL_WINDOW_SIZE:
                 for outgoing in self._waiting:
                     outgoing.window += value - self._stream_window
                 self._stream_window = value
-            elif number == _MAX_FRAME:
+            elif number == h2.MAX_FRAME_SIZE:
                 self._max_frame = value
-        self._write(_frame(_SETTINGS, _ACK, 0, b""))
+        self._write(h2.SETTINGS_ACK)
         self._pump()
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(True)
@@ -452,10 +437,6 @@ class GrpcConnection(asyncio.Protocol):
 
 
 _OK = AnswerHead(200, 0, None, False, "gRPC")
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"), payload)
 
 
 def _unpadded(payload: bytes | memoryview) -> bytes | memoryview:

@@ -1,1 +1,1 @@
-"""The messages of the gRPC protocols, from the schema in ``proto/``."""
+"""Wire formats shared by the server and the load generator: protobuf messages from ``proto/``, HTTP/2 frames."""

@@ -32,12 +32,12 @@ from http_servers import LOOPS
 from penstock.clock import SystemClock
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.service import GrpcService
-from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.connection import H2Connection, H2Context
-from penstock.online.server.h2.frames import ErrorCode
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.tls import make_context
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ErrorCode
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
 from penstock.online.server.h2.guard import BURST, RATE_PER_S, FloodGuard
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 
 def spend(guard: FloodGuard, count: int) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import NotFound, Unavailable
 from penstock.online.server.grpc.call import GrpcMethod
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE, HeaderReader, literal, trailers
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 METHOD = GrpcMethod(b"/a/B", unary=lambda call, data: None)
 USUAL = {":method": "POST", ":scheme": "http", ":path": "/a/B", "content-type": "application/grpc"}

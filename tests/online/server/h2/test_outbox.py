@@ -4,7 +4,7 @@ import pytest
 
 from h2_servers import FLOOD, FLOOD_BYTES, HOLD, PATIENCE_S, GrpcServer
 from http_servers import LOOPS
-from penstock.online.server.h2 import frames as h2
+from penstock.protocol import h2_frames as h2
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from h2_servers import CHAT, ECHO, FAIL, FLOOD, GrpcServer, data_frame, message
 from penstock.clock import ManualClock
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.h2 import frames as h2
 from penstock.online.server.h2.connection import H2Connection, H2Context
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.sniffer import PREFACE
+from penstock.protocol import h2_frames as h2
 
 
 class Wire:

@@ -9,9 +9,9 @@ import pytest
 
 from h2_servers import CHAT, ECHO, STALL, GrpcServer, Peer, data_frame, message
 from http_servers import LOOPS
-from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.frames import ErrorCode
 from penstock.online.server.h2.session import MAX_FRAME
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ErrorCode
 
 BIG = 900_000
 

@@ -23,10 +23,10 @@ from h2_servers import (
     message,
 )
 from http_servers import LOOPS
-from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.frames import ErrorCode
 from penstock.online.server.h2.guard import BURST
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ErrorCode
 
 
 @pytest.fixture(scope="module", params=sorted(LOOPS))

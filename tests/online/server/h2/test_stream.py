@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from h2_servers import CHAT, ECHO, HOLD, PATIENCE_S, STALL, GrpcServer, Peer, data_frame, message
-from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.frames import ErrorCode
 from penstock.online.server.h2.session import STREAM_WINDOW
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ErrorCode
 
 
 @pytest.fixture(scope="module")

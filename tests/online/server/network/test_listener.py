@@ -19,9 +19,9 @@ from http_servers import LOOPS
 from penstock.clock import ManualClock
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.h2 import connection as h2_connection
-from penstock.online.server.h2 import frames as h2
 from penstock.online.server.network.connections import Connections, ServerConnection
 from penstock.online.server.network.listener import Endpoint, Listener
+from penstock.protocol import h2_frames as h2
 
 
 class Plain(ServerConnection):

@@ -15,13 +15,13 @@ from penstock.clock import Clock
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
-from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
 from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.receiver import FrameReceiver
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 T = TypeVar("T")
 

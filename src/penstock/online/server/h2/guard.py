@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.clock import Clock
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 BURST = 1000
 RATE_PER_S = 100.0

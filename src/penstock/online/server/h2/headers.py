@@ -16,7 +16,7 @@ from penstock.errors import PenstockError, Unsupported
 from penstock.online.server import status
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2 import grpc_headers, grpc_messages
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 _KEPT_BLOCKS = 64
 _KEPT_BLOCK_BYTES = 1024

@@ -10,7 +10,9 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
-from penstock.online.server.h2.frames import (
+from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE
+from penstock.online.server.h2.stream import H2Stream
+from penstock.protocol.h2_frames import (
     DATA,
     DEFAULT_WINDOW,
     END_HEADERS,
@@ -19,8 +21,6 @@ from penstock.online.server.h2.frames import (
     HEADERS,
     MIN_FRAME_SIZE,
 )
-from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE
-from penstock.online.server.h2.stream import H2Stream
 from penstock.tensor import Buffer
 
 _TURN_BYTES = 1 << 16

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode, StreamFault
 from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.network.sniffer import PREFACE
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
 
 _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
 

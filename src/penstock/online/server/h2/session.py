@@ -8,13 +8,13 @@ from penstock.clock import Clock
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
-from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode, StreamFault
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.h2.headers import TABLE_SIZE_ZERO, HeaderReader
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.stream import H2Stream
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
 from penstock.request import Deadline
 
 STREAM_WINDOW = 4 << 20

@@ -14,9 +14,9 @@ import msgspec
 
 from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
 from penstock.online.server.grpc.call import Receiver
-from penstock.online.server.h2.frames import ErrorCode, StreamFault
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, content_of
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
+from penstock.protocol.h2_frames import ErrorCode, StreamFault
 from penstock.request import Deadline
 from penstock.tensor import Buffer
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.online.server.h2 import frames as h2
-from penstock.online.server.h2.frames import ConnectionFault, ErrorCode
+from penstock.protocol import h2_frames as h2
+from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 
 def test_frames() -> None:

@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113, sections 4, 6 and 7): their numbers, those that a server writes, and its two kinds of faults. Pure."""
+"""HTTP/2 frames (RFC 9113, sections 4, 6 and 7) and the faults of an endpoint, shared by the server and the load generator. Pure."""
 
 from __future__ import annotations
 
