@@ -43,11 +43,11 @@ class ModelStore:
     def give_back(self, kept: _Kept) -> None:
         """Say that a thing is no longer in use."""
         kept.users -= 1
-        idle = [(key, one) for key, one in self._kept.items() if not one.users]
-        for key, one in idle:
+        for key, one in list(self._kept.items()):
             if self._bytes <= self._limit_bytes:
                 break
-            self._drop(key, one)
+            if not one.users:
+                self._drop(key, one)
 
     def close(self) -> None:
         """Drop everything and unload the sessions."""

@@ -18,7 +18,7 @@ _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
 def session(artifact: Artifact, engine: str, options: Options) -> Iterator[LoadedModel]:
     """``artifact`` in ``engine`` with exactly these options. Raises InvalidModel or EngineUnavailable if it does not load."""
     runner = get_engine(engine)
-    key = artifact.digest, artifact.path, engine, tuple(sorted(options.items()))
+    key = artifact.digest, artifact.path, engine, repr(sorted(options.items()))
     size_bytes = runner.estimate(artifact, options).memory_bytes
     with borrowed(key, lambda: runner.load(artifact, options), size_bytes) as model:
         remembered("signature", artifact.digest, lambda: model.signature, 0)
