@@ -28,13 +28,15 @@ from penstock.errors import (
     PenstockError,
     ResourceExhausted,
 )
+from penstock.offline.compress.method import OnProgress, StepContext
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.planner.gain import StepGain, gain_objection, measure, stored_bytes
-from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
 from penstock.offline.compress.planner.plan_store import PlanStore
-from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
-from penstock.offline.compress.ptq.scheme import required_isa
+from penstock.offline.compress.planner.route import Move, Result, Stage, State, next_move, smoothly, stages, worthwhile
+from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
+from penstock.offline.compress.table import Target
 from penstock.offline.compress.taps import Progress
+from penstock.offline.compress.training.memory import check_training
 from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL, Judge
@@ -43,14 +45,14 @@ from penstock.offline.sessions import signature_of
 from penstock.resources import machine_facts
 from penstock.version import __version__
 
-OnProgress = Callable[[str, int, int], None]
-
 _log = logging.getLogger(__name__)
 
 _HELD_OUT = 4
 """One sample in so many is held out."""
 _OPTIMISED = "optimised"
 """The name of the model that the plan starts from, where that is not the original itself."""
+_BATCH = 32
+"""Samples in a batch of training, for the estimate of its memory."""
 _VERSIONS = 6
 """Models that the tuner is given."""
 
@@ -130,25 +132,24 @@ class _Search:
     ) -> None:
         self._options, self._store, self._on_progress, self._clock = options, store, on_progress, clock
         self._started = clock.now()
-        multiple = signature_of(original).smallest_batch
-        fitted, held = data.split_evenly(_HELD_OUT, multiple)
+        fitted, held = data.split_evenly(_HELD_OUT, signature_of(original).smallest_batch)
         self._judge = Judge(original, held, options.threads)
         samples = 0 if self._judge.metric == "fidelity" else held.count
         self._spending = Spending(options.contract, options.budget_s, samples)
-        self._workshop = Workshop(
-            start=model,
+        machine = machine_facts()
+        scheme = integer_scheme(machine)
+        if options.target == "size":  # runs anywhere, so that the bundle needs no second model
+            scheme = msgspec.structs.replace(scheme, reduce_range=True)
+        self._requires = required_isa(scheme, machine)
+        self._context = StepContext(
+            original=original,
+            teacher=model,
             fitted=fitted,
             judge=self._judge,
-            multiple=multiple,
-            machine=machine_facts(),
-            threads=options.threads,
-            epochs=options.epochs,
-            seed=options.seed,
-            spending=self._spending,
-            target=options.target,
-            scratch=store.folder,
+            scheme=scheme,
+            check_memory=lambda model: check_training(model, fitted, _BATCH, machine.memory_bytes),
+            options={"threads": options.threads, "epochs": options.epochs, "seed": options.seed},
         )
-        self._requires = required_isa(int8_scheme(self._workshop), self._workshop.machine)
         name = ORIGINAL if model.digest == original.digest else _OPTIMISED
         stored = stored_bytes(model, options.target)
         root = Attempt(name, "", "kept", "", stored_bytes=stored, digest=model.digest)
@@ -228,9 +229,15 @@ class _Search:
         began = self._clock.now()
         attempt = Attempt(move.name, parent.name, "failed", "")
         progress = self._reporter(f"{parent.name} → {move.name}")
-        workshop = msgspec.structs.replace(self._workshop, scratch=scratch, on_progress=progress, is_over=is_over)
+        context = msgspec.structs.replace(
+            self._context,
+            contract=self._spending.allowance(move.kind),
+            folder=scratch,
+            on_progress=lambda _, done, total: progress(done, total),
+            is_over=is_over,
+        )
         try:
-            model = _made(move, workshop, parent)
+            model = _made(move, parent.model, context)
             measured = measure(self._judge, parent.model, model, self._options.target)
         except (DeadlineExceeded, EngineUnavailable, ResourceExhausted) as error:
             return msgspec.structs.replace(attempt, outcome="skipped", reason=str(error)), None
@@ -305,16 +312,16 @@ class _Search:
         return (f"the plan decided on {self._judge.data.count} samples held out from its training data", *few, *want)
 
 
-def _made(move: Move, workshop: Workshop, parent: State) -> Artifact:
-    is_resumed = workshop.scratch.exists()
+def _made(move: Move, model: Artifact, context: StepContext) -> Artifact:
+    is_resumed = context.folder is not None and context.folder.exists()
     try:
-        return move.make(workshop, parent)
+        return move.make(model, context)
     except InvalidArgument:
-        if not is_resumed:
+        if not is_resumed or context.folder is None:
             raise
-        # Progress that is damaged, or of another version of a library, is worth no failure.
-        shutil.rmtree(workshop.scratch, ignore_errors=True)
-        return move.make(workshop, parent)
+        # Progress that is damaged, or of another version of a library, must not cost the step.
+        shutil.rmtree(context.folder, ignore_errors=True)
+        return move.make(model, context)
 
 
 def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str, str]:

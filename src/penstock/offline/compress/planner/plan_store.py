@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.artifact import Artifact, Step, sha256
+from penstock.artifact import Artifact, sha256
 from penstock.bundle.evidence import Attempt
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
+from penstock.offline.compress.checkpoint import read_checkpoint, read_model, write_checkpoint, write_model
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 _LONGEST_SHOWN = 24
@@ -33,11 +33,6 @@ class _Entry(msgspec.Struct, frozen=True):
 class _Pages(msgspec.Struct, frozen=True):
     plan: dict[str, str]
     entries: tuple[_Entry, ...] = ()
-
-
-class _Model(msgspec.Struct, frozen=True):
-    data: bytes
-    provenance: tuple[Step, ...]
 
 
 class PlanStore:
@@ -113,14 +108,3 @@ def remove_plan(folder: Path) -> None:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def write_model(path: Path, model: Artifact) -> None:
-    """Write ``model`` and its provenance to ``path``, whole or not at all. Raises ResourceExhausted."""
-    write_checkpoint(path, _Model(model.data, model.provenance), "a model")
-
-
-def read_model(path: Path) -> Artifact | None:
-    """What ``write_model`` wrote; None if there is none. Raises InvalidArgument if it is damaged."""
-    found = read_checkpoint(path, _Model)
-    return Artifact.from_bytes(found.data, provenance=found.provenance) if found else None

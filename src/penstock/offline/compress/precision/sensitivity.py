@@ -45,7 +45,7 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
             )
 
 
-class Sensitivity(msgspec.Struct, frozen=True):
+class GroupSensitivity(msgspec.Struct, frozen=True):
     """Of one group."""
 
     group: Group
@@ -74,7 +74,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
     rows: int
     int8_ms: float | None
     """Median latency of one call; None if nothing was timed."""
-    groups: tuple[Sensitivity, ...]
+    groups: tuple[GroupSensitivity, ...]
     unpaying: tuple[str, ...]
     """Groups that are provably no slower float, each by itself and all of them together."""
 
@@ -156,7 +156,7 @@ def _run(trials: Trials, with_alone: bool, on_progress: Progress) -> None:
         on_progress(done, len(versions))
 
 
-def _sensitivities(trials: Trials, ranks: list[Rank], savings: Savings) -> tuple[Sensitivity, ...]:
+def _sensitivities(trials: Trials, ranks: list[Rank], savings: Savings) -> tuple[GroupSensitivity, ...]:
     mixed = trials.mixed
     groups = {group.name: group for group in mixed.groups}
     noise = activation_noise(mixed.statistics, mixed.ranges, mixed.scheme)
@@ -166,7 +166,7 @@ def _sensitivities(trials: Trials, ranks: list[Rank], savings: Savings) -> tuple
         nodes = [node for node in mixed.model.nodes if node.name in group.nodes]
         activations = {name: noise[name] for name in mixed.model.activations(nodes) if name in noise}
         found.append(
-            Sensitivity(
+            GroupSensitivity(
                 group=group,
                 rank=rank,
                 saving_ms=savings.saving_ms.get(rank.name),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -38,7 +38,6 @@ Progress = Callable[[int, int], None]
 class IterativeOptions(Options, frozen=True):
     """The goal, the way there, and what may be lost."""
 
-    of: ClassVar[str] = "pruning"
     goal: PruneOptions = PruneOptions()
     """Sparsity to end with, and weights to leave alone."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8

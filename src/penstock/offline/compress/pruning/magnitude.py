@@ -24,6 +24,9 @@ from penstock.tensor import Array
 Masks = dict[str, Array]
 """By weight: booleans of its shape, true where it is kept."""
 
+LAYER_CAP = 0.99
+"""The most that one layer may lose: a layer without weights lets nothing through."""
+
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 _WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
@@ -34,7 +37,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
 
     sparsity: Share = 0.9
     """Share of all prunable weights that become zero."""
-    layer_cap: Share = 0.99
+    layer_cap: Share = LAYER_CAP
     """The most that one layer may lose: a layer without weights lets nothing through."""
 
     def scaled(self, factor: float) -> GlobalRule:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 import msgspec
 import numpy as np
@@ -41,7 +41,6 @@ some 1e-6, an operator that is computed otherwise by far more. An INT8 graph may
 class DistillOptions(Options, frozen=True):
     """How to distil."""
 
-    of: ClassVar[str] = "distillation"
     fit: FitOptions = FitOptions(epochs=100)
     temperature: Positive = 4.0
     """T: how much the teacher's small probabilities count; 2 to 8 is usual."""

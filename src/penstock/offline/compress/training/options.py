@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -25,7 +25,6 @@ _WARM_UP = 0.05
 class FitOptions(Options, frozen=True):
     """How to train."""
 
-    of: ClassVar[str] = "training"
     epochs: Positive = 20
     """Passes over the rows; parts of one count."""
     learning_rate: Positive = 2e-3

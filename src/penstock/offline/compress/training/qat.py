@@ -5,7 +5,7 @@ The teacher is the float model, so no labels are needed. What comes back is the 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 import msgspec
 import numpy as np
@@ -35,7 +35,6 @@ _STEPS = 255
 class QatOptions(Options, frozen=True):
     """How to train a quantised model."""
 
-    of: ClassVar[str] = "training"
     fit: FitOptions = FitOptions(learning_rate=5e-4, held_out=0.2)
     scale_rate: NotNegative = 100.0
     """How many times faster than a weight the logarithm of a scale learns."""

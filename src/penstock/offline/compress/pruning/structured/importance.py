@@ -24,10 +24,10 @@ Scores = dict[str, Array]
 def importance(
     structure: Structure, kind: str, data: Dataset | None, threads: int = 1, on_progress: Progress = no_progress
 ) -> Scores:
-    """The scores of ``kind``: "norm", "batch_norm" or "activation". Raises InvalidData if that needs data and there are none."""
+    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if that needs data and there are none."""
     if kind == "norm":
         return by_norm(structure)
-    if kind == "batch_norm":
+    if kind == "batch-norm":
         return by_batch_norm(structure)
     if data is None:
         raise InvalidData("importance by activation needs data", "give some, or use importance='norm'")

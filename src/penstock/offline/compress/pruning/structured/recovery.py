@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,7 +34,6 @@ from penstock.offline.judge.judge import Judge, hold_out
 class ShrinkOptions(Options, frozen=True):
     """How far to go, and what it may cost."""
 
-    of: ClassVar[str] = "shrinking"
     speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
     """How many times faster the model shall be at one sample a call."""
     contract: Contract = Contract()
@@ -43,7 +42,7 @@ class ShrinkOptions(Options, frozen=True):
     """Share of the layers' present time that a round takes away, or one step of width if that is more."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
     """The most cuts."""
-    importance: Literal["activation", "norm", "batch_norm", "taylor"] = "activation"
+    importance: Literal["activation", "norm", "batch-norm", "taylor"] = "activation"
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
     second_chance: NotNegative = 3.0
