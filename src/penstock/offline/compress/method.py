@@ -154,7 +154,7 @@ class Method(Options, frozen=True, kw_only=True):
         return "training" if self.trains else ""
 
     def examine(self, model: Artifact) -> None:
-        """Raise PenstockError for what makes a run on ``model`` fail, as far as is known before any work."""
+        """Raise PenstockError if a run on ``model`` is known to fail before any work."""
 
     def run(self, model: Artifact, context: StepContext) -> Made:
         """Apply the method to ``model``. Raises PenstockError."""
@@ -189,7 +189,7 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
         return msgspec.structs.replace(defaults, epochs=epochs, seed=self.seed, threads=self.threads)
 
     def hooks(self, context: StepContext, start: Artifact, stage: str) -> TrainingHooks:
-        """Progress, and a checkpoint of its own for each model that training starts from."""
+        """A progress callback, and a checkpoint for the model ``start`` that training starts from."""
         hooks: TrainingHooks = {"on_progress": context.stage(stage)}
         if context.folder:
             hooks["checkpoint"] = context.folder / _CHECKPOINTS.format(start.digest[:12])

@@ -31,7 +31,7 @@ _NAMED = 5
 
 
 def no_progress(_done: int, _total: int) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 class Taps:

@@ -66,8 +66,8 @@ def factorize(
 ) -> Artifact:
     """``artifact`` (FP32) with Gemm, MatMul and Conv split wherever that saves measured time within ``max_error``.
 
-    ``accept`` decides in place of ``max_error``. The choice rests on times taken here; the facts hold them, and whoever gives a
-    ``rank`` gets the same bytes for the same arguments. Fine-tuning afterwards wins back accuracy: ``training.distill.recover``.
+    ``accept`` decides in place of ``max_error``. The choice rests on times taken here; the facts hold them. With a
+    ``rank`` the same arguments give the same bytes. Fine-tuning afterwards wins back accuracy: ``training.distill.recover``.
     Raises Unsupported if no layer can be split or none becomes faster, InvalidArgument for a ``rank`` from which no layer gains,
     InvalidData if the data do not fit.
     """

@@ -1,9 +1,9 @@
 """Planner: composes the methods under one accuracy contract, within a budget of time.
 
-A step goes on from a model that was kept. It is kept itself if, on samples held out from its training data, the loss of
-accuracy against the original is within what its kind of step may have spent (``budget.py``), and if it is provably faster than
-the model it came from, or smaller as coded. Everything tried is recorded with the reason. The models kept go to the
-tuner, which judges them anew on data that no step has seen.
+A step starts from a kept model. Its result is kept if, on samples held out from its training data, the loss of accuracy against
+the original is within the allowance of its kind (``budget.py``), and if it is provably faster than the model it started from, or
+smaller as coded. Every attempt is recorded with the reason. The kept models go to the tuner, which judges them anew on data that
+no step has seen.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _VERSIONS = 6
 
 
 class PlanOptions(msgspec.Struct, frozen=True):
-    """What a plan is for."""
+    """The goal and the means of a plan."""
 
     contract: Contract = Contract()
     target: Target = "latency"
     """Be fastest at one call of a single row, or smallest as coded."""
     budget_s: float = 600.0
-    """Seconds in which steps are begun; one under way then may take half as much again, 30 s at least, and is then broken off."""
+    """Seconds in which steps begin. A running step may exceed them by half, and by at least 30 s; then it is broken off."""
     epochs: float = 10.0
     """Passes over the data of each recovery."""
     threads: int = 1
@@ -82,7 +82,7 @@ class PlanOptions(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What came of a plan: the versions worth a tuner's time, and all that was tried."""
+    """The result of a plan: the versions worth a tuner's time, and every attempt."""
 
     versions: tuple[Version, ...]
     attempts: tuple[Attempt, ...]
@@ -157,7 +157,7 @@ class _Search:
         self._found: list[State] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
-        """Precisions that gain nothing even on the original: on what is thinner they gain less."""
+        """Precisions that gain nothing on the original; on smaller models they gain less."""
 
     def run(self, route: tuple[Stage, ...]) -> Plan:
         for stage in route:
@@ -166,7 +166,7 @@ class _Search:
         return Plan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
 
     def _walk(self, stage: Stage, start: State) -> None:
-        """Take the steps of ``stage`` from ``start``, and what is to come after each model kept."""
+        """Take the steps of ``stage`` from ``start``, and the following stages from each model that is kept."""
         done: list[tuple[str, Result]] = []
         scratch = self._store.scratch(f"{start.model.digest} {stage.moves[0].name}")
         is_whole = True
@@ -203,7 +203,7 @@ class _Search:
                 self._seen.append(Attempt(move.name, parent.name, "skipped", reason))
                 return None
             ends: list[bool] = []
-            """What the step was told, if it asked, whether to end with what it has: then more time makes more of it."""
+            """The answers to the step's ``is_over``; after a yes, the step can achieve more with more time."""
 
             def is_over() -> bool:
                 ends.append(self._is_over(stage.until))
@@ -225,7 +225,7 @@ class _Search:
     def _try(
         self, move: Move, parent: State, scratch: Path, is_over: Callable[[], bool]
     ) -> tuple[Attempt, Artifact | None]:
-        """Whatever goes wrong in a step costs that step, not the plan."""
+        """Take one step. An error ends that step, not the plan."""
         began = self._clock.now()
         attempt = Attempt(move.name, parent.name, "failed", "")
         progress = self._reporter(f"{parent.name} → {move.name}")
@@ -325,9 +325,9 @@ def _made(move: Move, model: Artifact, context: StepContext) -> Artifact:
 
 
 def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str, str]:
-    """All that decides what the attempts are, by name, but for what optimising makes of ``model``: the same before and after it.
+    """Everything that decides the attempts, by name, except the optimised model; the same before and after optimising.
 
-    More time is not another plan, another machine is.
+    Another budget is the same plan; another machine is another plan.
     """
     machine = machine_facts()
     asked = {

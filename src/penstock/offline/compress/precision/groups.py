@@ -3,7 +3,7 @@
 Switching one operator alone would put conversions where none are in the INT8 model: between a convolution and its Relu, on
 one side of an addition, on one of the three projections of an attention. What belongs together is found in the graph alone:
 
-1. An operator that is not a product with weights joins those of its producers whose result nobody else reads; where others read
+1. An operator that is not a product with weights joins those of its producers whose result no other operator reads; where others read
    all of them, the last one. So the addition of a residual block joins the block's last convolution, not the one before the block.
    Without a producer it joins its first reader.
 2. What meets in a product of two activations is one group: query, key and value of an attention.

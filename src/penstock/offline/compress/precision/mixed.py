@@ -179,7 +179,7 @@ class _Search:
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """Milliseconds, as far as they were measured; groups; steps, so that of two ways to one result the shorter is told."""
+        """The measured milliseconds, the groups and the steps, so that of two ways to one result the shorter is reported."""
         savings = [saving for name in way.floats if (saving := self._savings[name])]
         # The floats are a set: a plain sum would depend on the order in which they come.
         return math.fsum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)

@@ -70,7 +70,7 @@ class ProductModel:
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 
     def write(self, *domains: str) -> bytes:
-        """The model without weights that nobody reads any more, importing ``domains``. The same calls give the same bytes."""
+        """The model without unused weights, importing ``domains``. The same calls give the same bytes."""
         DeadCode().call(self._model)
         for domain in domains:
             self._model.opset_imports.setdefault(domain, 1)

@@ -45,7 +45,7 @@ class Rank(msgspec.Struct, frozen=True):
     by: Literal["accuracy", "divergence"]
     """What its place rests on: divergence where its accuracy cannot be told from the leader's of its tier."""
     expected: float
-    """Its part in the loss as far as can be told: its tier's, at least half a sample, shared out by ``divergence``."""
+    """Its estimated part in the loss: its tier's, at least half a sample, distributed by ``divergence``."""
     most: float
     """The larger of the two divergences whose mean is ``divergence``: what it may matter once its neighbours are float."""
 
@@ -80,7 +80,7 @@ def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], w
 def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: bool = True) -> list[Rank]:
     """``ranks`` with the first ``count`` places decided one after another.
 
-    Their place and ``expected`` are as measured with all before them float; the rest of each rank is as it was.
+    Their place and ``expected`` are as measured with all before them float; the rest of each rank does not change.
     """
     rest = {rank.name: rank for rank in ranks}
     first: list[Rank] = []

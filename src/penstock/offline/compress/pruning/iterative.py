@@ -1,4 +1,4 @@
-"""Iterative pruning: prune a little, retrain, and again, as far as a contract lets it go.
+"""Iterative pruning: prune a little, retrain, and repeat while a contract is met.
 
 Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the cubic schedule of
 Zhu and Gupta, "To prune, or not to prune", 2017, §3: after level t of T the share ``1 - (1 - t/T)³`` of the goal is reached, in
@@ -57,7 +57,7 @@ class IterativeOptions(Options, frozen=True):
 
 
 class Level(Entry, frozen=True, kw_only=True):
-    """One level as it was judged."""
+    """One judged level."""
 
     factor: float
     """Of the goal, between 0 and 1."""
@@ -166,7 +166,7 @@ def retrain_pruned(
     **hooks: Any,
 ) -> Artifact:
     """``artifact`` pruned by ``options`` and trained to answer as ``teacher``: one level. ``hooks`` are those of ``recover``
-    but for ``before_step`` and ``after_step``, which hold the masks.
+    except ``before_step`` and ``after_step``, which hold the masks.
 
     Raises Unsupported if a prunable weight cannot be trained, and as ``prune`` and ``recover``.
     """

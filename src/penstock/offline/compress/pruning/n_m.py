@@ -3,7 +3,7 @@
 For engines that multiply such matrices faster (2:4 on GPUs since NVIDIA's Ampere). ONNX Runtime's CPU kernels do not: they
 multiply by the zeros, at the speed of any other weights.
 
-Which channels make a group is free, if whoever feeds them is put in the same order: swaps of channels between groups that
+The channels can be regrouped if the layer before writes them in the same order: swaps of channels between groups that
 keep more magnitude are searched for greedily (after Pool and Yu, "Channel Permutations for N:M Sparsity", 2021, §3) where a
 pair of layers lets its channels be reordered.
 """

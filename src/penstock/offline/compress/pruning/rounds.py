@@ -1,6 +1,6 @@
-"""Pruning in rounds: each goes on from an earlier one, is judged by a contract on data that nothing saw, and is kept in a folder.
+"""Pruning in rounds: each starts from an earlier one, is judged by a contract on held-out data, and is stored in a folder.
 
-A run of the same model, data and options that finds such a folder takes the rounds from there, up to the first that is missing.
+A run of the same model, data and options takes the rounds from such a folder, up to the first that is missing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from penstock.offline.judge.judge import Judge
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One round as it was judged."""
+    """One judged round."""
 
     start: int
-    """The round that it went on from, -1 for the original."""
+    """The round that it started from, -1 for the original."""
     accuracy: float = 0.0
     loss: float = 0.0
     """On held-out samples, against the original."""

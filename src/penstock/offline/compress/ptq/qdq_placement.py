@@ -85,7 +85,7 @@ class FloatModel:
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         values = (*graph.value_info, *graph.input, *graph.output)
         self.values = {value.name: value for value in values if value.type.tensor_type.elem_type}
-        """Type, and shape as far as known, of the tensors whose type is known."""
+        """Type and known shape of the tensors whose type is known."""
         self.producers = {name: node for node in self.nodes for name in node.output if name}
 
     def artifact(self) -> Artifact:

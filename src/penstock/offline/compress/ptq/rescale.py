@@ -35,7 +35,7 @@ class Operand:
         self.array = self.original.copy()
 
     def write(self) -> None:
-        """Put the array into the graph, rounded once; whoever shares the initialiser keeps the old one."""
+        """Put the array into the graph, rounded once; other readers of the initialiser keep the old one."""
         if np.array_equal(self.array, self.original):
             return
         value, owner = self.node.inputs[self.index], self.node.graph
@@ -124,7 +124,7 @@ class Rescaling:
         self.links = list(self._find(model))
 
     def restore(self) -> None:
-        """Every operand as it was."""
+        """Restore every operand."""
         for operand in self._operands.values():
             operand.array = operand.original.copy()
 

@@ -28,7 +28,7 @@ class BitsOptions(msgspec.Struct, frozen=True):
     threads: int = 1
 
     def check(self) -> None:
-        """Raises InvalidConfig for what makes no sense."""
+        """Raises InvalidConfig for bounds that contradict each other."""
         if not 1 <= self.least <= self.most <= MAX_BITS or self.max_relative_error < 0 or self.threads < 0:
             raise InvalidConfig(f"{self} cannot be", f"1 <= least <= most <= {MAX_BITS}, and no negative bounds")
 

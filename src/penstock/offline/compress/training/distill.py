@@ -52,7 +52,7 @@ class DistillOptions(Options, frozen=True):
 
 
 class Kind(enum.Enum):
-    """What an output is, as far as its loss goes."""
+    """The kind of an output, which decides its loss."""
 
     LOGITS = "logits"
     PROBABILITIES = "probabilities"

@@ -46,7 +46,7 @@ def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, *
 
 @contextlib.contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """torch with ``threads`` threads, deterministic operators and random numbers of its own; afterwards as it was."""
+    """Run torch with ``threads`` threads, deterministic operators and a separate random state; restore its settings afterwards."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""What training is told, and what it tells: options, callbacks, report."""
+"""The options, callbacks and report of training."""
 
 from __future__ import annotations
 

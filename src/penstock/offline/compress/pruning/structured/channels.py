@@ -258,7 +258,7 @@ def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labe
 
 
 def replace_constant(node: ir.Node, index: int, array: Array) -> None:
-    """A constant of its own for one input; whoever shares the old one keeps it."""
+    """Give one input a separate constant; other readers of the old one keep it."""
     old = node.inputs[index]
     assert isinstance(node.graph, ir.Graph)
     assert old is not None
