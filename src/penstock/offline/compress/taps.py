@@ -14,7 +14,7 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidData, ResourceExhausted
-from penstock.offline.compress.batches import Batches, Data
+from penstock.offline.compress.batches import CalibrationBatches, Data
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.perf.measure import repeat_rows
@@ -50,13 +50,13 @@ class Taps:
         """``memory_bytes`` bounds what the tapped tensors of one batch take, or the largest of them alone.
 
         ``signature`` is the model's where it is known already.
-        Raises as ``Batches`` if the data do not fit the model's inputs.
+        Raises as ``CalibrationBatches`` if the data do not fit the model's inputs.
         """
         self._proto = read_proto(artifact)
         self._threads = threads
         self._memory_bytes = memory_bytes
         self._signature = signature or signature_of(artifact)
-        self.batches = Batches(self._signature, data, batch_size)
+        self.batches = CalibrationBatches(self._signature, data, batch_size)
 
     def run(
         self,

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import models
-
 QUICK = ("share", "model.onnx", "--bits", "3", "--conv-bits", "3")
 
 
@@ -26,21 +24,6 @@ def test_shared_tuned_coded_and_back(penstock, digits: Path) -> None:
     assert back.code == 0, back.err
     assert back.json["size_bytes"] == found["made"]["size_bytes"]
     assert (digits / "back.onnx").read_bytes() == (digits / "shared.onnx").read_bytes()
-
-
-def test_a_damaged_coded_file(penstock, folder: Path) -> None:
-    (folder / "wide.onnx").write_bytes(models.linear(64, 64).data)
-    assert penstock("share", "wide.onnx", "-o", "shared.onnx", "--coded", "model.coded").code == 0
-    data = bytearray((folder / "model.coded").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "model.coded").write_bytes(data)
-    done = penstock("share", "model.coded", "--decode", "-o", "back.onnx")
-    assert done.code == 5
-    assert "was changed" in done.err
-    assert not (folder / "back.onnx").exists()
-    # Making it again, as that says, needs no --force.
-    assert penstock("share", "wide.onnx", "-o", "shared.onnx", "--coded", "model.coded").code == 0
-    assert penstock("share", "model.coded", "--decode", "-o", "back.onnx").code == 0
 
 
 def test_bits_by_sensitivity(penstock, folder: Path) -> None:

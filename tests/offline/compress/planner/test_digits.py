@@ -15,7 +15,7 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.offline.compress.planner import gain
 from penstock.offline.compress.planner import plan as module
-from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
+from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Stage, stages
 from penstock.offline.compress.training.memory import training_bytes
 from penstock.offline.judge.contract import Contract
@@ -50,7 +50,7 @@ def route(target: str, *names: str) -> tuple[Stage, ...]:
     return tuple(Stage(one.moves, one.order) for one in found if one.moves[0].name in names)
 
 
-def outcomes(found: Plan) -> dict[str, str]:
+def outcomes(found: CompressionPlan) -> dict[str, str]:
     return {attempt.name: attempt.outcome for attempt in found.attempts}
 
 

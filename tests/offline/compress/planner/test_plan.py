@@ -26,7 +26,7 @@ from penstock.errors import (
 )
 from penstock.offline.compress.method import StepContext
 from penstock.offline.compress.planner import gain
-from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
+from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Move, Stage
 from penstock.offline.compress.table import Kind
 from penstock.offline.judge.contract import Contract
@@ -86,7 +86,7 @@ GOOD, BETTER, BEST = (step(name, rounding(levels)) for name, levels in (("good",
 SPOIL, FAIL = step("spoil", spoiling), step("fail", failing)
 
 
-def told(found: Plan) -> list[tuple[str, str, str]]:
+def told(found: CompressionPlan) -> list[tuple[str, str, str]]:
     return [(attempt.parent, attempt.name, attempt.outcome) for attempt in found.attempts]
 
 

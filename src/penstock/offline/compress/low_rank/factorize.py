@@ -12,9 +12,9 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.low_rank import convolution, rank_choice
-from penstock.offline.compress.low_rank.convolution import Form
-from penstock.offline.compress.low_rank.layers import Layer, layers, replace
-from penstock.offline.compress.low_rank.rank_choice import Choice
+from penstock.offline.compress.low_rank.convolution import SplitForm
+from penstock.offline.compress.low_rank.layers import SplittableLayer, layers, replace
+from penstock.offline.compress.low_rank.rank_choice import RankChoice
 from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
 from penstock.offline.compress.taps import Progress, Taps, no_progress
@@ -71,7 +71,7 @@ def factorize(
     Raises Unsupported if no layer can be split or none becomes faster, InvalidArgument for a ``rank`` from which no layer gains,
     InvalidData if the data do not fit.
     """
-    known = {form.value for form in Form}
+    known = {form.value for form in SplitForm}
     if not set(options.forms) <= known or not 0 <= options.max_error <= 1 or min(options.rows, options.samples) < 1:
         raise InvalidArgument(
             "rows and samples are at least 1, max_error is from 0 to 1, and the forms are those known",
@@ -114,7 +114,7 @@ class _Factory:
             self.splitter.observe(taps, progress)
 
     def at_rank(self, rank: int) -> dict[str, Way]:
-        way: Way = (Form.CHANNEL, (rank,))
+        way: Way = (SplitForm.CHANNEL, (rank,))
         products = {name: layer for name, layer in self.layers.items() if not layer.kernel}
         gains = {name: way for name, layer in products.items() if 0 < rank < break_even(layer.weight.shape)}
         if not gains:
@@ -131,7 +131,7 @@ class _Factory:
             raise Unsupported("no layer becomes faster by being split", "give a larger model, or more rows in a call")
         stops = rank_choice.path(options)
 
-        def chosen(stop: int) -> list[Choice]:
+        def chosen(stop: int) -> list[RankChoice]:
             return [choices[at] for choices, at in zip(options, stops[stop], strict=True)]
 
         def assignment(stop: int) -> dict[str, Way]:
@@ -167,9 +167,9 @@ class _Factory:
         """Mean relative error of the outputs on the samples held out."""
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
-    def _choices(self, name: str, times: Mapping[Way, float]) -> list[Choice]:
+    def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
         """All that was timed, with errors: the layer's own, and for each form one model shows what it does to the outputs."""
-        found = [Choice(times[WHOLE], 0.0)]
+        found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
             ways = [way for way in times if way[0] is form and times[way] < times[WHOLE]]
             if not ways:
@@ -177,7 +177,7 @@ class _Factory:
             probe = ways[len(ways) // 2]
             local = max(self.splitter.error(name, form, probe[1]), 1e-9)
             gain = (self.error(self.build({name: probe})) / local) ** 2
-            found += [Choice(times[way], gain * self.splitter.error(name, form, way[1]) ** 2, *way) for way in ways]
+            found += [RankChoice(times[way], gain * self.splitter.error(name, form, way[1]) ** 2, *way) for way in ways]
         return found
 
     def _times(self) -> tuple[dict[str, dict[Way, float]], float]:
@@ -199,7 +199,7 @@ class _Factory:
         whole = race({"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads)
         return found, whole[""].p50_ms
 
-    def _measure(self, layer: Layer, shape: tuple[int, ...]) -> dict[Way, float]:
+    def _measure(self, layer: SplittableLayer, shape: tuple[int, ...]) -> dict[Way, float]:
         whole = measure(layer, shape, [WHOLE], self._options.threads)
         if whole[WHOLE] < self._options.min_ms:
             return whole

@@ -32,7 +32,16 @@ from penstock.offline.compress.method import OnProgress, StepContext
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.planner.gain import StepGain, gain_objection, measure, stored_bytes
 from penstock.offline.compress.planner.plan_store import PlanStore
-from penstock.offline.compress.planner.route import Move, Result, Stage, State, next_move, smoothly, stages, worthwhile
+from penstock.offline.compress.planner.route import (
+    KeptModel,
+    Move,
+    Result,
+    Stage,
+    next_move,
+    smoothly,
+    stages,
+    worthwhile,
+)
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.offline.compress.table import Target
 from penstock.offline.compress.taps import Progress
@@ -81,7 +90,7 @@ class PlanOptions(msgspec.Struct, frozen=True):
             )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class CompressionPlan(msgspec.Struct, frozen=True):
     """The result of a plan: the versions worth a tuner's time, and every attempt."""
 
     versions: tuple[Version, ...]
@@ -99,7 +108,7 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
     on_progress: OnProgress = lambda *_: None,
     clock: Clock | None = None,
     route: tuple[Stage, ...] | None = None,
-) -> Plan:
+) -> CompressionPlan:
     """Compress ``model``, trained on ``data`` where a step trains, with labels or without; a quarter of the data is held out to
     decide on. ``original`` is the model to judge against if ``model`` was optimised from it.
 
@@ -153,19 +162,19 @@ class _Search:
         name = ORIGINAL if model.digest == original.digest else _OPTIMISED
         stored = stored_bytes(model, options.target)
         root = Attempt(name, "", "kept", "", stored_bytes=stored, digest=model.digest)
-        self._root = State(name, model, "fp32", (), root)
-        self._found: list[State] = []
+        self._root = KeptModel(name, model, "fp32", (), root)
+        self._found: list[KeptModel] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
         """Precisions that gain nothing on the original; on smaller models they gain less."""
 
-    def run(self, route: tuple[Stage, ...]) -> Plan:
+    def run(self, route: tuple[Stage, ...]) -> CompressionPlan:
         for stage in route:
             self._walk(stage, self._root)
         best = worthwhile(self._found, self._rank, smoothly, _VERSIONS)
-        return Plan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
+        return CompressionPlan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
 
-    def _walk(self, stage: Stage, start: State) -> None:
+    def _walk(self, stage: Stage, start: KeptModel) -> None:
         """Take the steps of ``stage`` from ``start``, and the following stages from each model that is kept."""
         done: list[tuple[str, Result]] = []
         scratch = self._store.scratch(f"{start.model.digest} {stage.moves[0].name}")
@@ -190,7 +199,9 @@ class _Search:
         if is_whole:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _take(self, stage: Stage, move: Move, parent: State, scratch: Path) -> tuple[Result, State | None, bool] | None:
+    def _take(
+        self, stage: Stage, move: Move, parent: KeptModel, scratch: Path
+    ) -> tuple[Result, KeptModel | None, bool] | None:
         """One step: from the store if it was made before, else made, measured and judged now; and whether it ran its course.
 
         None if there is no time to begin it.
@@ -220,10 +231,10 @@ class _Search:
             return self._result(move, attempt), None, is_final
         steps = (*parent.steps, move.name)
         model = model or self._store.model(attempt.digest)
-        return "kept", State("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
+        return "kept", KeptModel("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
 
     def _try(
-        self, move: Move, parent: State, scratch: Path, is_over: Callable[[], bool]
+        self, move: Move, parent: KeptModel, scratch: Path, is_over: Callable[[], bool]
     ) -> tuple[Attempt, Artifact | None]:
         """Take one step. An error ends that step, not the plan."""
         began = self._clock.now()
@@ -251,7 +262,7 @@ class _Search:
         return msgspec.structs.replace(attempt, reason=reason, seconds=self._clock.now() - began), None
 
     def _judged(
-        self, attempt: Attempt, move: Move, parent: State, model: Artifact, measured: StepGain, seconds: float
+        self, attempt: Attempt, move: Move, parent: KeptModel, model: Artifact, measured: StepGain, seconds: float
     ) -> Attempt:
         objection = self._spending.allowance(move.kind).accuracy_objection(measured.accuracy)
         twin = next((state.name for state in (self._root, *self._found) if state.model.digest == model.digest), "")
@@ -291,7 +302,7 @@ class _Search:
         self._on_progress(title, 0, 1)
         return report
 
-    def _version(self, state: State) -> Version:
+    def _version(self, state: KeptModel) -> Version:
         return Version(
             state.model,
             state.precision,
@@ -300,7 +311,7 @@ class _Search:
             stored_bytes=state.attempt.stored_bytes,
         )
 
-    def _rank(self, state: State) -> float:
+    def _rank(self, state: KeptModel) -> float:
         attempt = state.attempt
         assert attempt.speedup is not None
         return -attempt.speedup.value if self._options.target == "latency" else attempt.stored_bytes

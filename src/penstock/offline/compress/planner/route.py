@@ -13,7 +13,7 @@ from penstock.offline.compress.method import Method, StepContext
 from penstock.offline.compress.table import METHODS, Kind, MethodEntry, PlannedStep, Target
 
 
-class State(msgspec.Struct, frozen=True):
+class KeptModel(msgspec.Struct, frozen=True):
     """A model that was kept, and how it was made."""
 
     name: str
@@ -113,6 +113,6 @@ def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[
     return sorted([*best, *sorted(rest, key=error)[: most // 2]], key=rank)
 
 
-def smoothly(state: State) -> float:
+def smoothly(state: KeptModel) -> float:
     """The relative error of a model's answers against the original's; unlike accuracy on few samples, it changes smoothly."""
     return state.attempt.accuracy.relative_error if state.attempt.accuracy else 0.0

@@ -38,7 +38,7 @@ _TRANSPARENT = frozenset(
 """What may lie between a projection and the product in which it meets another."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class OperatorGroup(msgspec.Struct, frozen=True):
     """Operators that are integer together or not at all."""
 
     name: str
@@ -48,7 +48,7 @@ class Group(msgspec.Struct, frozen=True):
     operators: tuple[str, ...]
 
 
-def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[Group, ...]:
+def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[OperatorGroup, ...]:
     """``nodes``, which are integer in ``model``, in groups: each node in exactly one, in the order of their first nodes."""
     return _Grouping(model, nodes).groups()
 
@@ -113,7 +113,7 @@ class _Grouping:
         for name in model.output_names:
             self._readers[name].append("")
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[OperatorGroup, ...]:
         """The two rules, and what they leave together."""
         for index, node in enumerate(self._nodes):
             if node.op_type not in LINEAR_OPS:
@@ -126,7 +126,7 @@ class _Grouping:
         for index, node in enumerate(self._nodes):
             members[self._find(index)].append(node)
         return tuple(
-            Group(found[0].output[0], tuple(node.name for node in found), tuple(node.op_type for node in found))
+            OperatorGroup(found[0].output[0], tuple(node.name for node in found), tuple(node.op_type for node in found))
             for _, found in sorted(members.items())
         )
 

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.errors import InvalidConfig
-from penstock.offline.compress.precision.groups import Group
+from penstock.offline.compress.precision.groups import OperatorGroup
 from penstock.offline.compress.precision.ranking import Rank, first_ranked, rank_groups
 from penstock.offline.compress.precision.savings import Savings, measure_savings
 from penstock.offline.compress.precision.sqnr import TensorNoise, activation_noise, noisiest, weight_noise
@@ -48,7 +48,7 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
 class GroupSensitivity(msgspec.Struct, frozen=True):
     """Of one group."""
 
-    group: Group
+    group: OperatorGroup
     rank: Rank
     """With Δ and Δ'."""
     saving_ms: Interval | None

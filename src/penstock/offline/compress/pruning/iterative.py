@@ -22,7 +22,7 @@ from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
-from penstock.offline.compress.pruning.rounds import Entry, Rounds
+from penstock.offline.compress.pruning.rounds import RoundEntry, Rounds
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions, learning_rate
 from penstock.offline.compress.training.teacher import Teacher
@@ -56,7 +56,7 @@ class IterativeOptions(Options, frozen=True):
     better where the survivors are retrained."""
 
 
-class Level(Entry, frozen=True, kw_only=True):
+class PruningLevel(RoundEntry, frozen=True, kw_only=True):
     """One judged level."""
 
     factor: float
@@ -91,7 +91,7 @@ def prune_iteratively(
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.retrain.threads)
-    levels = Rounds(Level, artifact, judge, options.contract, lambda level: level.sparsity)
+    levels = Rounds(PruningLevel, "level", artifact, judge, options.contract, lambda level: level.sparsity)
     levels.keep_in(folder, data.digest, msgspec.to_builtins(options))
     teacher = Teacher(artifact, data)
     on_progress(0, options.levels)
@@ -108,7 +108,7 @@ def prune_iteratively(
     return artifact.derive(model.data, "prune_iteratively", msgspec.to_builtins(options), facts)
 
 
-def next_step(levels: Sequence[Level], options: IterativeOptions) -> Level | None:
+def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
     """What to try after ``levels``: factor, start and epochs; None at the goal, or when the tries are used up. Pure."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
@@ -116,25 +116,27 @@ def next_step(levels: Sequence[Level], options: IterativeOptions) -> Level | Non
     if levels and levels[-1].objection and options.second_chance:
         last = levels[-1]
         if last.start < 0 or levels[last.start].factor != last.factor:
-            return Level(start=len(levels) - 1, factor=last.factor, epochs=epochs * options.second_chance)
+            return PruningLevel(start=len(levels) - 1, factor=last.factor, epochs=epochs * options.second_chance)
     schedule = [1 - (1 - t / options.levels) ** 3 for t in range(1, options.levels + 1)]
     failed = [level.factor for level in levels if level.objection and level.factor > reached]
     if not failed:
-        return next((Level(start=good, factor=factor, epochs=epochs) for factor in schedule if factor > reached), None)
+        return next(
+            (PruningLevel(start=good, factor=factor, epochs=epochs) for factor in schedule if factor > reached), None
+        )
     halves = {level.factor for level in levels} - set(schedule)
     if len(halves) >= options.retries:
         return None
-    return Level(start=good, factor=(reached + min(failed)) / 2, epochs=epochs)
+    return PruningLevel(start=good, factor=(reached + min(failed)) / 2, epochs=epochs)
 
 
 def _retrain(
-    levels: Rounds[Level],
-    step: Level,
+    levels: Rounds[PruningLevel],
+    step: PruningLevel,
     data: Dataset,
     teacher: Teacher,
     options: IterativeOptions,
     checkpoint: Path | None,
-) -> tuple[Artifact, Level]:
+) -> tuple[Artifact, PruningLevel]:
     retrain, goal = options.retrain, _towards(options.goal, step.factor)
     fit = msgspec.structs.replace(retrain, epochs=step.epochs, seed=retrain.seed + len(levels.entries))
     start = levels.models[step.start]
@@ -142,7 +144,7 @@ def _retrain(
     return model, msgspec.structs.replace(step, sparsity=sparsity(model, options.goal)["sparsity"])
 
 
-def _one_shot(original: Artifact, levels: Rounds[Level], goal: PruneOptions) -> list[tuple[float, float]]:
+def _one_shot(original: Artifact, levels: Rounds[PruningLevel], goal: PruneOptions) -> list[tuple[float, float]]:
     """(sparsity, accuracy) of the original pruned at once to each level's sparsity, not retrained."""
     points = {}
     for factor in sorted({level.factor for level in levels.entries}):

@@ -18,7 +18,7 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class RoundEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One judged round."""
 
     start: int
@@ -36,10 +36,10 @@ class _Kept(msgspec.Struct, frozen=True):
     model: bytes
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=RoundEntry)
 
 
-def last_good(entries: Sequence[Entry]) -> int:
+def last_good(entries: Sequence[RoundEntry]) -> int:
     """The last round that meets the contract, -1 if none does."""
     return max((number for number, entry in enumerate(entries) if not entry.objection), default=-1)
 
@@ -48,14 +48,14 @@ class Rounds(Generic[E]):
     """The rounds of a run so far, and the models that may still be needed: the original, the best, the last good and the last."""
 
     def __init__(
-        self, kind: type[E], original: Artifact, judge: Judge, contract: Contract, rank: Callable[[E], float]
+        self, kind: type[E], name: str, original: Artifact, judge: Judge, contract: Contract, rank: Callable[[E], float]
     ) -> None:
         """The best is the first of highest ``rank`` that meets ``contract``; its latency is not looked at."""
         self.entries: list[E] = []
         self.models = {-1: original}
         """By number of the round; -1 is the original."""
         self.judge = judge
-        self._kind, self._name, self._contract, self._rank = kind, kind.__name__.lower(), contract, rank
+        self._kind, self._name, self._contract, self._rank = kind, name, contract, rank
         self._folder: Path | None = None
 
     def keep_in(self, folder: Path | None, *decides: object) -> None:

@@ -23,7 +23,7 @@ _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
 _MIN_BIAS = 16
 
 
-class Layer(NamedTuple):
+class SharedTensor(NamedTuple):
     """A constant tensor whose values may be shared."""
 
     kind: Kind
@@ -33,7 +33,7 @@ class Layer(NamedTuple):
     """The value that stands for zero: the zero point of integers."""
 
 
-def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, Layer]:
+def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
     """Weights and biases of Conv, ConvTranspose, Gemm and MatMul by name, float or behind DequantizeLinear, and those ``named``.
 
     A tensor that several nodes read is there once, as conv if any of them is one. Raises Unsupported if there is none,
@@ -49,7 +49,7 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
             continue
         if not np.isfinite(array).all():
             raise InvalidModel(f"weight '{name}' holds NaN or infinity", "export the model again, or train it anew")
-        found[name] = Layer(kind or "other", array, zero)
+        found[name] = SharedTensor(kind or "other", array, zero)
     if unknown := sorted(named - found.keys()):
         raise InvalidConfig(f"no tensors that can share values are called {unknown}", f"there are {sorted(found)}")
     if not any(layer.kind != "bias" for layer in found.values()):

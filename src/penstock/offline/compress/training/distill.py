@@ -51,7 +51,7 @@ class DistillOptions(Options, frozen=True):
     hint_weight: NotNegative = 1.0
 
 
-class Kind(enum.Enum):
+class OutputKind(enum.Enum):
     """The kind of an output, which decides its loss."""
 
     LOGITS = "logits"
@@ -80,7 +80,9 @@ class DistillationLoss:
         self._variances = {name: _variance(array) for name, array in answers.items()}
         softened = _softmax_inputs(student)
         self.logits = {
-            name: softened[name] for name, kind in self.kinds.items() if kind is Kind.PROBABILITIES and name in softened
+            name: softened[name]
+            for name, kind in self.kinds.items()
+            if kind is OutputKind.PROBABILITIES and name in softened
         }
         """For outputs that a Softmax makes, the tensor it is made of, where logarithms do not underflow."""
 
@@ -95,15 +97,15 @@ class DistillationLoss:
                 f"output '{name}' has shape {list(given.shape)}, the teacher's {list(answer.shape)}",
                 "give a student whose outputs have the teacher's shapes",
             )
-        if kind is Kind.VALUES:
+        if kind is OutputKind.VALUES:
             return self._squares(name, given, answer)
-        if kind is Kind.PROBABILITIES:
+        if kind is OutputKind.PROBABILITIES:
             given = tensors[softened] if softened in tensors else given.clamp_min(_TINY).log()
             answer = answer.clamp_min(_TINY).log()
         soft = soft_divergence(given, answer, self.temperature)
         if name == self.labelled and self.labels is not None:
             return self.share * soft + (1 - self.share) * functional.cross_entropy(given, self.labels[rows])
-        return soft + self._squares(name, given, answer) if kind is Kind.EITHER else soft
+        return soft + self._squares(name, given, answer) if kind is OutputKind.EITHER else soft
 
     def _squares(self, name: str, given: Tensor, answer: Tensor) -> Tensor:
         return functional.mse_loss(given, answer) / self._variances[name]
@@ -169,16 +171,16 @@ def _distill(
     return fit(model, data, total, options.fit, **{**hooks, **more})
 
 
-def _kind(answer: Array, labelled: bool) -> Kind:
+def _kind(answer: Array, labelled: bool) -> OutputKind:
     if answer.ndim >= 2 and answer.shape[-1] >= 2:
         sums = answer.sum(axis=-1, dtype=np.float64)
         if answer.min() >= 0 and np.abs(sums - 1).max() < 1e-3:
-            return Kind.PROBABILITIES
+            return OutputKind.PROBABILITIES
         if labelled:
-            return Kind.LOGITS
+            return OutputKind.LOGITS
         if answer.ndim == 2:
-            return Kind.EITHER
-    return Kind.VALUES
+            return OutputKind.EITHER
+    return OutputKind.VALUES
 
 
 def _variance(answer: Array) -> float:

@@ -19,7 +19,7 @@ from penstock.clock import SystemClock
 from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
-from penstock.offline.compress.training.batches import Batches
+from penstock.offline.compress.training.batches import TrainingBatches
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks, Loss, learning_rate
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
@@ -91,7 +91,7 @@ class _Run:
         self.loss, self.options = loss, options
         # An absent callback may also be given as None.
         self.hooks: dict[str, Any] = {name: hook for name, hook in hooks.items() if hook is not None}
-        self.batches = Batches(model, data)
+        self.batches = TrainingBatches(model, data)
         held_out = 0.0 if "validate" in self.hooks else options.held_out
         self.rows, self.held = self.batches.split(held_out, options.seed)
         self.validates = "validate" in self.hooks or len(self.held) > 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.training.batches import Batches
+from penstock.offline.compress.training.batches import TrainingBatches
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import Tensor, functional, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
@@ -30,7 +30,7 @@ class Hints:
         missing = sorted(set(pairs.values()) - set(teacher.answers))
         if missing:
             raise InvalidArgument(f"the teacher was made without the tensors {missing}", "name them in its `also`")
-        batches = Batches(model, data)
+        batches = TrainingBatches(model, data)
         with torch.no_grad():
             found = batches.forward(batches.inputs(np.arange(max(1, batches.fixed))), list(pairs))
         generator = torch.Generator().manual_seed(seed)

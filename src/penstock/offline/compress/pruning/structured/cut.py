@@ -14,12 +14,12 @@ from penstock.offline.compress.pruning.prepare import prepare
 from penstock.offline.compress.pruning.structured import channels, heads
 from penstock.offline.compress.pruning.structured.channels import replace_constant
 from penstock.offline.compress.pruning.structured.coupling import (
+    ChannelGroup,
+    ChannelSlot,
     Count,
     Coupling,
-    Group,
     Labels,
     Rule,
-    Slot,
     describe,
     forget,
     freeze_all,
@@ -49,16 +49,16 @@ class Structure:
         self.model = prepare(artifact)
         self.coupling = analyse(self.model, exact=exact)
         members = self.coupling.members()
-        self.groups: tuple[Group, ...] = tuple(self.coupling.groups())
+        self.groups: tuple[ChannelGroup, ...] = tuple(self.coupling.groups())
         self._units: dict[str, Labels] = {
             group.name: roots for group, (_, roots) in zip(self.groups, members, strict=True)
         }
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[ChannelSlot]:
         return self.coupling.slots
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> ChannelGroup:
         """Raises InvalidArgument if there is none of that name."""
         for group in self.groups:
             if group.name == name:
@@ -171,7 +171,7 @@ def _keep_something(coupling: Coupling) -> None:
                 coupling.freeze(labels[:1], f"something must be left of '{value.name}'")
 
 
-def _slice_constants(slots: Sequence[Slot], count: Count) -> None:
+def _slice_constants(slots: Sequence[ChannelSlot], count: Count) -> None:
     """Slice every use of a constant; uses that are sliced alike go on sharing it, in its old place if there are no others."""
     cuts: dict[ir.Value, dict[tuple[ir.Node, int], dict[int, Array]]] = defaultdict(lambda: defaultdict(dict))
     for slot in slots:

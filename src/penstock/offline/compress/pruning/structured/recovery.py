@@ -14,10 +14,10 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.offline.compress.options import Count, NotNegative, Options, Share
-from penstock.offline.compress.pruning.rounds import Entry, Rounds, last_good
+from penstock.offline.compress.pruning.rounds import RoundEntry, Rounds, last_good
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.importance import Scores, importance
-from penstock.offline.compress.pruning.structured.latency import LatencyTable, Layer
+from penstock.offline.compress.pruning.structured.latency import LatencyTable, TimedLayer
 from penstock.offline.compress.pruning.structured.norms import refresh_norms
 from penstock.offline.compress.pruning.structured.search import apply, cuttable, measured_speedup, probe
 from penstock.offline.compress.pruning.structured.taylor import by_taylor
@@ -57,7 +57,7 @@ class ShrinkOptions(Options, frozen=True):
     """For which latency is measured."""
 
 
-class Round(Entry, frozen=True, kw_only=True):
+class Round(RoundEntry, frozen=True, kw_only=True):
     """What one round came to."""
 
     cut: bool
@@ -95,7 +95,7 @@ def shrink(
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.threads)
-    rounds = Rounds(Round, artifact, judge, options.contract, lambda entry: entry.speedup)
+    rounds = Rounds(Round, "round", artifact, judge, options.contract, lambda entry: entry.speedup)
     # What a run to a lower speed-up did is the beginning of one to a higher.
     rounds.keep_in(folder, data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0)))
     shrinker = _Shrinker(artifact, data, options)
@@ -140,7 +140,7 @@ class _Shrinker:
         self._groups = {name: structure.group(name) for name in names}
         self._teacher = Teacher(artifact, data)
         self._sample = probe(artifact, data)
-        self._known: dict[Layer, float] = {}
+        self._known: dict[TimedLayer, float] = {}
 
     def round(self, rounds: Rounds[Round], cut: bool, start: int) -> tuple[Artifact, Round] | None:
         """The next round: a cut of the model of round ``start``, or more training of it; None if nothing is left to cut."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.offline.compress.pruning.structured.coupling import Group
+from penstock.offline.compress.pruning.structured.coupling import ChannelGroup
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
 from penstock.offline.compress.pruning.structured.importance import Scores
 from penstock.offline.compress.pruning.structured.latency import LatencyTable
@@ -44,7 +44,7 @@ class Grid(NamedTuple):
         return to if to >= self.floor else 0
 
 
-def make_grid(group: Group, block: int, least: float) -> Grid:
+def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
     """Widths are multiples of ``block`` channels, less for a group of under four blocks; at least the share ``least``."""
     step = block // math.gcd(block, group.unit_size)
     while step > 1 and 4 * step > group.units:
