@@ -153,7 +153,7 @@ def _command(arguments: list[str]) -> str | None:
 def _load(name: str) -> Callable[..., Any]:
     with _noticing_interrupts():
         if name in METHODS:
-            body: Callable[..., Any] = importlib.import_module("penstock.cli.methods").make_command(name)
+            body: Callable[..., Any] = importlib.import_module("penstock.cli.methods.command").make_command(name)
         else:
             body = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
     return body

@@ -1,4 +1,4 @@
-"""Model files that methods read and write: what is wrong with one is said before any work, with its name."""
+"""Model files that methods read and write. Errors are raised before any work and name the file."""
 
 from __future__ import annotations
 

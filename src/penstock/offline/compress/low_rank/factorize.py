@@ -1,4 +1,4 @@
-"""A model whose heavy layers are split into thinner ones, as thin as an error of the outputs allows."""
+"""Split the heavy layers of a model into thinner ones, within an error of the outputs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def factorize(
 
 
 class _Factory:
-    """One model, what its layers see, and models made of it."""
+    """One model, the statistics of its layers, and variants of it with layers split."""
 
     def __init__(self, artifact: Artifact, data: Dataset, options: FactorizeOptions, progress: Progress) -> None:
         self._proto = read_proto(artifact)
@@ -123,7 +123,7 @@ class _Factory:
         return gains
 
     def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
-        """The furthest way along the path of cheapest steps that is accepted, and what it promises."""
+        """The last accepted stop on the path of cheapest steps, and its promised speed-up."""
         times, whole_ms = self._times()
         names = list(times)
         options = [rank_choice.frontier(self._choices(name, times[name])) for name in names]
@@ -168,7 +168,7 @@ class _Factory:
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
     def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
-        """All that was timed, with errors: the layer's own, and for each form one model shows what it does to the outputs."""
+        """All timed ways with their errors. For each form one trial model relates the layer's error to that of the outputs."""
         found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
             ways = [way for way in times if way[0] is form and times[way] < times[WHOLE]]
@@ -223,7 +223,7 @@ def break_even(shape: tuple[int, ...]) -> float:
 
 
 def _parts(data: Dataset, samples: int, multiple: int) -> tuple[Dataset, Dataset]:
-    """Samples to take moments of, and the last ``samples`` to judge by; the same where there are too few for both."""
+    """Samples for the moments, and the last ``samples`` for judging; the same if there are too few for both."""
     held_out = max(multiple, samples - samples % multiple)
     if data.count < 2 * held_out:
         return data, make_dataset(data.rows(0, min(data.count, held_out)), None)

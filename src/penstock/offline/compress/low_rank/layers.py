@@ -1,4 +1,4 @@
-"""The layers of a graph that can be split, and what takes their place."""
+"""The layers of a graph that can be split, and their replacements."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class SplittableLayer(NamedTuple):
     weight: Array
     """FP32, (outputs, inputs, *kernel)."""
     bias: Array | None
-    """FP64, one a channel; None where the node cannot have one."""
+    """FP64, one per channel; None if the node cannot have a bias."""
 
     @property
     def name(self) -> str:
-        """Of the tensor that it writes."""
+        """The name of the output tensor."""
         return f"{self.node.outputs[0].name}"
 
     @property
     def source(self) -> str:
-        """The tensor that it reads."""
+        """The name of the input tensor."""
         return f"{_source(self.node).name}"
 
     @property
@@ -47,7 +47,7 @@ class SplittableLayer(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """Of the channels, in what it reads and writes."""
+        """The axis of the channels in the input and the output."""
         return 1 if self.kernel else -1
 
 

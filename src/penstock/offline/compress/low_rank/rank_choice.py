@@ -15,7 +15,7 @@ class RankChoice(msgspec.Struct, frozen=True):
     ms: float
     """Measured, of the layer alone."""
     error: float
-    """What it adds to the squared relative error of the model's outputs, estimated."""
+    """The estimated increase of the squared relative error of the model's outputs."""
     form: SplitForm | None = None
     """None: whole."""
     ranks: tuple[int, ...] = ()

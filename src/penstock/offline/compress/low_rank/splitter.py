@@ -1,4 +1,4 @@
-"""What the data say about every layer, and its factors at any rank."""
+"""The moments of every layer's data, and its factors at any rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer costs, whole and split: each alone in the engine, at the shape that it has in the model, on this machine."""
+"""Times of a layer, whole and split: each runs alone in the engine, with the layer's shape in the model, on this machine."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
 _SAME = 1e-3
-"""Relative error up to which two answers are the same: a value beside a rounding border may fall to either side of it."""
+"""Relative error up to which two answers count as equal, since a value near a rounding border may be rounded either way."""
 
 
 class DynamicOptions(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Groups of operators whose integers are switched together, and the INT8 model with any of them left float.
+"""Groups of operators that become float or integer together, and the INT8 model with any of them left float.
 
 Switching one operator alone would put conversions where none are in the INT8 model: between a convolution and its Relu, on
 one side of an addition, on one of the three projections of an attention. What belongs together is found in the graph alone:
@@ -35,7 +35,7 @@ _TRANSPARENT = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Softmax", "Identity", "Cast", "Dropout", "MatMul"}
     | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Split", "Slice", "Concat", "Gather"}
 )
-"""What may lie between a projection and the product in which it meets another."""
+"""Operators allowed between a projection and the product that combines it with another."""
 
 
 class OperatorGroup(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class MixedModel:
         return frozenset(self._by_name) - {name}
 
     def is_integer(self, floats: Collection[str]) -> bool:
-        """Whether anything becomes integer with these groups float."""
+        """Whether any operator becomes integer if these groups stay float."""
         return bool(self.model.integer_nodes(self.placement, self.nodes(floats)))
 
     def with_float(self, floats: Collection[str] = ()) -> Artifact:
@@ -114,7 +114,7 @@ class _Grouping:
             self._readers[name].append("")
 
     def groups(self) -> tuple[OperatorGroup, ...]:
-        """The two rules, and what they leave together."""
+        """The two rules, and the groups that result."""
         for index, node in enumerate(self._nodes):
             if node.op_type not in LINEAR_OPS:
                 self._join(index, self._neighbours(index, node))
@@ -131,7 +131,7 @@ class _Grouping:
         )
 
     def _neighbours(self, index: int, node: onnx.NodeProto) -> list[int]:
-        """The operators that an operator which is no product goes with (rule 1)."""
+        """The operators that an operator other than a product joins (rule 1)."""
         producers = sorted({self._writers[name] for name in node.input if name in self._writers})
         if producers:
             own = [at for at in producers if self._is_only_read_by(self._nodes[at], node)]

@@ -1,4 +1,4 @@
-"""Which groups of an INT8 model cost its accuracy, and what each saves in time: measured, group by group.
+"""The accuracy that each group of an INT8 model costs and the time that it saves, measured group by group.
 
 For a group g, Δ is the loss with only g integer, Δ' what is won back by leaving g alone float in the INT8 model (``ranking.py``
 makes an order of the two), and τ = latency(all but g integer) - latency(all integer) what its integers save. τ is measured, since
@@ -29,9 +29,9 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
     alone: bool = True
     """Also measure every group by itself (Δ): as many versions again."""
     refined: float = 0.1
-    """Share of the groups, rounded up, whose places are decided one after another: eight versions more for each."""
+    """Share of the groups, rounded up, that are ranked one after another, with eight more versions each."""
     rows: int = 1
-    """Samples in a timed call, where the model leaves the choice."""
+    """Samples in a timed call, if the model accepts any number."""
     budget_s: float = 20.0
     """Seconds for all latencies; the groups of least effect stay untimed when they are over. 0 times none."""
     memory_bytes: int = 1 << 30
@@ -46,7 +46,7 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
 
 
 class GroupSensitivity(msgspec.Struct, frozen=True):
-    """Of one group."""
+    """The sensitivity of one group."""
 
     group: OperatorGroup
     rank: Rank
@@ -64,7 +64,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
 
     metric: str
     proxy: str
-    """What ``Rank.divergence`` is measured in."""
+    """The measure of ``Rank.divergence``."""
     samples: int
     original: Accuracy
     int8: Accuracy
@@ -76,11 +76,11 @@ class SensitivityReport(msgspec.Struct, frozen=True):
     """Median latency of one call; None if nothing was timed."""
     groups: tuple[GroupSensitivity, ...]
     unpaying: tuple[str, ...]
-    """Groups that are provably no slower float, each by itself and all of them together."""
+    """Groups that are provably no slower in float, each alone and all together."""
 
     @property
     def untimed(self) -> tuple[str, ...]:
-        """Groups whose saving was not measured."""
+        """Groups without a measured saving."""
         return tuple(one.group.name for one in self.groups if one.saving_ms is None)
 
 

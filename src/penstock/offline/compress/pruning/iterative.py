@@ -36,21 +36,21 @@ Progress = Callable[[int, int], None]
 
 
 class IterativeOptions(Options, frozen=True):
-    """The goal, the way there, and what may be lost."""
+    """The goal, the schedule, and the allowed loss."""
 
     goal: PruneOptions = PruneOptions()
     """Sparsity to end with, and weights to leave alone."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     """Times that pruning and retraining alternate on the way to the goal; one is one-shot pruning with retraining."""
     contract: Contract = Contract(max_accuracy_loss=0.005)
-    """What every level must meet on the held-out data; its latency is not looked at."""
+    """The contract that every level must meet on the held-out data; its latency is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
     """Of each level; ``weight_decay`` is the L2 penalty. The paper retrains at a tenth of the original learning rate or less, by
     SGD on labels; learning from the dense model's answers with AdamW bears more, and gains by it."""
     second_chance: NotNegative = 3.0
-    """Where a level does not meet the contract, it is retrained for this many times ``retrain.epochs`` more; 0 for never."""
+    """A level that fails the contract is retrained for this many times ``retrain.epochs`` more; 0 for never."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
-    """Where it still does not, halves of the way back to the last good level are tried so often."""
+    """If it still fails, this many intermediate levels are tried, each half-way back to the last good one."""
     l1: NotNegative = 0.0
     """L1 penalty of prunable weights: each step moves them by this times the learning rate towards zero. The paper finds L2
     better where the survivors are retrained."""
@@ -109,7 +109,7 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """What to try after ``levels``: factor, start and epochs; None at the goal, or when the tries are used up. Pure."""
+    """The next level after ``levels``, with factor, start and epochs; None at the goal, or if no tries are left. Pure."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs

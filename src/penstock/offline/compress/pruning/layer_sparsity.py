@@ -1,4 +1,4 @@
-"""How much pruning each layer bears, measured, and the sparsities that meet a total at the least predicted loss.
+"""The sparsity that each layer tolerates, measured, and the sparsities that reach a total at the least predicted loss.
 
 One layer at a time is pruned to some sparsities, the rest left alone, and the model judged: a curve per layer (Han et al.,
 2015, §3.2, "sensitivity"). What is lost can only grow with sparsity, so the curves are made monotone by least squares (pool
@@ -64,7 +64,7 @@ class LayerSensitivity(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Sparsities that meet a total, and what the curves predict that they cost."""
+    """Sparsities that reach a total, and their predicted cost."""
 
     sparsities: dict[str, Share]
     predicted: float

@@ -55,7 +55,7 @@ class PairedLayer(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two layers and what is between them, in order of the graph."""
+    """Two layers and the operators between them, in order of the graph."""
 
     first: PairedLayer
     second: PairedLayer

@@ -1,4 +1,4 @@
-"""What every INT8 method begins with: channels of like ranges, and the placement that is fastest on this machine."""
+"""The first steps of every INT8 method: channels of like ranges, and the placement that is fastest on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.offline.sessions import signature_of
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
-"""By name; ``best`` is none of them: it tries all, tensor by tensor."""
+"""Range methods by name; ``best``, which tries all tensor by tensor, is not one of them."""
 _ROWS = 32
 """Samples that give the ranges with which placements are timed."""
 

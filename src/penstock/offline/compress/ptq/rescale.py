@@ -1,4 +1,4 @@
-"""Channels of a tensor rescaled inside a model, so that what the model computes stays the same.
+"""Rescale channels of a tensor inside a model without changing what the model computes.
 
 A tensor x may be divided by positive numbers s, one a channel, if what writes it can be divided by s, all that reads it
 multiplies s back into its weights, and every operator in between is positively homogeneous in each channel, f(s x) = s f(x).
@@ -71,7 +71,7 @@ class Side(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Where a link ends: a product with constant weights, and the tensor that it reads."""
+    """The end of a link: a product with constant weights, and the tensor that it reads."""
 
     node: ir.Node
     side: Side

@@ -1,4 +1,4 @@
-"""Which tensors of a model can share values, and what kind of layer each belongs to."""
+"""The tensors of a model that can share values, and the kind of layer that each belongs to."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
 
 
 def _kind(value: ir.Value) -> tuple[Kind | None, int]:
-    """What ``value`` is to the nodes that read it, and its zero point; None if it is no weight of theirs."""
+    """The role of ``value`` for the nodes that read it, and its zero point; None if it is not a weight."""
     kinds: set[Kind] = set()
     zero = 0
     for node, index in value.uses():

@@ -81,7 +81,7 @@ def share_only(artifact: Artifact, name: str, bits: int) -> Artifact:
 
 
 def share_layer(layer: SharedTensor, bits: int, half: bool = True) -> tuple[Array, dict[str, Any]]:
-    """The layer's tensor with at most 2 ** ``bits`` values besides zero, of its own type, and what that took."""
+    """The layer's tensor with at most 2 ** ``bits`` values besides zero, of the same type, and facts about it."""
     array = layer.array
     is_integer = array.dtype.kind in "iu"
     kept = array != layer.zero

@@ -84,7 +84,7 @@ class DistillationLoss:
             for name, kind in self.kinds.items()
             if kind is OutputKind.PROBABILITIES and name in softened
         }
-        """For outputs that a Softmax makes, the tensor it is made of, where logarithms do not underflow."""
+        """For outputs of a Softmax, its input, whose logarithms do not underflow."""
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         answers = self.teacher(tensors, rows)
@@ -191,7 +191,7 @@ def _variance(answer: Array) -> float:
 
 
 def _softmax_inputs(artifact: Artifact) -> dict[str, str]:
-    """For each graph output that a Softmax over the last axis makes, what that takes."""
+    """The input of each Softmax over the last axis whose result is a graph output."""
     graph = read_proto(artifact).graph
     return {
         node.output[0]: node.input[0]

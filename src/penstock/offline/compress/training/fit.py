@@ -75,7 +75,7 @@ class _Progress(msgspec.Struct):
 
 
 class _Checkpoint(msgspec.Struct):
-    """A run as it stands. ``optimizer`` is by the number of the parameter, then by name."""
+    """The state of a run. ``optimizer`` is by the number of the parameter, then by name."""
 
     origin: dict[str, Any]
     progress: _Progress
@@ -145,7 +145,7 @@ class _Run:
         )
 
     def _advance(self) -> None:
-        """One step and what is due after it; or the end, if time is up."""
+        """One step and its follow-up work; or the end, if time is up."""
         progress = self.progress
         if self.options.time_s is not None and self._seconds() >= self.options.time_s:
             # Saved before it is wound up, so that with more time it can go on.

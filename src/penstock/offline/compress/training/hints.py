@@ -67,7 +67,7 @@ def _channel_axis(name: str, student: tuple[int, ...], teacher: tuple[int, ...])
 
 
 def _adaptor(student: int, teacher: int, generator: Any) -> Any:
-    """A [teacher, student] matrix: the identity where it can be, else at random."""
+    """A [teacher, student] matrix: the identity for equal widths, else random."""
     if student == teacher:
         return nn.Parameter(torch.eye(teacher))
     return nn.Parameter(torch.randn(teacher, student, generator=generator) / student**0.5)

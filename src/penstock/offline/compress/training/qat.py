@@ -1,4 +1,4 @@
-"""Quantisation-aware training: the INT8 graph itself is trained, from where post-training quantisation left it.
+"""Quantisation-aware training: train the INT8 graph, starting from post-training quantisation.
 
 The teacher is the float model, so no labels are needed. What comes back is the same graph with other integers and scales.
 """

@@ -85,7 +85,7 @@ class Coupling:
         self.axes: dict[ir.Value, Axes] = {}
         self.slots: list[ChannelSlot] = []
         self.edits: list[Callable[[Count], None]] = []
-        """What else must change in the graph with the widths: constant shapes, sizes of parts, attributes."""
+        """Other changes of the graph that follow from the widths: constant shapes, sizes of parts, attributes."""
         self._parent: list[int] = []
         self._reasons: dict[int, str] = {}
         self._blurred: dict[int, str] = {}
@@ -119,7 +119,7 @@ class Coupling:
                     notes.setdefault(stays, notes.pop(goes))
 
     def freeze(self, labels: Labels | None, reason: str) -> None:
-        """Say that these positions cannot be cut; the first reason stays."""
+        """Mark these positions as not to be cut; the first reason is kept."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._reasons.setdefault(root, reason)
 

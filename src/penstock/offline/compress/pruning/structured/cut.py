@@ -36,7 +36,7 @@ _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 
 
 class Structure:
-    """A model's groups of channels, and what each constant has to do with them.
+    """A model's groups of channels, and the constants that depend on each.
 
     ``exact`` leaves alone what cannot be cut without changing what stays: channels that LayerNormalization or a mean runs over.
     The model is read with its constants folded, so that shapes stand in it as numbers.
@@ -66,7 +66,7 @@ class Structure:
         raise InvalidArgument(f"the model has no group '{name}'", f"its groups: {', '.join(self._units)}")
 
     def explain(self) -> list[str]:
-        """A line for each group: its layers, what can be cut of it, and why the rest cannot."""
+        """One line per group: its layers, the units that can be cut, and the reason why others cannot."""
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)

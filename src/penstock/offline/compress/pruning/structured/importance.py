@@ -1,4 +1,4 @@
-"""How much each unit of each group matters, from weights alone or with data. ``taylor.py`` has what needs gradients.
+"""The importance of each unit of each group, from weights alone or with data. ``taylor.py`` uses gradients.
 
 A score is what cutting the unit loses; those of a group add up to 1, so that scores of several groups can be weighed.
 """

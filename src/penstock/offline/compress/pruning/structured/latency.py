@@ -23,7 +23,7 @@ from penstock.tensor import Array
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SECONDS = 0.04
-"""For which a layer is measured at one width."""
+"""The key of one measurement: a layer at one width."""
 
 _Axes = list[tuple[Labels | None, int]]
 """Of each axis of an operand what is cut with it, and its length."""

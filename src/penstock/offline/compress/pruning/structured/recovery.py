@@ -32,12 +32,12 @@ from penstock.offline.judge.judge import Judge, hold_out
 
 
 class ShrinkOptions(Options, frozen=True):
-    """How far to go, and what it may cost."""
+    """The goal, the steps, and the allowed loss."""
 
     speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
     """How many times faster the model shall be at one sample a call."""
     contract: Contract = Contract()
-    """What every round must meet on the held-out data; its latency is not looked at."""
+    """The contract that every round must meet on the held-out data; its latency is ignored."""
     share: Share = 0.1
     """Share of the layers' present time that a round takes away, or one step of width if that is more."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
@@ -54,7 +54,7 @@ class ShrinkOptions(Options, frozen=True):
     heads: bool = True
     exact: bool = True
     threads: Count = 1
-    """For which latency is measured."""
+    """Threads with which latency is measured."""
 
 
 class Round(RoundEntry, frozen=True, kw_only=True):

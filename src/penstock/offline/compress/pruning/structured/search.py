@@ -40,7 +40,7 @@ _MEASURE_S = 1.0
 
 
 class NarrowOptions(Options, frozen=True):
-    """What to cut."""
+    """The width to cut to, and the choice of units."""
 
     width: Share = 0.75
     """Share of its units that each group keeps; the most that it keeps if ``speedup`` is given, where 1 is usual."""
@@ -57,7 +57,7 @@ class NarrowOptions(Options, frozen=True):
     least: Share = 0.25
     """Share of its units that a group keeps at least when ``speedup`` asks for more."""
     threads: Count = 1
-    """For which latency is measured."""
+    """Threads with which latency is measured."""
 
 
 def narrow(
