@@ -20,6 +20,7 @@ NAMES = [
     "Tensor",
     "__version__",
     "build",
+    "compress",
     "model",
     "open",
 ]

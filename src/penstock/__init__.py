@@ -18,6 +18,7 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.offline.build import BuildResult, Recipe, build
+    from penstock.offline.compress.functions import compress
     from penstock.offline.judge.contract import Contract
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
@@ -36,6 +37,7 @@ __all__ = [
     "Tensor",
     "__version__",
     "build",
+    "compress",
     "model",
     "open",
 ]
@@ -50,6 +52,7 @@ _HOMES = {
     "Recipe": "penstock.offline.build",
     "Tensor": "penstock.online.instances.python.typed",
     "build": "penstock.offline.build",
+    "compress": "penstock.offline.compress.functions",
     "model": "penstock.online.instances.python.typed",
     "open": "penstock.runtime",
 }

@@ -60,26 +60,37 @@ class Resolved(msgspec.Struct, Generic[_Config], frozen=True):
 
 def settings(of: type[msgspec.Struct]) -> list[Setting]:
     """Describe every field of a configuration, in declared order."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(of))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    help_texts = {
-        field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in pairwise(tree.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
+    help_texts = field_docs(of)
     return [
         Setting(
             field.name,
             plain_type(field.type),
             _bounds(field.type),
             field.default,
-            " ".join(help_texts[field.name].split()),
+            help_texts[field.name],
             is_flag="flag" in getattr(field.type, "__metadata__", ()),
             is_secret="secret" in getattr(field.type, "__metadata__", ()),
         )
         for field in msgspec.structs.fields(of)
     ]
+
+
+def field_docs(of: type[msgspec.Struct]) -> dict[str, str]:
+    """The docstring of each documented field of ``of`` and its base classes, as one line."""
+    found: dict[str, str] = {}
+    for kind in reversed(of.__mro__):
+        if issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+            assert isinstance(tree, ast.ClassDef)
+            found |= {
+                field.target.id: " ".join(text.value.value.split())
+                for field, text in pairwise(tree.body)
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+                if isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+                and isinstance(text.value.value, str)
+            }
+    return found
 
 
 def resolve(

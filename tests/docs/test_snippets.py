@@ -1,4 +1,4 @@
-"""The Python of the compression pages runs as it is printed, in the order of each page."""
+"""The Python of the compression pages and of the command reference runs as it is printed, in the order of each page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "compression").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs" / "compression").glob("*.md")), ROOT / "docs" / "reference" / "cli.md"]
 GOES_ON_FROM = {"mixed-precision": "sensitivity"}
 """Pages that begin where another one ends."""
 

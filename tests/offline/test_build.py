@@ -27,7 +27,7 @@ from penstock.errors import (
     NotFound,
 )
 from penstock.offline.build import BuildResult, Compression, Recipe, build, instances
-from penstock.offline.compress.planner.plan import Plan
+from penstock.offline.compress.planner.plan import CompressionPlan
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
@@ -434,8 +434,8 @@ def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monk
             tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), "dense"))
     wrong = Artifact.from_bytes(proto.SerializeToString())
 
-    def planned(*_: object, **__: object) -> Plan:
-        return Plan((Version(wrong, compression="prune"),), ())
+    def planned(*_: object, **__: object) -> CompressionPlan:
+        return CompressionPlan((Version(wrong, compression="prune"),), ())
 
     monkeypatch.setattr("penstock.offline.build.plan", planned)
     recipe = msgspec.structs.replace(QUICK, compression=Compression(budget_s=1))

@@ -31,6 +31,7 @@ import msgspec
 import typer
 
 from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, PenstockError
+from penstock.offline.compress.table import METHODS
 from penstock.version import __version__
 
 _PANELS = {
@@ -49,16 +50,7 @@ _PANELS = {
         "infer": "Run a bundle or model on the rows of an npz file, without a server.",
         "bench": "Send load to a server, closed or open loop, and report throughput and latencies.",
     },
-    "Single compression methods": {
-        "quantize": "Quantise to INT8, or store weights in fewer bits, without training.",
-        "qat": "Quantise to INT8 with training (quantisation-aware training).",
-        "sensitivity": "Rank groups of operators by the accuracy that INT8 costs and the time that it saves.",
-        "prune": "Set the smallest weights to zero, at once or in steps with retraining.",
-        "prune-channels": "Remove whole channels and attention heads, which leaves a smaller dense model.",
-        "low-rank": "Split large layers into two thinner ones, within an error bound.",
-        "share": "Cluster weights onto a few shared values, and write or read the coded model.",
-        "distill": "Train a student model on the outputs of a teacher.",
-    },
+    "Single compression methods": {entry.name: entry.summary for entry in METHODS.values()},
 }
 """Every command with one line of help, by panel, so that ``penstock --help`` imports none of them."""
 
@@ -160,8 +152,10 @@ def _command(arguments: list[str]) -> str | None:
 
 def _load(name: str) -> Callable[..., Any]:
     with _noticing_interrupts():
-        module = name.replace("-", "_")
-        body: Callable[..., Any] = getattr(importlib.import_module(f"penstock.cli.{module}"), module)
+        if name in METHODS:
+            body: Callable[..., Any] = importlib.import_module("penstock.cli.methods.command").make_command(name)
+        else:
+            body = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
     return body
 
 

@@ -37,7 +37,7 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
 )
-from penstock.offline.compress.planner.plan import Plan, PlanOptions, known_key, plan
+from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
@@ -357,10 +357,10 @@ def _plan(
     options: PlanOptions | None,
     recipe: Recipe,
     on_progress: OnProgress,
-) -> Plan:
+) -> CompressionPlan:
     """The plan for the optimised model; an empty one if compression was not asked for."""
     if options is None or recipe.compression is None or data is None:
-        return Plan((), ())
+        return CompressionPlan((), ())
     return plan(fp32, data, options, original=original, folder=recipe.compression.folder, on_progress=on_progress)
 
 
@@ -369,7 +369,7 @@ def _distinct(versions: Sequence[Version]) -> list[Version]:
     return list({version.artifact.digest: version for version in reversed(versions)}.values())[::-1]
 
 
-def _disappointed(planned: Plan, tuned: TuneResult) -> tuple[str, ...]:
+def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...]:
     """A note if nothing that the plan kept stood its ground on the evaluation data."""
     ours = {version.compression for version in planned.versions}
     records = [record for record in tuned.records if record.compression in ours]

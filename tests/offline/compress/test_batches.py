@@ -17,7 +17,7 @@ import networks
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
 from penstock.offline.compress import taps
-from penstock.offline.compress.batches import Batches
+from penstock.offline.compress.batches import CalibrationBatches
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.sessions import signature_of
@@ -84,7 +84,7 @@ def test_shapes_may_differ_from_batch_to_batch() -> None:
 
 def test_the_survey_counts_batches_and_finds_the_largest() -> None:
     reader = Reader(samples(2, 5), samples(7, 4), samples(1, 11))
-    batches = Batches(signature_of(EXACT), reader, 3)
+    batches = CalibrationBatches(signature_of(EXACT), reader, 3)
     assert batches.count == 1 + 3 + 1 == len(list(batches))
     assert batches.largest["x"].shape == (3, 4, 4)
     assert reader.passes == 2
@@ -93,14 +93,14 @@ def test_the_survey_counts_batches_and_finds_the_largest() -> None:
 def test_a_model_of_fixed_batch_gets_its_own_from_every_part() -> None:
     model = networks.cnn(8, batch=2)
     parts = [{"x": networks.images(4)}, {"x": networks.images(2)}]
-    assert [len(batch["x"]) for batch in Batches(signature_of(model), parts, 32)] == [2, 2, 2]
+    assert [len(batch["x"]) for batch in CalibrationBatches(signature_of(model), parts, 32)] == [2, 2, 2]
     with pytest.raises(InvalidData, match="calibration batch 1: .*exactly 2 samples"):
         collect(model, [parts[0], {"x": networks.images(3)}])
 
 
 def test_the_digest_is_of_values_and_order() -> None:
     def digest(*batches: Array) -> str:
-        return Batches(signature_of(EXACT), Reader(*batches), 32).digest
+        return CalibrationBatches(signature_of(EXACT), Reader(*batches), 32).digest
 
     assert digest(samples(3), samples(4)) == digest(samples(3), samples(4))
     assert digest(samples(3), samples(4)) != digest(samples(4), samples(3))

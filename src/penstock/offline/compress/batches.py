@@ -16,7 +16,7 @@ object whose ``__iter__`` reads the samples from where they lie.
 """
 
 
-class Batches:
+class CalibrationBatches:
     """``data`` checked against ``signature`` and cut into batches of at most ``batch_size`` samples; the arrays are views.
 
     A model whose inputs' first axes are fixed to k gets k samples at a time. Arrays that are no inputs are left out.

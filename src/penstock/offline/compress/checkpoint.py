@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from penstock.artifact import Artifact, Step
 from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.storage.atomic import write_whole
 
@@ -19,6 +20,11 @@ _DIGEST_BYTES = 32
 _LARGEST = (1 << 32) - 1
 """Bytes of an array: MessagePack's own limit."""
 T = TypeVar("T")
+
+
+class _Model(msgspec.Struct, frozen=True):
+    data: bytes
+    provenance: tuple[Step, ...]
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -51,6 +57,17 @@ def read_checkpoint(path: Path, kind: type[T]) -> T | None:
     except (OSError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise _damaged(path) from error
     raise _damaged(path)
+
+
+def write_model(path: Path, model: Artifact) -> None:
+    """Write ``model`` and its provenance to ``path`` atomically. Raises ResourceExhausted."""
+    write_checkpoint(path, _Model(model.data, model.provenance), "a model")
+
+
+def read_model(path: Path) -> Artifact | None:
+    """The model in a checkpoint; None if there is no such file. Raises InvalidArgument if it is damaged."""
+    found = read_checkpoint(path, _Model)
+    return Artifact.from_bytes(found.data, provenance=found.provenance) if found else None
 
 
 def _damaged(path: Path) -> InvalidArgument:

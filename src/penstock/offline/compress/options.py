@@ -1,36 +1,128 @@
-"""Options of a method that are checked against their annotations: bounds stand where the field does."""
+"""Options whose bounds, help and command-line form are declared with the field that holds the value."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from penstock.config import did_you_mean, plain_type
 from penstock.errors import InvalidConfig
 
-Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+class Usage(msgspec.Struct, frozen=True, eq=False):
+    """How an option behaves on the command line and together with other options; part of its annotation."""
+
+    text: Literal["", "share", "seconds", "file"] = ""
+    """How its value is written: ``share`` as 5%, ``seconds`` as 20s, ``file`` as a path. Empty: as its type."""
+    needs: Mapping[str, tuple[str, ...]] = {}
+    """Options that must be set as well, each to one of these values; no values: to anything that is true."""
+    excludes: tuple[str, ...] = ()
+    """Options that cannot be given together with this one."""
+    writes: Literal["", "picture", "report", "coded model"] = ""
+    """What the method writes to this file; an existing file of another kind is not replaced."""
+    default: str = ""
+    """The default as help shows it, where the field's own default does not say it."""
+    hidden: bool = False
+    """Offered in Python only."""
+
+
+Share = Annotated[float, msgspec.Meta(gt=0, le=1), Usage("share")]
+Part = Annotated[float, msgspec.Meta(ge=0, le=1), Usage("share")]
+"""A share that may be nothing."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Seed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+File = Annotated[str, Usage("file")]
+
+_BOUNDS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
+Spell = Callable[[str], str]
+"""How messages write the name of an option."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Base of the options of a method."""
+    """Base of options that are checked against their annotations."""
 
-    of: ClassVar[str] = "the method"
-    """Whose options they are, for messages."""
-
-    def check(self) -> None:
+    def check(self, spell: Spell = str) -> None:
         """Raises InvalidConfig if a field, or one of options within, is not what its annotation allows."""
         try:
             msgspec.convert(msgspec.to_builtins(self), type(self))
         except msgspec.ValidationError as error:
             expected, _, path = str(error).partition(" - at `$.")
             name = path.rstrip("`")
-            plain = name.replace(".", "_").isidentifier()
-            value = f"={attrgetter(name)(self)!r}" if plain else ""
-            bound = re.search(r"([<>]=? )(\S+)$", expected)
-            hint = f"{name} {bound[1]}{float(bound[2]):g}" if bound else expected[:1].lower() + expected[1:]
-            raise InvalidConfig(f"{self.of} cannot use {name}{value}", hint) from None
+            got = f", got {_shown(self, name, attrgetter(name)(self))}" if name.replace(".", "_").isidentifier() else ""
+            message = f"{spell(name)} must be {self._wanted(name, expected)}{got}"
+            raise InvalidConfig(message, f"change {spell(name)}, or leave it out") from None
+
+    def _wanted(self, name: str, expected: str) -> str:
+        """What the annotation of ``name`` demands, for a message; ``expected`` is what msgspec says of it."""
+        if bound := re.search(r"([<>]=?) (\S+)$", expected):
+            return f"{_BOUNDS[bound[1]]} {_shown(self, name, float(bound[2]))}"
+        kind = next((plain_type(field.type) for field in msgspec.structs.fields(self) if field.name == name), None)
+        if get_origin(kind) is Literal:
+            return f"one of {', '.join(map(str, get_args(kind)))}"
+        return f"of another type: {expected[:1].lower()}{expected[1:]}"
+
+    @classmethod
+    def make(cls, given: Mapping[str, Any], spell: Spell = str) -> Self:
+        """Options of the values ``given``, checked. Raises InvalidConfig, which writes names as ``spell`` says."""
+        fields = msgspec.structs.fields(cls)
+        known = {field.name: field for field in fields}
+        for name in given:
+            if name not in known:
+                raise InvalidConfig(f"unknown option '{name}'", did_you_mean(name, known))
+        if missing := [field.name for field in fields if field.required and field.name not in given]:
+            raise InvalidConfig(f"{spell(missing[0])} is required")
+        options = cls(**given)
+        options.check(spell)
+        used = usages(cls)
+        asked = [name for name, value in given.items() if value is not None and (value or known[name].default)]
+        for name in asked:
+            options._check_together(name, used[name], asked, spell)
+        return options
+
+    def _check_together(self, name: str, usage: Usage, given: list[str], spell: Spell) -> None:
+        for other, values in usage.needs.items():
+            value = getattr(self, other)
+            if not (value in values if values else value):
+                wanted = f"{spell(other)} {' or '.join(values)}".rstrip()
+                raise InvalidConfig(f"{spell(name)} requires {wanted}", f"add {wanted}, or leave {spell(name)} out")
+        for other in usage.excludes:
+            if other in given:
+                raise InvalidConfig(f"{spell(name)} and {spell(other)} exclude each other", "leave one of them out")
+
+
+def usages(options: type[msgspec.Struct]) -> dict[str, Usage]:
+    """The ``Usage`` of each field; one of defaults where its annotation has none."""
+    hints = get_type_hints(options, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(options):
+        merged: dict[str, Any] = {}
+        for part in _annotations(hints[field.name]):
+            if isinstance(part, Usage):
+                merged |= {name: value for name, value in msgspec.structs.asdict(part).items() if value}
+        found[field.name] = Usage(**merged)
+    return found
+
+
+def option_name(field: str, default: object = None) -> str:
+    """The name of ``field`` on a command line: ``--per-layer``; ``--no-heads`` for one that is on by default."""
+    return f"--{'no-' if default is True else ''}{field.removesuffix('_s').replace('_', '-')}"
+
+
+def _annotations(hint: Any) -> list[Any]:
+    """All metadata of an annotation, outermost last, through ``| None``."""
+    if get_origin(hint) is Annotated:
+        inner, *more = get_args(hint)
+        return [*_annotations(inner), *more]
+    return [part for argument in get_args(hint) for part in _annotations(argument)]
+
+
+def _shown(options: msgspec.Struct, name: str, value: object) -> str:
+    if isinstance(value, float) and "." not in name and usages(type(options))[name].text == "share":
+        return f"{100 * value:g}%"
+    return f"{value:g}" if isinstance(value, float) else repr(value)

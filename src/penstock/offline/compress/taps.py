@@ -1,4 +1,4 @@
-"""The tensors inside a model while it runs over data: what calibration, equalisation, bias correction and factorisation look at.
+"""Read the tensors inside a model while it runs over data, for calibration, equalisation, bias correction and factorisation.
 
 Tensors come one batch at a time and are dropped again, so that statistics of any amount of data take little memory. They are
 taken in groups: a copy of the model that has a group's tensors as its outputs runs over all batches. A group is as large as the
@@ -14,7 +14,7 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidData, ResourceExhausted
-from penstock.offline.compress.batches import Batches, Data
+from penstock.offline.compress.batches import CalibrationBatches, Data
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.perf.measure import repeat_rows
@@ -31,11 +31,11 @@ _NAMED = 5
 
 
 def no_progress(_done: int, _total: int) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 class Taps:
-    """A model's tensors on data, by name, batch by batch, as the graph stands: the engine rewrites nothing."""
+    """A model's tensors on data, by name, batch by batch. The engine runs the graph without rewriting it."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Taps:
         """``memory_bytes`` bounds what the tapped tensors of one batch take, or the largest of them alone.
 
         ``signature`` is the model's where it is known already.
-        Raises as ``Batches`` if the data do not fit the model's inputs.
+        Raises as ``CalibrationBatches`` if the data do not fit the model's inputs.
         """
         self._proto = read_proto(artifact)
         self._threads = threads
         self._memory_bytes = memory_bytes
         self._signature = signature or signature_of(artifact)
-        self.batches = Batches(self._signature, data, batch_size)
+        self.batches = CalibrationBatches(self._signature, data, batch_size)
 
     def run(
         self,
@@ -131,7 +131,7 @@ class Taps:
         return sizes
 
     def showing(self, outputs: Sequence[str]) -> Artifact:
-        """The model with ``outputs`` in place of its own; what they do not need is not run."""
+        """The model with ``outputs`` instead of its own outputs; operators that they do not need do not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
         own = {value.name: value for value in proto.graph.output}
@@ -174,7 +174,7 @@ def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
 
 
 def _check_finite(name: str, array: Array, first: int, rows: int) -> None:
-    """Refuse what a batch of ``rows`` samples, from number ``first`` on, made NaN or infinite."""
+    """Raise InvalidData if a batch of ``rows`` samples, from number ``first`` on, made ``array`` NaN or infinite."""
     if np.isfinite(array).all():
         return
     where = f"samples {first} to {first + rows - 1}"

@@ -17,7 +17,7 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.low_rank import factorize as module
 from penstock.offline.compress.low_rank.convolution import products
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, break_even, factorize
-from penstock.offline.compress.low_rank.layers import Layer
+from penstock.offline.compress.low_rank.layers import SplittableLayer
 from penstock.offline.compress.low_rank.timing import Way
 from penstock.tensor import Array
 
@@ -58,7 +58,7 @@ def picture(batch: int | str = "N") -> tuple[Artifact, Dataset]:
 def _times_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which a layer takes as long as it multiplies."""
 
-    def measure(layer: Layer, _shape: tuple[int, ...], ways: list[Way], _threads: int) -> dict[Way, float]:
+    def measure(layer: SplittableLayer, _shape: tuple[int, ...], ways: list[Way], _threads: int) -> dict[Way, float]:
         return {way: products(layer.weight.shape, *way) / 1e5 for way in ways}
 
     monkeypatch.setattr(module, "measure", measure)

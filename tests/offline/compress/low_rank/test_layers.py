@@ -12,7 +12,7 @@ import pytest
 from networks import Network
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.low_rank.convolution import Form, spatial, spatial_split, tucker
+from penstock.offline.compress.low_rank.convolution import SplitForm, spatial, spatial_split, tucker
 from penstock.offline.compress.low_rank.layers import alone, layers, replace
 from penstock.offline.compress.low_rank.matrix import Split, decompose
 from penstock.offline.optimize.model import load_model, to_bytes
@@ -26,11 +26,11 @@ def run(artifact: Artifact, x: Array) -> Array:
     return get_engine("onnxruntime").load(artifact, {"threads": 1}).forward({"x": x})["y"]
 
 
-def whole(weight: Array, form: Form) -> Split:
+def whole(weight: Array, form: SplitForm) -> Split:
     outputs, inputs, *kernel = weight.shape
-    if form is Form.SPATIAL:
+    if form is SplitForm.SPATIAL:
         return spatial_split(spatial(weight, None), min(outputs * kernel[1], inputs * kernel[0]), weight.shape)
-    if form is Form.TUCKER:
+    if form is SplitForm.TUCKER:
         return tucker(weight, (inputs, outputs), None, None)[0]
     matrix = weight.reshape(outputs, -1)
     return decompose(matrix, None, of_results=True, centred=False).at(min(matrix.shape), tuple(kernel))
@@ -43,7 +43,7 @@ def convolution(bias: bool = True, **attributes: Any) -> Artifact:
     return n.artifact({"x": ["N", 4, 13, 14]}, {"y": ["N", 6, "h", "w"]})
 
 
-@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("form", list(SplitForm))
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -58,7 +58,7 @@ def convolution(bias: bool = True, **attributes: Any) -> Artifact:
     ids=str,
 )
 @pytest.mark.parametrize("bias", [True, False])
-def test_convolutions_keep_their_places(attributes: dict[str, Any], form: Form, bias: bool) -> None:
+def test_convolutions_keep_their_places(attributes: dict[str, Any], form: SplitForm, bias: bool) -> None:
     artifact = convolution(bias, **attributes)
     model = load_model(artifact)
     (layer,) = layers(model)
@@ -66,7 +66,7 @@ def test_convolutions_keep_their_places(attributes: dict[str, Any], form: Form, 
     changed = Artifact.from_bytes(to_bytes(model))
     proto = onnx.load_model_from_string(changed.data)
     onnx.checker.check_model(proto, full_check=True)
-    assert len(proto.graph.node) == (3 if form is Form.TUCKER else 2)
+    assert len(proto.graph.node) == (3 if form is SplitForm.TUCKER else 2)
     assert len(proto.graph.initializer) == len(proto.graph.node) + bias
     x = np.random.default_rng(0).standard_normal((2, 4, 13, 14)).astype(np.float32)
     want, got = run(artifact, x), run(changed, x)
@@ -97,7 +97,7 @@ def test_matmuls_of_any_rank_are_split_and_shared_weights_kept() -> None:
 def check_product(artifact: Artifact, shape: tuple[int, ...]) -> None:
     model = load_model(artifact)
     for layer in layers(model):
-        replace(layer, Form.CHANNEL, whole(layer.weight, Form.CHANNEL))
+        replace(layer, SplitForm.CHANNEL, whole(layer.weight, SplitForm.CHANNEL))
     changed = Artifact.from_bytes(to_bytes(model))
     onnx.checker.check_model(onnx.load_model_from_string(changed.data), full_check=True)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -111,7 +111,7 @@ def test_three_dimensions_and_one() -> None:
         kernel = (3, 2, 2)[: len(size)]
         n.op("Conv", "x", n.normal(6, 4, *kernel), n.normal(6), name="y", strides=[2] * len(size))
         artifact = n.artifact({"x": ["N", 4, *size]}, {"y": ["N", 6, *"abc"[: len(size)]]})
-        for form in (Form.CHANNEL, Form.TUCKER):
+        for form in (SplitForm.CHANNEL, SplitForm.TUCKER):
             model = load_model(artifact)
             replace(layers(model)[0], form, whole(layers(model)[0].weight, form))
             x = np.random.default_rng(0).standard_normal((2, 4, *size)).astype(np.float32)
@@ -138,7 +138,7 @@ def test_a_layer_alone_is_the_layer() -> None:
     (layer,) = layers(load_model(artifact))
     x = np.random.default_rng(0).standard_normal((3, 4, 13, 14)).astype(np.float32)
     want = run(artifact, x)
-    for form in (None, *Form):
+    for form in (None, *SplitForm):
         factors = [layer.weight] if form is None else whole(layer.weight, form).factors
         got = run(alone(layer, form, factors, x.shape), x)
         np.testing.assert_allclose(got, want, atol=ROUNDING * np.abs(want).max())

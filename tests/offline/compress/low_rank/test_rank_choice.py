@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.offline.compress.low_rank.rank_choice import Choice, frontier, furthest, path, price
+from penstock.offline.compress.low_rank.rank_choice import RankChoice, frontier, furthest, path, price
 
 CHOICES = st.lists(
-    st.builds(Choice, ms=st.integers(1, 50).map(float), error=st.integers(1, 50).map(float)), min_size=0, max_size=8
-).map(lambda found: [Choice(60.0, 0.0), *found])
+    st.builds(RankChoice, ms=st.integers(1, 50).map(float), error=st.integers(1, 50).map(float)), min_size=0, max_size=8
+).map(lambda found: [RankChoice(60.0, 0.0), *found])
 
 
 @given(CHOICES)
-def test_a_frontier_is_undominated_and_convex(choices: list[Choice]) -> None:
+def test_a_frontier_is_undominated_and_convex(choices: list[RankChoice]) -> None:
     best = frontier(choices)
-    assert best[0] == Choice(60.0, 0.0)
+    assert best[0] == RankChoice(60.0, 0.0)
     for one, two in itertools.pairwise(best):
         assert two.ms < one.ms
         assert two.error > one.error
@@ -33,7 +33,7 @@ def test_a_frontier_is_undominated_and_convex(choices: list[Choice]) -> None:
 
 
 @given(st.lists(CHOICES, min_size=1, max_size=3))
-def test_every_stop_is_the_least_error_for_its_time(options: list[list[Choice]]) -> None:
+def test_every_stop_is_the_least_error_for_its_time(options: list[list[RankChoice]]) -> None:
     fronts = [frontier(choices) for choices in options]
     everything = [
         (sum(choice.ms for choice in each), sum(choice.error for choice in each))

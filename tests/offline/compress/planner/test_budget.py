@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bundle.evidence import Accuracy, Interval
-from penstock.offline.compress.planner.budget import Kind, Spending
+from penstock.offline.compress.planner.budget import Spending
+from penstock.offline.compress.table import Kind
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metrics import paired_interval
 from penstock.offline.judge.sample_size import samples_needed

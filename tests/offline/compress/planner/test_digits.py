@@ -15,7 +15,7 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.offline.compress.planner import gain
 from penstock.offline.compress.planner import plan as module
-from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
+from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, plan
 from penstock.offline.compress.planner.route import Stage, stages
 from penstock.offline.compress.training.memory import training_bytes
 from penstock.offline.judge.contract import Contract
@@ -50,7 +50,7 @@ def route(target: str, *names: str) -> tuple[Stage, ...]:
     return tuple(Stage(one.moves, one.order) for one in found if one.moves[0].name in names)
 
 
-def outcomes(found: Plan) -> dict[str, str]:
+def outcomes(found: CompressionPlan) -> dict[str, str]:
     return {attempt.name: attempt.outcome for attempt in found.attempts}
 
 
@@ -123,7 +123,7 @@ def test_pruned_and_shared_resumed_equals_uninterrupted(digits: Artifact, data: 
 
     with pytest.raises(KeyboardInterrupt):
         plan(digits, data, SIZE, route=pruned, folder=tmp_path, on_progress=interrupt)
-    assert list(tmp_path.glob("*.steps/prune/*"))
+    assert list(tmp_path.glob("*.steps/level-*"))
     resumed = plan(digits, data, SIZE, route=pruned, folder=tmp_path)
     assert [a.digest for a in resumed.attempts] == [a.digest for a in whole.attempts]
     assert [v.artifact.digest for v in resumed.versions] == [v.artifact.digest for v in whole.versions]

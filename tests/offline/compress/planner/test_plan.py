@@ -24,17 +24,17 @@ from penstock.errors import (
     ResourceExhausted,
     Unsupported,
 )
+from penstock.offline.compress.method import StepContext
 from penstock.offline.compress.planner import gain
-from penstock.offline.compress.planner.budget import Kind
-from penstock.offline.compress.planner.moves import Move, State, Workshop
-from penstock.offline.compress.planner.plan import Plan, PlanOptions, plan
-from penstock.offline.compress.planner.route import Stage
+from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, plan
+from penstock.offline.compress.planner.route import Move, Stage
+from penstock.offline.compress.table import Kind
 from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
 SIZE = PlanOptions(contract=Contract(0.2), target="size", budget_s=100, epochs=1)
-Make = Callable[[Workshop, State], Artifact]
+Make = Callable[[Artifact, StepContext], Artifact]
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +62,20 @@ def changed(model: Artifact, change: Callable[[Array], Array], step: str) -> Art
 
 def rounding(levels: int) -> Make:
     """Fewer levels, fewer bytes as coded."""
-    return lambda _, state: changed(state.model, lambda array: np.round(array * levels) / levels, f"round-{levels}")
+    return lambda model, _: changed(model, lambda array: np.round(array * levels) / levels, f"round-{levels}")
 
 
-def spoiling(_: Workshop, state: State) -> Artifact:
-    return changed(state.model, lambda array: np.sign(array) * -1, "spoil")
+def spoiling(model: Artifact, _: StepContext) -> Artifact:
+    return changed(model, lambda array: np.sign(array) * -1, "spoil")
 
 
-def failing(_: Workshop, state: State) -> Artifact:
+def failing(model: Artifact, _: StepContext) -> Artifact:
     raise Unsupported("there is nothing to do")
+
+
+def scratch_of(context: StepContext) -> Path:
+    assert context.folder is not None
+    return context.folder
 
 
 def step(name: str, make: Make, kind: Kind = "sharing") -> Move:
@@ -81,7 +86,7 @@ GOOD, BETTER, BEST = (step(name, rounding(levels)) for name, levels in (("good",
 SPOIL, FAIL = step("spoil", spoiling), step("fail", failing)
 
 
-def told(found: Plan) -> list[tuple[str, str, str]]:
+def told(found: CompressionPlan) -> list[tuple[str, str, str]]:
     return [(attempt.parent, attempt.name, attempt.outcome) for attempt in found.attempts]
 
 
@@ -138,16 +143,16 @@ def test_nothing_kept(original: Artifact, data: Dataset) -> None:
 
 
 def test_a_step_costs_itself_only(original: Artifact, data: Dataset, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Workshop, state: State) -> Artifact:
+    def broken(model: Artifact, _: StepContext) -> Artifact:
         raise ZeroDivisionError("a defect")
 
-    def full(_: Workshop, state: State) -> Artifact:
+    def full(model: Artifact, _: StepContext) -> Artifact:
         raise ResourceExhausted("training would need 100 GiB")
 
-    def missing(_: Workshop, state: State) -> Artifact:
+    def missing(model: Artifact, _: StepContext) -> Artifact:
         raise EngineUnavailable("torch", "penstock[torch]")
 
-    def rubbish(_: Workshop, state: State) -> Artifact:
+    def rubbish(model: Artifact, _: StepContext) -> Artifact:
         return Artifact.from_bytes(b"no model")
 
     moves = [step(make.__name__, make) for make in (broken, full, missing, rubbish)]
@@ -161,9 +166,9 @@ def test_a_step_costs_itself_only(original: Artifact, data: Dataset, caplog: pyt
 def test_out_of_time(original: Artifact, data: Dataset, tmp_path: Path) -> None:
     clock = ManualClock()
 
-    def slow(workshop: Workshop, state: State) -> Artifact:
+    def slow(model: Artifact, context: StepContext) -> Artifact:
         clock.advance(70)
-        return rounding(64)(workshop, state)
+        return rounding(64)(model, context)
 
     route = (Stage((step("slow", slow), BETTER, BEST), "descend", until=0.6), Stage((BETTER, BEST), "first"))
     found = plan(original, data, SIZE, route=route, clock=clock, folder=tmp_path)
@@ -185,16 +190,16 @@ def test_a_step_that_takes_far_too_long_is_broken_off_and_goes_on(
 ) -> None:
     clock = ManualClock()
 
-    def endless(workshop: Workshop, state: State) -> Artifact:
-        workshop.scratch.mkdir(parents=True, exist_ok=True)
-        mark = workshop.scratch / "done"
+    def endless(model: Artifact, context: StepContext) -> Artifact:
+        scratch_of(context).mkdir(parents=True, exist_ok=True)
+        mark = scratch_of(context) / "done"
         done = int(mark.read_text()) if mark.exists() else 0
         while done < 4:
             clock.advance(50)
             done += 1
             mark.write_text(str(done))
-            workshop.on_progress(done, 4)
-        return rounding(64)(workshop, state)
+            context.stage("wait")(done, 4)
+        return rounding(64)(model, context)
 
     route = (Stage((step("endless", endless),), "first"),)
     found = plan(original, data, SIZE, route=route, clock=clock, folder=tmp_path)
@@ -210,12 +215,12 @@ def test_a_step_that_takes_far_too_long_is_broken_off_and_goes_on(
 def test_a_step_told_to_end_is_used_now_and_finished_later(original: Artifact, data: Dataset, tmp_path: Path) -> None:
     clock = ManualClock()
 
-    def patient(workshop: Workshop, state: State) -> Artifact:
+    def patient(model: Artifact, context: StepContext) -> Artifact:
         levels = 128
-        while levels > 16 and not workshop.is_over():
+        while levels > 16 and not context.is_over():
             clock.advance(60)
             levels //= 2
-        return rounding(levels)(workshop, state)
+        return rounding(levels)(model, context)
 
     route = (Stage((step("patient", patient),), "first"),)
     first = plan(original, data, SIZE, route=route, clock=clock, folder=tmp_path)
@@ -229,14 +234,14 @@ def test_a_step_told_to_end_is_used_now_and_finished_later(original: Artifact, d
 
 
 def test_progress_that_is_damaged_is_thrown_away(original: Artifact, data: Dataset, tmp_path: Path) -> None:
-    def careful(workshop: Workshop, state: State) -> Artifact:
-        if (workshop.scratch / "bad").exists():
+    def careful(model: Artifact, context: StepContext) -> Artifact:
+        if (scratch_of(context) / "bad").exists():
             raise InvalidArgument("the checkpoint is damaged")
-        return rounding(64)(workshop, state)
+        return rounding(64)(model, context)
 
-    def interrupted(workshop: Workshop, state: State) -> Artifact:
-        workshop.scratch.mkdir(parents=True)
-        (workshop.scratch / "bad").write_text("")
+    def interrupted(model: Artifact, context: StepContext) -> Artifact:
+        scratch_of(context).mkdir(parents=True)
+        (scratch_of(context) / "bad").write_text("")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -249,11 +254,11 @@ def test_an_interrupted_plan_decides_as_one_that_was_not(original: Artifact, dat
     made: list[str] = []
 
     def counted(name: str, levels: int, ends: bool = False) -> Move:
-        def make(workshop: Workshop, state: State) -> Artifact:
+        def make(model: Artifact, context: StepContext) -> Artifact:
             if ends:
                 raise KeyboardInterrupt
             made.append(name)
-            return rounding(levels)(workshop, state)
+            return rounding(levels)(model, context)
 
         return step(name, make)
 
@@ -316,10 +321,10 @@ def test_killed_and_gone_on(tmp_path: Path, original: Artifact, data: Dataset) -
         import networks, numpy as np
         from penstock.offline.compress.planner import gain
         from penstock.offline.compress.planner.plan import plan
-        from penstock.offline.compress.planner.route import Stage
+        from penstock.offline.compress.planner.route import Move, Stage
         from penstock.dataset import make_dataset
         gain._TIMING_S = 0.01
-        def kill(workshop, state):
+        def kill(model, context):
             os.kill(os.getpid(), signal.SIGKILL)
         data = make_dataset({"x": np.random.default_rng(0).standard_normal((160, 16)).astype(np.float32)}, None)
         plan(networks.mlp(), data, t.SIZE, route=(Stage((t.GOOD, t.step("best", kill)), "descend"),), folder=Path(sys.argv[1]))

@@ -3,12 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.offline.compress.planner.moves import Move
-from penstock.offline.compress.planner.route import Result, Stage, next_move, stages, worthwhile
+from penstock.offline.compress.planner.route import Move, Result, Stage, next_move, stages, worthwhile
 
 
 def move(name: str, cures: str = "") -> Move:
-    return Move(name, "precision", lambda _workshop, state: state.model, "int8", cures)  # type: ignore[arg-type]
+    return Move(name, "precision", lambda model, _context: model, "int8", cures)  # type: ignore[arg-type]
 
 
 MOVES = (move("a"), move("b"), move("c", "inaccurate"))

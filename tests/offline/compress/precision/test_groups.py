@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import networks
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
-from penstock.offline.compress.precision.groups import Group, MixedModel, find_groups
+from penstock.offline.compress.precision.groups import MixedModel, OperatorGroup, find_groups
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -140,7 +140,7 @@ def test_switching_groups_switches_exactly_their_nodes(artifact: Artifact, data:
     model = FloatModel(artifact)
     nodes = model.integer_nodes(QdqPlacement.WIDE)
     found = find_groups(model, nodes)
-    floats: set[Group] = data.draw(st.sets(st.sampled_from(found))) if found else set()
+    floats: set[OperatorGroup] = data.draw(st.sets(st.sampled_from(found))) if found else set()
     keep = {name for group in floats for name in group.nodes}
     left = {node.name for node in model.integer_nodes(QdqPlacement.WIDE, keep)}
     # Nothing is integer where no product is.

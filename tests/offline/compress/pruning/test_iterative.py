@@ -19,7 +19,7 @@ from penstock.dataset import Dataset, make_dataset
 from penstock.errors import ContractUnmet, InvalidArgument, Unsupported
 from penstock.offline.compress.pruning.iterative import (
     IterativeOptions,
-    Level,
+    PruningLevel,
     next_step,
     prune_iteratively,
     retrain_pruned,
@@ -164,9 +164,9 @@ def test_weights_in_half_precision_cannot_be_trained() -> None:
         prune_iteratively(n.artifact({"x": ["N", 16]}, {"y": ["N", 4]}), _data())
 
 
-def _play(options: IterativeOptions, bearable: float) -> list[Level]:
+def _play(options: IterativeOptions, bearable: float) -> list[PruningLevel]:
     """The levels of a run in which exactly the factors up to ``bearable`` meet the contract."""
-    levels: list[Level] = []
+    levels: list[PruningLevel] = []
     while (step := next_step(levels, options)) is not None:
         levels.append(msgspec.structs.replace(step, objection="" if step.factor <= bearable else "too much"))
         assert len(levels) < 1000

@@ -15,7 +15,7 @@ from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidConfig
 from penstock.offline.compress.pruning.layer_sparsity import (
     LayerCurve,
-    Sensitivity,
+    LayerSensitivity,
     allocate,
     hull,
     isotonic,
@@ -102,7 +102,7 @@ def test_curves_of_a_model(labels: bool) -> None:
         assert curve.accuracies[1] == pytest.approx(found.accuracy - curve.losses[1])
     assert calls[0] == (0, 6)
     assert calls[-1] == (6, 6)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Sensitivity) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=LayerSensitivity) == found
     assert all(curve.weight in found.chart() for curve in found.curves)
     chosen = allocate(found.curves, 0.8)
     pruned = prune(mlp(), PruneOptions(chosen.rule))

@@ -15,7 +15,7 @@ from networks import Network, cnn, mlp
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, Unsupported
-from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, Kind, distill, recover
+from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, OutputKind, distill, recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.trainable import TrainableModel
@@ -69,7 +69,7 @@ def test_with_labels_it_is_the_formula_of_hinton() -> None:
     value, loss, (z, tensors) = loss_of(two_layers(8, 1), mlp(), True, temperature=3.0, teacher_share=0.6)
     given = tensors["y"].detach().numpy().astype(np.float64)
     cross_entropy = -np.log(softened(given, 1.0)[np.arange(64), LABELS]).mean()
-    assert loss.kinds == {"y": Kind.LOGITS}
+    assert loss.kinds == {"y": OutputKind.LOGITS}
     assert value == pytest.approx(0.4 * cross_entropy + 0.6 * divergence(z, given, 3.0), rel=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_without_labels_it_is_the_divergence_and_the_squares() -> None:
     value, loss, (z, tensors) = loss_of(two_layers(8, 1), mlp(), False)
     given = tensors["y"].detach().numpy().astype(np.float64)
     squares = ((given - z) ** 2).mean() / z.var(axis=0).mean()
-    assert loss.kinds == {"y": Kind.EITHER}
+    assert loss.kinds == {"y": OutputKind.EITHER}
     assert value == pytest.approx(divergence(z, given, 4.0) + squares, rel=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_probabilities_are_softened_by_their_logarithms(labels: bool) -> None:
     expected = divergence(np.log(p), given, 4.0)
     if labels:
         expected = 0.7 * expected - 0.3 * given[np.arange(64), LABELS].mean()
-    assert loss.kinds == {"y": Kind.PROBABILITIES}
+    assert loss.kinds == {"y": OutputKind.PROBABILITIES}
     assert loss.logits == {"y": "logits"}
     assert value == pytest.approx(expected, rel=1e-4)
 
@@ -122,7 +122,7 @@ def test_values_count_in_units_of_their_variance_whatever_their_scale() -> None:
     values = [loss_of(image(1, factor), image(2, factor), False)[0] for factor in (1e-3, 1.0, 1e3)]
     assert values == pytest.approx([values[1]] * 3, rel=1e-4)
     constant = loss_of(image(1, 0.0), image(2, 0.0), False)
-    assert constant[1].kinds == {"y": Kind.VALUES}
+    assert constant[1].kinds == {"y": OutputKind.VALUES}
     assert constant[0] == 0.0
 
 

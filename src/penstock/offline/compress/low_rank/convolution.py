@@ -20,7 +20,7 @@ from penstock.tensor import Array
 _SWEEPS = 5
 
 
-class Form(enum.Enum):
+class SplitForm(enum.Enum):
     """How a layer is split. A matrix product has CHANNEL only."""
 
     CHANNEL = "channel"
@@ -28,39 +28,39 @@ class Form(enum.Enum):
     TUCKER = "tucker"
 
 
-def forms(kernel: tuple[int, ...]) -> tuple[Form, ...]:
+def forms(kernel: tuple[int, ...]) -> tuple[SplitForm, ...]:
     """The ways to split a layer with that kernel, () being a matrix product."""
     if math.prod(kernel) == 1:
-        return (Form.CHANNEL,)
-    return tuple(Form) if len(kernel) == 2 and min(kernel) > 1 else (Form.CHANNEL, Form.TUCKER)
+        return (SplitForm.CHANNEL,)
+    return tuple(SplitForm) if len(kernel) == 2 and min(kernel) > 1 else (SplitForm.CHANNEL, SplitForm.TUCKER)
 
 
-def factor_shapes(shape: tuple[int, ...], form: Form | None, ranks: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     """The shapes, in the order in which they are applied, of the factors of a layer of ``shape``; its own if ``form`` is None."""
     outputs, inputs, *kernel = shape
     ones = (1,) * len(kernel)
     match form:
         case None:
             return [shape]
-        case Form.CHANNEL:
+        case SplitForm.CHANNEL:
             return [(ranks[0], inputs, *kernel), (outputs, ranks[0], *ones)]
-        case Form.SPATIAL:
+        case SplitForm.SPATIAL:
             return [(ranks[0], inputs, kernel[0], 1), (outputs, ranks[0], 1, kernel[1])]
-        case Form.TUCKER:
+        case SplitForm.TUCKER:
             return [(ranks[0], inputs, *ones), (ranks[1], ranks[0], *kernel), (outputs, ranks[1], *ones)]
 
 
-def products(shape: tuple[int, ...], form: Form | None, ranks: tuple[int, ...] = ()) -> int:
+def products(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> int:
     """Multiplications for one place of the result, at stride 1; of the whole layer if ``form`` is None. As many as weights."""
     return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 
-def rank_choices(shape: tuple[int, ...], form: Form, count: int = 8) -> list[tuple[int, ...]]:
+def rank_choices(shape: tuple[int, ...], form: SplitForm, count: int = 8) -> list[tuple[int, ...]]:
     """Up to ``count`` ranks that multiply less than the whole layer, ascending, in multiples of 16, or 8 in narrow layers."""
     outputs, inputs, *_ = shape
     dense = products(shape, None)
     found: list[tuple[int, ...]]
-    if form is Form.TUCKER:
+    if form is SplitForm.TUCKER:
         shares = [(at + 1) / (count + 1) for at in range(count)]
         found = [(_multiple(inputs * share, inputs), _multiple(outputs * share, outputs)) for share in shares]
     else:

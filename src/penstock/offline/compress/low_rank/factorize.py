@@ -1,4 +1,4 @@
-"""A model whose heavy layers are split into thinner ones, as thin as an error of the outputs allows."""
+"""Split the heavy layers of a model into thinner ones, within an error of the outputs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.low_rank import convolution, rank_choice
-from penstock.offline.compress.low_rank.convolution import Form
-from penstock.offline.compress.low_rank.layers import Layer, layers, replace
-from penstock.offline.compress.low_rank.rank_choice import Choice
+from penstock.offline.compress.low_rank.convolution import SplitForm
+from penstock.offline.compress.low_rank.layers import SplittableLayer, layers, replace
+from penstock.offline.compress.low_rank.rank_choice import RankChoice
 from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.low_rank.timing import WHOLE, Way, measure
 from penstock.offline.compress.taps import Progress, Taps, no_progress
@@ -66,12 +66,12 @@ def factorize(
 ) -> Artifact:
     """``artifact`` (FP32) with Gemm, MatMul and Conv split wherever that saves measured time within ``max_error``.
 
-    ``accept`` decides in place of ``max_error``. The choice rests on times taken here; the facts hold them, and whoever gives a
-    ``rank`` gets the same bytes for the same arguments. Fine-tuning afterwards wins back accuracy: ``training.distill.recover``.
+    ``accept`` decides in place of ``max_error``. The choice rests on times taken here; the facts hold them. With a
+    ``rank`` the same arguments give the same bytes. Fine-tuning afterwards wins back accuracy: ``training.distill.recover``.
     Raises Unsupported if no layer can be split or none becomes faster, InvalidArgument for a ``rank`` from which no layer gains,
     InvalidData if the data do not fit.
     """
-    known = {form.value for form in Form}
+    known = {form.value for form in SplitForm}
     if not set(options.forms) <= known or not 0 <= options.max_error <= 1 or min(options.rows, options.samples) < 1:
         raise InvalidArgument(
             "rows and samples are at least 1, max_error is from 0 to 1, and the forms are those known",
@@ -93,7 +93,7 @@ def factorize(
 
 
 class _Factory:
-    """One model, what its layers see, and models made of it."""
+    """One model, the statistics of its layers, and variants of it with layers split."""
 
     def __init__(self, artifact: Artifact, data: Dataset, options: FactorizeOptions, progress: Progress) -> None:
         self._proto = read_proto(artifact)
@@ -114,7 +114,7 @@ class _Factory:
             self.splitter.observe(taps, progress)
 
     def at_rank(self, rank: int) -> dict[str, Way]:
-        way: Way = (Form.CHANNEL, (rank,))
+        way: Way = (SplitForm.CHANNEL, (rank,))
         products = {name: layer for name, layer in self.layers.items() if not layer.kernel}
         gains = {name: way for name, layer in products.items() if 0 < rank < break_even(layer.weight.shape)}
         if not gains:
@@ -123,7 +123,7 @@ class _Factory:
         return gains
 
     def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
-        """The furthest way along the path of cheapest steps that is accepted, and what it promises."""
+        """The last accepted stop on the path of cheapest steps, and its promised speed-up."""
         times, whole_ms = self._times()
         names = list(times)
         options = [rank_choice.frontier(self._choices(name, times[name])) for name in names]
@@ -131,7 +131,7 @@ class _Factory:
             raise Unsupported("no layer becomes faster by being split", "give a larger model, or more rows in a call")
         stops = rank_choice.path(options)
 
-        def chosen(stop: int) -> list[Choice]:
+        def chosen(stop: int) -> list[RankChoice]:
             return [choices[at] for choices, at in zip(options, stops[stop], strict=True)]
 
         def assignment(stop: int) -> dict[str, Way]:
@@ -167,9 +167,9 @@ class _Factory:
         """Mean relative error of the outputs on the samples held out."""
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
-    def _choices(self, name: str, times: Mapping[Way, float]) -> list[Choice]:
-        """All that was timed, with errors: the layer's own, and for each form one model shows what it does to the outputs."""
-        found = [Choice(times[WHOLE], 0.0)]
+    def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
+        """All timed ways with their errors. For each form one trial model relates the layer's error to that of the outputs."""
+        found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
             ways = [way for way in times if way[0] is form and times[way] < times[WHOLE]]
             if not ways:
@@ -177,7 +177,7 @@ class _Factory:
             probe = ways[len(ways) // 2]
             local = max(self.splitter.error(name, form, probe[1]), 1e-9)
             gain = (self.error(self.build({name: probe})) / local) ** 2
-            found += [Choice(times[way], gain * self.splitter.error(name, form, way[1]) ** 2, *way) for way in ways]
+            found += [RankChoice(times[way], gain * self.splitter.error(name, form, way[1]) ** 2, *way) for way in ways]
         return found
 
     def _times(self) -> tuple[dict[str, dict[Way, float]], float]:
@@ -199,7 +199,7 @@ class _Factory:
         whole = race({"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads)
         return found, whole[""].p50_ms
 
-    def _measure(self, layer: Layer, shape: tuple[int, ...]) -> dict[Way, float]:
+    def _measure(self, layer: SplittableLayer, shape: tuple[int, ...]) -> dict[Way, float]:
         whole = measure(layer, shape, [WHOLE], self._options.threads)
         if whole[WHOLE] < self._options.min_ms:
             return whole
@@ -223,7 +223,7 @@ def break_even(shape: tuple[int, ...]) -> float:
 
 
 def _parts(data: Dataset, samples: int, multiple: int) -> tuple[Dataset, Dataset]:
-    """Samples to take moments of, and the last ``samples`` to judge by; the same where there are too few for both."""
+    """Samples for the moments, and the last ``samples`` for judging; the same if there are too few for both."""
     held_out = max(multiple, samples - samples % multiple)
     if data.count < 2 * held_out:
         return data, make_dataset(data.rows(0, min(data.count, held_out)), None)

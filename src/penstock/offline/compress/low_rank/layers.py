@@ -1,4 +1,4 @@
-"""The layers of a graph that can be split, and what takes their place."""
+"""The layers of a graph that can be split, and their replacements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.low_rank.convolution import Form
+from penstock.offline.compress.low_rank.convolution import SplitForm
 from penstock.offline.compress.low_rank.matrix import Split
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of, read_linear
@@ -22,23 +22,23 @@ _NARROW = 64
 _OPSET = 17
 
 
-class Layer(NamedTuple):
+class SplittableLayer(NamedTuple):
     """A Gemm, MatMul or Conv with constant FP32 weights."""
 
     node: ir.Node
     weight: Array
     """FP32, (outputs, inputs, *kernel)."""
     bias: Array | None
-    """FP64, one a channel; None where the node cannot have one."""
+    """FP64, one per channel; None if the node cannot have a bias."""
 
     @property
     def name(self) -> str:
-        """Of the tensor that it writes."""
+        """The name of the output tensor."""
         return f"{self.node.outputs[0].name}"
 
     @property
     def source(self) -> str:
-        """The tensor that it reads."""
+        """The name of the input tensor."""
         return f"{_source(self.node).name}"
 
     @property
@@ -47,17 +47,17 @@ class Layer(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """Of the channels, in what it reads and writes."""
+        """The axis of the channels in the input and the output."""
         return 1 if self.kernel else -1
 
 
-def layers(model: ir.Model) -> list[Layer]:
+def layers(model: ir.Model) -> list[SplittableLayer]:
     """The layers that can be split, in order: not grouped, not 1×1 on few channels, weights of more than one row and column."""
     found = (read_layer(node) for node in graph.plain_nodes(model))
     return [layer for layer in found if layer is not None]
 
 
-def read_layer(node: ir.Node) -> Layer | None:
+def read_layer(node: ir.Node) -> SplittableLayer | None:
     value = graph.input_of(node, 1)
     weight = graph.constant(value)
     if weight is None or value is None or value.dtype != ir.DataType.FLOAT or graph.is_constant(node.inputs[0]):
@@ -65,17 +65,17 @@ def read_layer(node: ir.Node) -> Layer | None:
     if weight.ndim < 2 or min(weight.shape[:2]) < 2:
         return None
     if node.op_type == "MatMul":
-        return Layer(node, weight.T, None) if weight.ndim == 2 else None
+        return SplittableLayer(node, weight.T, None) if weight.ndim == 2 else None
     linear, form = read_linear(node), form_of(node)
     if linear is None or form is None or form.transposes_input or form.groups != 1:
         return None
     if node.op_type == "Gemm":
-        return Layer(node, np.moveaxis(weight, form.outputs, 0) * np.float32(form.alpha), linear.bias)
+        return SplittableLayer(node, np.moveaxis(weight, form.outputs, 0) * np.float32(form.alpha), linear.bias)
     narrow = math.prod(weight.shape[2:]) == 1 and min(weight.shape[:2]) < _NARROW
-    return Layer(node, weight, linear.bias) if node.op_type == "Conv" and not narrow else None
+    return SplittableLayer(node, weight, linear.bias) if node.op_type == "Conv" and not narrow else None
 
 
-def replace(layer: Layer, form: Form, split: Split) -> None:
+def replace(layer: SplittableLayer, form: SplitForm, split: Split) -> None:
     """Put the factors in the place of ``layer`` in its graph."""
     owner = layer.node.graph
     assert isinstance(owner, ir.Graph)
@@ -86,7 +86,7 @@ def replace(layer: Layer, form: Form, split: Split) -> None:
             owner.initializers.pop(f"{value.name}", None)
 
 
-def alone(layer: Layer, form: Form | None, factors: Sequence[Array], shape: Sequence[int]) -> Artifact:
+def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Array], shape: Sequence[int]) -> Artifact:
     """A model of ``layer`` split into ``factors``, or whole, and nothing else: x of ``shape`` to y."""
     rank = len(layer.weight.shape) if layer.kernel else len(shape)
     source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(list(shape)))
@@ -99,7 +99,9 @@ def alone(layer: Layer, form: Form | None, factors: Sequence[Array], shape: Sequ
     return Artifact.from_bytes(to_bytes(ir.Model(owner, ir_version=8)))
 
 
-def _chain(owner: ir.Graph, layer: Layer, form: Form | None, split: Split, source: ir.Value) -> list[ir.Node]:
+def _chain(
+    owner: ir.Graph, layer: SplittableLayer, form: SplitForm | None, split: Split, source: ir.Value
+) -> list[ir.Node]:
     """Nodes that apply the factors to ``source`` one after the other, the bias with the last; their constants are in ``owner``."""
     bias = layer.bias if split.shift is None or layer.bias is None else layer.bias + split.shift
     nodes: list[ir.Node] = []
@@ -116,14 +118,14 @@ def _chain(owner: ir.Graph, layer: Layer, form: Form | None, split: Split, sourc
     return nodes
 
 
-def _owned(form: Form | None, kernel: tuple[int, ...]) -> list[frozenset[int]]:
+def _owned(form: SplitForm | None, kernel: tuple[int, ...]) -> list[frozenset[int]]:
     """For each factor, the axes of the kernel that are its own: their strides, pads and dilations go with it."""
     everything, nothing = frozenset(range(len(kernel))), frozenset[int]()
     return {
         None: [everything],
-        Form.CHANNEL: [everything, nothing],
-        Form.SPATIAL: [frozenset({0}), frozenset({1})],
-        Form.TUCKER: [nothing, everything, nothing],
+        SplitForm.CHANNEL: [everything, nothing],
+        SplitForm.SPATIAL: [frozenset({0}), frozenset({1})],
+        SplitForm.TUCKER: [nothing, everything, nothing],
     }[form]
 
 

@@ -1,4 +1,4 @@
-"""A matrix as the product of two thin ones, so that what comes out changes least.
+"""A matrix as the product of two thin ones, with the least change of its results.
 
 The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data are those of the singular value
 decomposition of W C^½ with C = E[xxᵀ] + λI, undone on the right. With U its left singular vectors that is Ŵ = U_r U_rᵀ W, and these
@@ -54,7 +54,7 @@ class Split(NamedTuple):
     factors: tuple[Array, ...]
     """In the order in which they are applied, each (outputs, inputs, *kernel)."""
     shift: Array | None = None
-    """To be added to the last one's bias."""
+    """Added to the bias of the last factor."""
 
 
 class Decomposition(NamedTuple):
@@ -63,7 +63,7 @@ class Decomposition(NamedTuple):
     left: Array
     right: Array
     carried: Array
-    """What each column carries of E‖Wx‖², descending; at least 0."""
+    """The part of E‖Wx‖² in each column, descending; at least 0."""
     mean: Array | None
     """E[Wx], where a bias can take it up."""
     projected: Array | None

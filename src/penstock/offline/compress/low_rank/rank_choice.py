@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from penstock.offline.compress.low_rank.convolution import Form
+from penstock.offline.compress.low_rank.convolution import SplitForm
 
 
-class Choice(msgspec.Struct, frozen=True):
+class RankChoice(msgspec.Struct, frozen=True):
     """One way to run a layer."""
 
     ms: float
     """Measured, of the layer alone."""
     error: float
-    """What it adds to the squared relative error of the model's outputs, estimated."""
-    form: Form | None = None
+    """The estimated increase of the squared relative error of the model's outputs."""
+    form: SplitForm | None = None
     """None: whole."""
     ranks: tuple[int, ...] = ()
 
 
-def frontier(choices: Sequence[Choice]) -> list[Choice]:
+def frontier(choices: Sequence[RankChoice]) -> list[RankChoice]:
     """The choices that no other beats in both time and error, from the slowest; none that another makes useless in a greedy
     descent, so that time is gained at a price that only rises (the lower convex hull).
     """
-    best: list[Choice] = []
+    best: list[RankChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.error, choice.ms)):
         if best and choice.ms >= best[-1].ms:
             continue
@@ -35,12 +35,12 @@ def frontier(choices: Sequence[Choice]) -> list[Choice]:
     return best
 
 
-def price(slower: Choice, faster: Choice) -> float:
+def price(slower: RankChoice, faster: RankChoice) -> float:
     """Error added for each millisecond saved."""
     return (faster.error - slower.error) / (slower.ms - faster.ms)
 
 
-def path(options: Sequence[Sequence[Choice]]) -> list[tuple[int, ...]]:
+def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
     """From all layers whole to all at their fastest, the cheapest step next: for each stop, a place on every layer's frontier.
 
     ``options`` holds each layer's frontier. The first stop takes the first choice of all.

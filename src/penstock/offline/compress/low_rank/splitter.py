@@ -1,4 +1,4 @@
-"""What the data say about every layer, and its factors at any rank."""
+"""The moments of every layer's data, and its factors at any rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.offline.compress.low_rank import convolution
-from penstock.offline.compress.low_rank.convolution import Form
-from penstock.offline.compress.low_rank.layers import Layer
+from penstock.offline.compress.low_rank.convolution import SplitForm
+from penstock.offline.compress.low_rank.layers import SplittableLayer
 from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Split, decompose
 from penstock.offline.compress.low_rank.timing import Way
 from penstock.offline.compress.taps import Progress, Taps
@@ -26,11 +26,11 @@ class Splitter:
     decompositions, which are kept.
     """
 
-    def __init__(self, layers: Mapping[str, Layer]) -> None:
+    def __init__(self, layers: Mapping[str, SplittableLayer]) -> None:
         self._layers = layers
         self._results: dict[str, Moments] = {}
         self._sources: dict[tuple[str, int], Moments] = {}
-        self._decompositions: dict[tuple[str, Form], Decomposition] = {}
+        self._decompositions: dict[tuple[str, SplitForm], Decomposition] = {}
         self._errors: dict[tuple[str, Way], float] = {}
 
     def observe(self, taps: Taps, progress: Progress) -> None:
@@ -50,21 +50,21 @@ class Splitter:
                 rows = rows[:: max(1, len(rows) // _ROWS)]
                 moments.update(rows if bias is None else rows - bias)
 
-    def split(self, name: str, form: Form, ranks: tuple[int, ...]) -> Split:
+    def split(self, name: str, form: SplitForm, ranks: tuple[int, ...]) -> Split:
         layer = self._layers[name]
         match form:
-            case Form.CHANNEL:
+            case SplitForm.CHANNEL:
                 return self._decomposition(name, form).at(ranks[0], layer.kernel)
-            case Form.SPATIAL:
+            case SplitForm.SPATIAL:
                 return convolution.spatial_split(self._decomposition(name, form), ranks[0], layer.weight.shape)
-            case Form.TUCKER:
+            case SplitForm.TUCKER:
                 return self._tucker(name, ranks)[0]
 
-    def error(self, name: str, form: Form, ranks: tuple[int, ...]) -> float:
+    def error(self, name: str, form: SplitForm, ranks: tuple[int, ...]) -> float:
         """Relative error of the layer's results, estimated from moments; of its weights without."""
         key = (name, (form, ranks))
         if key not in self._errors:
-            tucker = form is Form.TUCKER
+            tucker = form is SplitForm.TUCKER
             self._errors[key] = (
                 self._tucker(name, ranks)[1] if tucker else self._decomposition(name, form).error(ranks[0])
             )
@@ -82,11 +82,11 @@ class Splitter:
             "error": round(self.error(name, form, ranks), 6),
         }
 
-    def _decomposition(self, name: str, form: Form) -> Decomposition:
+    def _decomposition(self, name: str, form: SplitForm) -> Decomposition:
         if (name, form) not in self._decompositions:
             layer = self._layers[name]
             outputs, inputs, *kernel = layer.weight.shape
-            if form is Form.SPATIAL:
+            if form is SplitForm.SPATIAL:
                 found = convolution.spatial(layer.weight, self._sources.get((layer.source, layer.axis)))
             else:
                 of_results = bool(kernel) or outputs <= inputs

@@ -1,4 +1,4 @@
-"""What a layer costs, whole and split: each alone in the engine, at the shape that it has in the model, on this machine."""
+"""Times of a layer, whole and split: each runs alone in the engine, with the layer's shape in the model, on this machine."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.offline.compress.low_rank.convolution import Form, factor_shapes
-from penstock.offline.compress.low_rank.layers import Layer, alone
+from penstock.offline.compress.low_rank.convolution import SplitForm, factor_shapes
+from penstock.offline.compress.low_rank.layers import SplittableLayer, alone
 from penstock.offline.judge.race import race
 from penstock.tensor import Array
 
-Way = tuple[Form | None, tuple[int, ...]]
+Way = tuple[SplitForm | None, tuple[int, ...]]
 """Form and ranks; (None, ()) is the whole layer."""
 WHOLE: Way = (None, ())
 
 _SECONDS_EACH = 0.06
 
 
-def measure(layer: Layer, shape: Sequence[int], ways: Sequence[Way], threads: int) -> dict[Way, float]:
+def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], threads: int) -> dict[Way, float]:
     """Median milliseconds of every way to run ``layer`` on an input of ``shape``, interleaved.
 
     Its factors are random: time does not depend on the values.

@@ -2,11 +2,9 @@
 
 ::
 
-    budget.py         how much of the accuracy that may be lost each kind of step gets, and how much time
-    moves.py          the steps that can be taken, each a call of one method
-    trained_moves.py  those of them that train, and need torch
-    route.py          the order in which steps are tried, and which results are worth a tuner's time
-    plan_store.py         what was tried, kept on disk, so that an interrupted plan goes on where it stopped
+    budget.py         the accuracy and the time that each kind of step may spend
+    route.py          the steps, made from the table of methods, in the order in which they are tried
+    plan_store.py     the attempts on disk, so that an interrupted plan continues where it stopped
     gain.py           the measurement of one step
-    plan.py           the search: a step is kept if it pays for what it costs
+    plan.py           the search: a step is kept if its gain is worth its cost
 """

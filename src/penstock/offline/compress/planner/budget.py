@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from penstock.bundle.evidence import Accuracy
+from penstock.offline.compress.table import Kind
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.sample_size import samples_needed
 
-Kind = Literal["structure", "sparsity", "precision", "sharing"]
-
-_SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9, "sharing": 1.0}
-"""How much of the loss allowed may be spent when a step of a kind is done: what comes later finds something left."""
+_SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9}
+"""Share of the allowed loss that may be spent after a step of a kind, so that later steps have some left; else all of it."""
 
 _PATIENCE, _LEAST_PATIENCE_S = 0.5, 30.0
-"""A step under way when the budget is spent may take this share of it more, and so many seconds at least, and is then broken off."""
+"""A running step may exceed the budget by this share of it, and by at least this many seconds; then it is broken off."""
 
 
 class Spending(msgspec.Struct, frozen=True):
@@ -34,7 +31,7 @@ class Spending(msgspec.Struct, frozen=True):
         model that changes no answer could give it.
         """
         asked = self.contract
-        loss = _SHARES[kind] * asked.max_accuracy_loss
+        loss = _SHARES.get(kind, 1.0) * asked.max_accuracy_loss
         provable = True
         if loss > 0 and self.samples:
             loss = min(1.0, max(loss, 1 / self.samples))

@@ -7,7 +7,7 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import Accuracy, Interval
-from penstock.offline.compress.planner.moves import Target
+from penstock.offline.compress.table import Target
 from penstock.offline.judge.contract import is_faster
 from penstock.offline.judge.judge import ORIGINAL, Judge
 from penstock.perf.measure import speedup

@@ -1,9 +1,9 @@
 """Planner: composes the methods under one accuracy contract, within a budget of time.
 
-A step goes on from a model that was kept. It is kept itself if, on samples held out from its training data, the loss of
-accuracy against the original is within what its kind of step may have spent (``budget.py``), and if it is provably faster than
-the model it came from, or smaller as coded. Everything tried is recorded with the reason. The models kept go to the
-tuner, which judges them anew on data that no step has seen.
+A step starts from a kept model. Its result is kept if, on samples held out from its training data, the loss of accuracy against
+the original is within the allowance of its kind (``budget.py``), and if it is provably faster than the model it started from, or
+smaller as coded. Every attempt is recorded with the reason. The kept models go to the tuner, which judges them anew on data that
+no step has seen.
 """
 
 from __future__ import annotations
@@ -28,13 +28,24 @@ from penstock.errors import (
     PenstockError,
     ResourceExhausted,
 )
+from penstock.offline.compress.method import OnProgress, StepContext
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.planner.gain import StepGain, gain_objection, measure, stored_bytes
-from penstock.offline.compress.planner.moves import Move, State, Target, Workshop, int8_scheme
 from penstock.offline.compress.planner.plan_store import PlanStore
-from penstock.offline.compress.planner.route import Result, Stage, next_move, smoothly, stages, worthwhile
-from penstock.offline.compress.ptq.scheme import required_isa
+from penstock.offline.compress.planner.route import (
+    KeptModel,
+    Move,
+    Result,
+    Stage,
+    next_move,
+    smoothly,
+    stages,
+    worthwhile,
+)
+from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
+from penstock.offline.compress.table import Target
 from penstock.offline.compress.taps import Progress
+from penstock.offline.compress.training.memory import check_training
 from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL, Judge
@@ -43,26 +54,26 @@ from penstock.offline.sessions import signature_of
 from penstock.resources import machine_facts
 from penstock.version import __version__
 
-OnProgress = Callable[[str, int, int], None]
-
 _log = logging.getLogger(__name__)
 
 _HELD_OUT = 4
 """One sample in so many is held out."""
 _OPTIMISED = "optimised"
 """The name of the model that the plan starts from, where that is not the original itself."""
+_BATCH = 32
+"""Samples in a batch of training, for the estimate of its memory."""
 _VERSIONS = 6
 """Models that the tuner is given."""
 
 
 class PlanOptions(msgspec.Struct, frozen=True):
-    """What a plan is for."""
+    """The goal and the means of a plan."""
 
     contract: Contract = Contract()
     target: Target = "latency"
     """Be fastest at one call of a single row, or smallest as coded."""
     budget_s: float = 600.0
-    """Seconds in which steps are begun; one under way then may take half as much again, 30 s at least, and is then broken off."""
+    """Seconds in which steps begin. A running step may exceed them by half, and by at least 30 s; then it is broken off."""
     epochs: float = 10.0
     """Passes over the data of each recovery."""
     threads: int = 1
@@ -79,8 +90,8 @@ class PlanOptions(msgspec.Struct, frozen=True):
             )
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What came of a plan: the versions worth a tuner's time, and all that was tried."""
+class CompressionPlan(msgspec.Struct, frozen=True):
+    """The result of a plan: the versions worth a tuner's time, and every attempt."""
 
     versions: tuple[Version, ...]
     attempts: tuple[Attempt, ...]
@@ -97,7 +108,7 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
     on_progress: OnProgress = lambda *_: None,
     clock: Clock | None = None,
     route: tuple[Stage, ...] | None = None,
-) -> Plan:
+) -> CompressionPlan:
     """Compress ``model``, trained on ``data`` where a step trains, with labels or without; a quarter of the data is held out to
     decide on. ``original`` is the model to judge against if ``model`` was optimised from it.
 
@@ -130,42 +141,41 @@ class _Search:
     ) -> None:
         self._options, self._store, self._on_progress, self._clock = options, store, on_progress, clock
         self._started = clock.now()
-        multiple = signature_of(original).smallest_batch
-        fitted, held = data.split_evenly(_HELD_OUT, multiple)
+        fitted, held = data.split_evenly(_HELD_OUT, signature_of(original).smallest_batch)
         self._judge = Judge(original, held, options.threads)
         samples = 0 if self._judge.metric == "fidelity" else held.count
         self._spending = Spending(options.contract, options.budget_s, samples)
-        self._workshop = Workshop(
-            start=model,
+        machine = machine_facts()
+        scheme = integer_scheme(machine)
+        if options.target == "size":  # runs anywhere, so that the bundle needs no second model
+            scheme = msgspec.structs.replace(scheme, reduce_range=True)
+        self._requires = required_isa(scheme, machine)
+        self._context = StepContext(
+            original=original,
+            teacher=model,
             fitted=fitted,
             judge=self._judge,
-            multiple=multiple,
-            machine=machine_facts(),
-            threads=options.threads,
-            epochs=options.epochs,
-            seed=options.seed,
-            spending=self._spending,
-            target=options.target,
-            scratch=store.folder,
+            scheme=scheme,
+            check_memory=lambda model: check_training(model, fitted, _BATCH, machine.memory_bytes),
+            options={"threads": options.threads, "epochs": options.epochs, "seed": options.seed},
         )
-        self._requires = required_isa(int8_scheme(self._workshop), self._workshop.machine)
         name = ORIGINAL if model.digest == original.digest else _OPTIMISED
         stored = stored_bytes(model, options.target)
         root = Attempt(name, "", "kept", "", stored_bytes=stored, digest=model.digest)
-        self._root = State(name, model, "fp32", (), root)
-        self._found: list[State] = []
+        self._root = KeptModel(name, model, "fp32", (), root)
+        self._found: list[KeptModel] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
-        """Precisions that gain nothing even on the original: on what is thinner they gain less."""
+        """Precisions that gain nothing on the original; on smaller models they gain less."""
 
-    def run(self, route: tuple[Stage, ...]) -> Plan:
+    def run(self, route: tuple[Stage, ...]) -> CompressionPlan:
         for stage in route:
             self._walk(stage, self._root)
         best = worthwhile(self._found, self._rank, smoothly, _VERSIONS)
-        return Plan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
+        return CompressionPlan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
 
-    def _walk(self, stage: Stage, start: State) -> None:
-        """Take the steps of ``stage`` from ``start``, and what is to come after each model kept."""
+    def _walk(self, stage: Stage, start: KeptModel) -> None:
+        """Take the steps of ``stage`` from ``start``, and the following stages from each model that is kept."""
         done: list[tuple[str, Result]] = []
         scratch = self._store.scratch(f"{start.model.digest} {stage.moves[0].name}")
         is_whole = True
@@ -189,7 +199,9 @@ class _Search:
         if is_whole:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _take(self, stage: Stage, move: Move, parent: State, scratch: Path) -> tuple[Result, State | None, bool] | None:
+    def _take(
+        self, stage: Stage, move: Move, parent: KeptModel, scratch: Path
+    ) -> tuple[Result, KeptModel | None, bool] | None:
         """One step: from the store if it was made before, else made, measured and judged now; and whether it ran its course.
 
         None if there is no time to begin it.
@@ -202,7 +214,7 @@ class _Search:
                 self._seen.append(Attempt(move.name, parent.name, "skipped", reason))
                 return None
             ends: list[bool] = []
-            """What the step was told, if it asked, whether to end with what it has: then more time makes more of it."""
+            """The answers to the step's ``is_over``; after a yes, the step can achieve more with more time."""
 
             def is_over() -> bool:
                 ends.append(self._is_over(stage.until))
@@ -219,18 +231,24 @@ class _Search:
             return self._result(move, attempt), None, is_final
         steps = (*parent.steps, move.name)
         model = model or self._store.model(attempt.digest)
-        return "kept", State("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
+        return "kept", KeptModel("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
 
     def _try(
-        self, move: Move, parent: State, scratch: Path, is_over: Callable[[], bool]
+        self, move: Move, parent: KeptModel, scratch: Path, is_over: Callable[[], bool]
     ) -> tuple[Attempt, Artifact | None]:
-        """Whatever goes wrong in a step costs that step, not the plan."""
+        """Take one step. An error ends that step, not the plan."""
         began = self._clock.now()
         attempt = Attempt(move.name, parent.name, "failed", "")
         progress = self._reporter(f"{parent.name} → {move.name}")
-        workshop = msgspec.structs.replace(self._workshop, scratch=scratch, on_progress=progress, is_over=is_over)
+        context = msgspec.structs.replace(
+            self._context,
+            contract=self._spending.allowance(move.kind),
+            folder=scratch,
+            on_progress=lambda _, done, total: progress(done, total),
+            is_over=is_over,
+        )
         try:
-            model = _made(move, workshop, parent)
+            model = _made(move, parent.model, context)
             measured = measure(self._judge, parent.model, model, self._options.target)
         except (DeadlineExceeded, EngineUnavailable, ResourceExhausted) as error:
             return msgspec.structs.replace(attempt, outcome="skipped", reason=str(error)), None
@@ -244,7 +262,7 @@ class _Search:
         return msgspec.structs.replace(attempt, reason=reason, seconds=self._clock.now() - began), None
 
     def _judged(
-        self, attempt: Attempt, move: Move, parent: State, model: Artifact, measured: StepGain, seconds: float
+        self, attempt: Attempt, move: Move, parent: KeptModel, model: Artifact, measured: StepGain, seconds: float
     ) -> Attempt:
         objection = self._spending.allowance(move.kind).accuracy_objection(measured.accuracy)
         twin = next((state.name for state in (self._root, *self._found) if state.model.digest == model.digest), "")
@@ -284,7 +302,7 @@ class _Search:
         self._on_progress(title, 0, 1)
         return report
 
-    def _version(self, state: State) -> Version:
+    def _version(self, state: KeptModel) -> Version:
         return Version(
             state.model,
             state.precision,
@@ -293,7 +311,7 @@ class _Search:
             stored_bytes=state.attempt.stored_bytes,
         )
 
-    def _rank(self, state: State) -> float:
+    def _rank(self, state: KeptModel) -> float:
         attempt = state.attempt
         assert attempt.speedup is not None
         return -attempt.speedup.value if self._options.target == "latency" else attempt.stored_bytes
@@ -305,22 +323,22 @@ class _Search:
         return (f"the plan decided on {self._judge.data.count} samples held out from its training data", *few, *want)
 
 
-def _made(move: Move, workshop: Workshop, parent: State) -> Artifact:
-    is_resumed = workshop.scratch.exists()
+def _made(move: Move, model: Artifact, context: StepContext) -> Artifact:
+    is_resumed = context.folder is not None and context.folder.exists()
     try:
-        return move.make(workshop, parent)
+        return move.make(model, context)
     except InvalidArgument:
-        if not is_resumed:
+        if not is_resumed or context.folder is None:
             raise
-        # Progress that is damaged, or of another version of a library, is worth no failure.
-        shutil.rmtree(workshop.scratch, ignore_errors=True)
-        return move.make(workshop, parent)
+        # Progress that is damaged, or of another version of a library, must not cost the step.
+        shutil.rmtree(context.folder, ignore_errors=True)
+        return move.make(model, context)
 
 
 def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str, str]:
-    """All that decides what the attempts are, by name, but for what optimising makes of ``model``: the same before and after it.
+    """Everything that decides the attempts, by name, except the optimised model; the same before and after optimising.
 
-    More time is not another plan, another machine is.
+    Another budget is the same plan; another machine is another plan.
     """
     machine = machine_facts()
     asked = {

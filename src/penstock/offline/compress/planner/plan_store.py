@@ -1,8 +1,8 @@
-"""The attempts of one plan, in a folder: a plan that was interrupted goes on where it stopped, and decides the same.
+"""The attempts of one plan, in a folder, so that an interrupted plan continues where it stopped and decides the same.
 
-``plan.ledger`` has all that decides the plan, by name, and lists the attempts; ``<digest>.model`` are the models kept,
-with their provenance, and the folders ``<digest>.steps`` the progress of steps that are under way. A model is there before its
-attempt is listed, and every file appears whole or not at all.
+``plan.ledger`` holds everything that decides the plan, by name, and the attempts; ``<digest>.model`` are the kept models with
+their provenance; the folders ``<digest>.steps`` hold the progress of unfinished steps. A model is written before its attempt is
+listed, and every file is written atomically.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.artifact import Artifact, Step, sha256
+from penstock.artifact import Artifact, sha256
 from penstock.bundle.evidence import Attempt
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
+from penstock.offline.compress.checkpoint import read_checkpoint, read_model, write_checkpoint, write_model
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 _LONGEST_SHOWN = 24
-"""Letters of a part of a plan that a message shows; of longer ones, as digests are, it says only that they differ."""
+"""Longest value that a message shows; of longer ones, such as digests, it says only that they differ."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
     attempt: Attempt
     origin: str
-    """Digest of the model that it went on from."""
+    """Digest of the model that it started from."""
 
 
 class _Pages(msgspec.Struct, frozen=True):
@@ -35,16 +35,11 @@ class _Pages(msgspec.Struct, frozen=True):
     entries: tuple[_Entry, ...] = ()
 
 
-class _Model(msgspec.Struct, frozen=True):
-    data: bytes
-    provenance: tuple[Step, ...]
-
-
 class PlanStore:
-    """Finds and keeps attempts, by name and the digest of the model that they went on from."""
+    """Stores attempts by name and by the digest of the model that they started from."""
 
     def __init__(self, folder: Path, plan: Mapping[str, str]) -> None:
-        """``plan`` is all that decides what the attempts are, by name.
+        """``plan`` is everything that decides the attempts, by name.
 
         Raises InvalidArgument if ``folder`` is none, is damaged, or holds another plan.
         """
@@ -54,31 +49,31 @@ class PlanStore:
         self._entries = {(entry.attempt.name, entry.origin): entry for entry in pages.entries}
 
     def find(self, name: str, origin: str) -> Attempt | None:
-        """The attempt of that name on the model of digest ``origin``, if it was made."""
+        """The attempt ``name`` on the model of digest ``origin``; None if there was none."""
         entry = self._entries.get((name, origin))
         return entry.attempt if entry else None
 
     def model(self, digest: str) -> Artifact:
-        """A model that was kept. Raises InvalidArgument if its file is missing or was changed."""
+        """A kept model. Raises InvalidArgument if its file is missing or was modified."""
         found = None if set(digest) - set("0123456789abcdef") else read_model(self.folder / f"{digest}{_MODEL}")
         if found is None or found.digest != digest:
             raise InvalidArgument(f"'{self.folder}' lacks a model of its plan", "remove the folder to begin anew")
         return found
 
     def add(self, attempt: Attempt, origin: str, model: Artifact | None) -> None:
-        """Keep an attempt, and the model if others may go on from it. Raises ResourceExhausted if it cannot be written."""
+        """Store an attempt, and its model if other steps may start from it. Raises ResourceExhausted if writing fails."""
         if model is not None:
             write_model(self.folder / f"{model.digest}{_MODEL}", model)
         self._entries[attempt.name, origin] = _Entry(attempt, origin)
         write_checkpoint(self.folder / _FILE, _Pages(self._plan, tuple(self._entries.values())), "the plan")
 
     def scratch(self, stage: str) -> Path:
-        """The folder for the progress of the steps of one stage; made by who writes there."""
+        """The folder for the progress of the steps of one stage. It is created by the first step that writes there."""
         return self.folder / f"{sha256(stage.encode())[:16]}{_STEPS}"
 
 
 def check_plan(folder: Path, known: Mapping[str, str]) -> None:
-    """Raise InvalidArgument as ``PlanStore`` will, as far as what is ``known`` of its plan before the work tells."""
+    """Raise InvalidArgument if ``folder`` holds another plan, judged by the part of the plan that is ``known`` before the work."""
     pages = _read(folder)
     if pages is not None:
         _refuse_other(folder, {name: value for name, value in pages.plan.items() if name in known}, known)
@@ -106,21 +101,10 @@ def _difference(name: str, there: str, here: str) -> str:
 
 
 def remove_plan(folder: Path) -> None:
-    """Take the plan's own files out of ``folder``, and the folder if nothing else is left in it."""
+    """Remove the plan's files from ``folder``, and the folder if it is empty then."""
     for path in folder.glob(f"*{_STEPS}"):
         shutil.rmtree(path, ignore_errors=True)
     for path in (*folder.glob(f"*{_MODEL}"), *folder.glob("*.partial"), folder / _FILE):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def write_model(path: Path, model: Artifact) -> None:
-    """Write ``model`` and its provenance to ``path``, whole or not at all. Raises ResourceExhausted."""
-    write_checkpoint(path, _Model(model.data, model.provenance), "a model")
-
-
-def read_model(path: Path) -> Artifact | None:
-    """What ``write_model`` wrote; None if there is none. Raises InvalidArgument if it is damaged."""
-    found = read_checkpoint(path, _Model)
-    return Artifact.from_bytes(found.data, provenance=found.provenance) if found else None

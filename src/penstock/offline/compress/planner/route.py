@@ -1,4 +1,4 @@
-"""The order in which steps are tried, and what of the results is worth a tuner's time. Pure."""
+"""The steps of a plan, made from the table of methods, and their order; and which results are worth a tuner's time. Pure."""
 
 from __future__ import annotations
 
@@ -7,57 +7,90 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from penstock.offline.compress.planner.moves import Move, State, Target, int8, mixed, share, trained
+from penstock.artifact import Artifact
+from penstock.bundle.evidence import Attempt
+from penstock.offline.compress.method import Method, StepContext
+from penstock.offline.compress.table import METHODS, Kind, MethodEntry, PlannedStep, Target
+
+
+class KeptModel(msgspec.Struct, frozen=True):
+    """A model that was kept, and how it was made."""
+
+    name: str
+    model: Artifact
+    precision: str
+    steps: tuple[str, ...]
+    attempt: Attempt
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One step that a plan can take."""
+
+    name: str
+    kind: Kind
+    make: Callable[[Artifact, StepContext], Artifact]
+    precision: str = ""
+    """The precision of the model that it makes; empty if it does not change."""
+    cures: Literal["", "inaccurate"] = ""
+    """Try this step only if an earlier step of the stage ended with this result. Empty: always."""
+
 
 Result = Literal["kept", "inaccurate", "useless", "failed"]
-"""What came of a step: rejected for its accuracy, or for what it gains, or nothing to measure."""
+"""How a step ended: ``inaccurate`` and ``useless`` were rejected, for accuracy or for lack of gain; ``failed`` made no model."""
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps of one kind from one model, and how to go through them.
-
-    ``descend``: until one is not kept. ``first``: until one is kept.
-    """
+    """Steps of one kind from one model. They are tried in order: ``descend`` until one is not kept, ``first`` until one is kept."""
 
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]
     then: tuple[Stage, ...] = ()
-    """What each model kept goes on to, at once: whenever time runs out, what was found is whole."""
+    """Stages that follow at once on each model that is kept, so that the result is complete whenever time runs out."""
     until: float = 1.0
-    """Share of the time after which no step of this stage is begun: what comes then finds something left."""
+    """Share of the time after which no step of this stage begins, so that later stages have some left."""
 
 
 def stages(target: Target) -> tuple[Stage, ...]:
-    """What to try for ``target``, quick gains first. Only FP32 models that share no weights are gone on from."""
-    integers = Stage(
-        (
-            Move("int8", "precision", int8, "int8"),
-            Move("int8-mixed", "precision", mixed, "int8"),
-            # Training integers makes them no faster.
-            trained("int8-qat", "precision", "train_int8", "int8", cures="inaccurate"),
-        ),
-        "first",
-    )
-    shared = Stage(tuple(Move(f"share-{name}", "sharing", share(*most)) for name, most in _HARM.items()), "descend")
+    """The steps to try for ``target``, quick gains first. Only FP32 models that share no weights are the start of further steps."""
+    integers, shared = _stages("precision", target), _stages("sharing", target)
+    structures = _stages("structure", target)
     if target == "size":
-        sparse = Stage((trained("prune", "sparsity", "prune_weights"),), "first", (shared,), until=0.6)
-        narrow = Stage((_shrink(1.5),), "first", (shared, msgspec.structs.replace(sparse, until=0.9)), until=0.8)
-        return shared, sparse, integers, narrow
-    thin = Stage((trained("low-rank", "structure", "split_layers"),), "first", (integers,), until=0.9)
-    narrow = Stage(tuple(map(_shrink, (1.5, 2.0, 3.0, 5.0))), "descend", (integers, thin), until=0.8)
-    return integers, narrow, thin
+        sparse = tuple(msgspec.structs.replace(stage, then=shared, until=0.6) for stage in _stages("sparsity", target))
+        late = tuple(msgspec.structs.replace(stage, until=0.9) for stage in sparse)
+        narrow = (msgspec.structs.replace(stage, then=(*shared, *late), until=0.8) for stage in structures)
+        return *shared, *sparse, *integers, *narrow
+    following: tuple[Stage, ...] = ()
+    for stage in reversed(structures):
+        until = 0.8 if following else 0.9
+        following = (msgspec.structs.replace(stage, then=(*integers, *following), until=until), *following)
+    return *integers, *following
 
 
-_HARM = {"fine": (0.03, 0.1), "medium": (0.1, 0.3), "coarse": (0.2, 0.6)}
-"""What sharing the weights of one layer may do before training: relative error, and share of the accuracy that may be lost."""
+def _stages(kind: Kind, target: Target) -> tuple[Stage, ...]:
+    """A stage of the steps of each method of ``kind``; methods that change the precision are alternatives, in one stage."""
+    found = []
+    for entry in METHODS.values():
+        moves = tuple(_move(entry, step) for step in entry.steps if entry.kind == kind and target in step.targets)
+        if moves:
+            found.append(Stage(moves, entry.order))
+    if kind == "precision" and found:
+        return (Stage(tuple(move for stage in found for move in stage.moves), "first"),)
+    return tuple(found)
 
 
-def _shrink(speedup: float) -> Move:
-    return trained(f"shrink-{speedup:g}x", "structure", "shrink_to", speedup=speedup)
+def _move(entry: MethodEntry, step: PlannedStep) -> Move:
+    def make(model: Artifact, context: StepContext) -> Artifact:
+        method: type[Method] = entry.load()
+        common = {name: value for name, value in context.options.items() if name in method.__struct_fields__}
+        made = method.make({**common, **step.options}).run(model, context).model
+        assert made is not None
+        return made
+
+    return Move(step.name, entry.kind, make, "int8" if entry.kind == "precision" else "", step.cures)
 
 
 def next_move(stage: Stage, done: Sequence[tuple[str, Result]]) -> Move | None:
-    """The step of ``stage`` to take after those ``done``, by name; None if that is all."""
+    """The step of ``stage`` to take after the steps ``done``; None at its end."""
     results = [result for _, result in done]
     if "kept" in results if stage.order == "first" else set(results) - {"kept"}:
         return None
@@ -70,8 +103,8 @@ T = TypeVar("T")
 
 
 def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[T], float], most: int) -> list[T]:
-    """At most ``most`` of ``found``, by rising ``rank``, which is best where it is least: half of them the best, the others those
-    of the rest of least ``error``, so that a judge who finds the best too bold has something left.
+    """At most ``most`` of ``found``, sorted by rising ``rank``: half are those of lowest rank, the others those of least ``error``
+    among the rest, so that a judge who rejects the boldest has candidates left.
     """
     ranked = sorted(found, key=rank)
     if len(ranked) <= most:
@@ -80,6 +113,6 @@ def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[
     return sorted([*best, *sorted(rest, key=error)[: most // 2]], key=rank)
 
 
-def smoothly(state: State) -> float:
-    """How far a model's answers are from the original's: unlike accuracy on few samples, it moves smoothly."""
+def smoothly(state: KeptModel) -> float:
+    """The relative error of a model's answers against the original's; unlike accuracy on few samples, it changes smoothly."""
     return state.attempt.accuracy.relative_error if state.attempt.accuracy else 0.0

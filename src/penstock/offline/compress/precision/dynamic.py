@@ -1,7 +1,7 @@
 """INT8 without calibration: the range of each activation is taken when it is there, over the whole batch.
 
 For products with constant weights only (MatMul, Gemm): ONNX Runtime has a fused kernel for them, and none for Conv, which becomes
-several times slower than FP32. What it costs is told in the facts: since the range is that of the batch, a sample's answer depends
+several times slower than FP32. The facts say what it costs: since the range is that of the batch, a sample's answer depends
 on the samples that it is batched with, which a server that merges requests cannot hide.
 """
 
@@ -19,7 +19,7 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
 _SAME = 1e-3
-"""Relative error up to which two answers are the same: a value beside a rounding border may fall to either side of it."""
+"""Relative error up to which two answers count as equal, since a value near a rounding border may be rounded either way."""
 
 
 class DynamicOptions(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
 
 
 def is_batch_invariant(artifact: Artifact, data: Dataset, rows: int = 8) -> bool:
-    """Whether answers are the same whatever they are batched with, as far as ``rows`` samples show."""
+    """Whether answers do not depend on the rest of the batch, tested on ``rows`` samples."""
     return batch_dependence(artifact, data, rows) <= _SAME
 
 

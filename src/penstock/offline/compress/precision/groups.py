@@ -1,9 +1,9 @@
-"""Groups of operators whose integers are switched together, and the INT8 model with any of them left float.
+"""Groups of operators that become float or integer together, and the INT8 model with any of them left float.
 
 Switching one operator alone would put conversions where none are in the INT8 model: between a convolution and its Relu, on
 one side of an addition, on one of the three projections of an attention. What belongs together is found in the graph alone:
 
-1. An operator that is not a product with weights joins those of its producers whose result nobody else reads; where others read
+1. An operator that is not a product with weights joins those of its producers whose result no other operator reads; where others read
    all of them, the last one. So the addition of a residual block joins the block's last convolution, not the one before the block.
    Without a producer it joins its first reader.
 2. What meets in a product of two activations is one group: query, key and value of an attention.
@@ -35,10 +35,10 @@ _TRANSPARENT = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Softmax", "Identity", "Cast", "Dropout", "MatMul"}
     | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Split", "Slice", "Concat", "Gather"}
 )
-"""What may lie between a projection and the product in which it meets another."""
+"""Operators allowed between a projection and the product that combines it with another."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class OperatorGroup(msgspec.Struct, frozen=True):
     """Operators that are integer together or not at all."""
 
     name: str
@@ -48,7 +48,7 @@ class Group(msgspec.Struct, frozen=True):
     operators: tuple[str, ...]
 
 
-def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[Group, ...]:
+def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[OperatorGroup, ...]:
     """``nodes``, which are integer in ``model``, in groups: each node in exactly one, in the order of their first nodes."""
     return _Grouping(model, nodes).groups()
 
@@ -88,7 +88,7 @@ class MixedModel:
         return frozenset(self._by_name) - {name}
 
     def is_integer(self, floats: Collection[str]) -> bool:
-        """Whether anything becomes integer with these groups float."""
+        """Whether any operator becomes integer if these groups stay float."""
         return bool(self.model.integer_nodes(self.placement, self.nodes(floats)))
 
     def with_float(self, floats: Collection[str] = ()) -> Artifact:
@@ -113,8 +113,8 @@ class _Grouping:
         for name in model.output_names:
             self._readers[name].append("")
 
-    def groups(self) -> tuple[Group, ...]:
-        """The two rules, and what they leave together."""
+    def groups(self) -> tuple[OperatorGroup, ...]:
+        """The two rules, and the groups that result."""
         for index, node in enumerate(self._nodes):
             if node.op_type not in LINEAR_OPS:
                 self._join(index, self._neighbours(index, node))
@@ -126,12 +126,12 @@ class _Grouping:
         for index, node in enumerate(self._nodes):
             members[self._find(index)].append(node)
         return tuple(
-            Group(found[0].output[0], tuple(node.name for node in found), tuple(node.op_type for node in found))
+            OperatorGroup(found[0].output[0], tuple(node.name for node in found), tuple(node.op_type for node in found))
             for _, found in sorted(members.items())
         )
 
     def _neighbours(self, index: int, node: onnx.NodeProto) -> list[int]:
-        """The operators that an operator which is no product goes with (rule 1)."""
+        """The operators that an operator other than a product joins (rule 1)."""
         producers = sorted({self._writers[name] for name in node.input if name in self._writers})
         if producers:
             own = [at for at in producers if self._is_only_read_by(self._nodes[at], node)]

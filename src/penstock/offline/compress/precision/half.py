@@ -30,7 +30,7 @@ class HalfOptions(msgspec.Struct, frozen=True):
     least_weights: int = 256
     """Tensors with fewer elements stay as they are: the Cast would take more bytes than it saves."""
     max_weight_error: float = 0.01
-    """A tensor whose relative error would be larger stays FP32: values too small for FP16."""
+    """A tensor with a larger relative error stays FP32: its values are too small for FP16."""
 
 
 def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Artifact:

@@ -27,9 +27,9 @@ class MixedOptions(msgspec.Struct, frozen=True):
     """How long to search."""
 
     max_versions: int = 100
-    """Versions that may be run beyond those that the sensitivity report has run; what was found until then is the result."""
+    """Most versions to run beyond those of the sensitivity report; the result is the best found so far."""
     refresh: int = 4
-    """Groups added one by one before what is left is ranked anew; where bisection asks for more than these, that is tried too."""
+    """Groups to add one by one before the rest is ranked again. Adding one by one is tried if bisection needs more groups."""
 
 
 Precision = Literal["float", "integer"]
@@ -40,7 +40,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     precision: Precision
     groups: tuple[str, ...]
-    """What became that."""
+    """The groups that changed to ``precision``."""
     reason: str
     loss: float
     """Accuracy lost against the original after this step."""
@@ -50,7 +50,7 @@ class MixedResult(msgspec.Struct, frozen=True):
     """A model that keeps the contract's accuracy, and how it came about."""
 
     artifact: Artifact
-    """The original itself where every group had to stay float."""
+    """The original if every group had to stay float."""
     float_groups: tuple[str, ...]
     float_nodes: tuple[str, ...]
     """By their names in a ``FloatModel``, for ``quantize(keep_float=...)``."""
@@ -72,7 +72,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
     groups: int
     accuracy: float | None
-    """None where INT8 loses none."""
+    """None if INT8 loses none."""
     divergence: float | None
 
 
@@ -173,13 +173,13 @@ class _Search:
         return MixedResult(artifact, names, tuple(mixed.nodes(names)), accuracy, way.trail, versions)
 
     def _sorted(self, ranks: Sequence[Rank]) -> list[str]:
-        """By accuracy per millisecond; those whose saving was not measured come last, as they are ranked."""
+        """Sorted by accuracy per millisecond; groups without a measured saving come last, in order of rank."""
         timed = [rank for rank in ranks if self._savings[rank.name]]
         timed.sort(key=lambda rank: -score(rank, self._savings[rank.name]))
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """Milliseconds, as far as they were measured; groups; steps, so that of two ways to one result the shorter is told."""
+        """The measured milliseconds, the groups and the steps, so that of two ways to one result the shorter is reported."""
         savings = [saving for name in way.floats if (saving := self._savings[name])]
         # The floats are a set: a plain sum would depend on the order in which they come.
         return math.fsum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)

@@ -26,7 +26,7 @@ class Product(NamedTuple):
 
     node: ir.Node
     weight: Array
-    """[K, N], FP32: as it is multiplied, so transposed and scaled already where the Gemm says so."""
+    """[K, N], FP32, transposed and scaled as the Gemm demands."""
     weight_name: str
     """Equal for equal weights, so that those used twice are written once."""
 
@@ -65,12 +65,12 @@ class ProductModel:
         return self._constants[name]
 
     def replace(self, product: Product, nodes: Sequence[ir.Node]) -> None:
-        """Put ``nodes``, the last of which gives the product without its bias, in its place."""
+        """Replace the product by ``nodes``; the last of them computes it without its bias."""
         bias = [] if product.bias is None else [node("Add", nodes[-1].outputs[0], product.bias)]
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 
     def write(self, *domains: str) -> bytes:
-        """The model without weights that nobody reads any more, importing ``domains``. The same calls give the same bytes."""
+        """The model without unused weights, importing ``domains``. The same calls give the same bytes."""
         DeadCode().call(self._model)
         for domain in domains:
             self._model.opset_imports.setdefault(domain, 1)

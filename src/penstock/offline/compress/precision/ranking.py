@@ -31,11 +31,11 @@ _CANDIDATES = 8
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """One group's part in what a version of the model loses. All intervals are paired, sample by sample."""
+    """One group's part in the loss of a version of the model. All intervals are paired, sample by sample."""
 
     name: str
     part: Interval
-    """In the accuracy lost: the mean of Δ and Δ', or Δ' where Δ was not measured."""
+    """Part in the accuracy lost: the mean of Δ and Δ', or Δ' if Δ was not measured."""
     alone: Interval | None
     """Δ: accuracy lost with this group integer and no other; None if not measured, or if it holds no product to quantise."""
     recovered: Interval
@@ -43,15 +43,15 @@ class Rank(msgspec.Struct, frozen=True):
     divergence: Interval
     """Its part in the divergence from the original's answers."""
     by: Literal["accuracy", "divergence"]
-    """What its place rests on: divergence where its accuracy cannot be told from the leader's of its tier."""
+    """The value that decided the place: divergence if the accuracy does not differ measurably from that of the tier's leader."""
     expected: float
-    """Its part in the loss as far as can be told: its tier's, at least half a sample, shared out by ``divergence``."""
+    """Its estimated part in the loss: its tier's, at least half a sample, distributed by ``divergence``."""
     most: float
     """The larger of the two divergences whose mean is ``divergence``: what it may matter once its neighbours are float."""
 
 
 def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], with_alone: bool = True) -> list[Rank]:
-    """The groups ``names`` by their part in what the version with ``floats`` left float loses, the largest first."""
+    """The groups ``names`` by their part in the loss of the version with ``floats`` left float, the largest first."""
     base = frozenset(floats)
     parts = {name: _Part(trials, base, name, with_alone) for name in names}
 
@@ -80,7 +80,7 @@ def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], w
 def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: bool = True) -> list[Rank]:
     """``ranks`` with the first ``count`` places decided one after another.
 
-    Their place and ``expected`` are as measured with all before them float; the rest of each rank is as it was.
+    Their place and ``expected`` are as measured with all before them float; the rest of each rank does not change.
     """
     rest = {rank.name: rank for rank in ranks}
     first: list[Rank] = []

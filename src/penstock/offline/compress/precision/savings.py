@@ -1,4 +1,4 @@
-"""What the integers of each group save in time: versions of the model timed against the INT8 model, interleaved."""
+"""The time that the integers of each group save: versions of the model timed against the INT8 model, interleaved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Savings(msgspec.Struct, frozen=True):
     saving_ms: dict[str, Interval]
     """By group, latency with it float - latency of the INT8 model, with the 95 % interval of the paired rounds."""
     unpaying: tuple[str, ...]
-    """Groups that are provably no slower float, each by itself and all of them together."""
+    """Groups that are provably no slower in float, each alone and all together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
@@ -49,7 +49,7 @@ def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: f
 
 
 def _unpaying(clock: _Stopwatch, saving_ms: dict[str, Interval]) -> tuple[str, ...]:
-    """Float neighbours share conversions, so that savings do not add up: what does not pay is timed together once more."""
+    """Float neighbours share conversions, so savings do not add up: groups that do not pay are timed together once more."""
     found = [name for name, saving in saving_ms.items() if saving.high <= 0]
     if len(found) < 2:
         return tuple(found)

@@ -1,4 +1,4 @@
-"""Which groups of an INT8 model cost its accuracy, and what each saves in time: measured, group by group.
+"""The accuracy that each group of an INT8 model costs and the time that it saves, measured group by group.
 
 For a group g, Δ is the loss with only g integer, Δ' what is won back by leaving g alone float in the INT8 model (``ranking.py``
 makes an order of the two), and τ = latency(all but g integer) - latency(all integer) what its integers save. τ is measured, since
@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.bundle.evidence import Accuracy, Interval
 from penstock.errors import InvalidConfig
-from penstock.offline.compress.precision.groups import Group
+from penstock.offline.compress.precision.groups import OperatorGroup
 from penstock.offline.compress.precision.ranking import Rank, first_ranked, rank_groups
 from penstock.offline.compress.precision.savings import Savings, measure_savings
 from penstock.offline.compress.precision.sqnr import TensorNoise, activation_noise, noisiest, weight_noise
@@ -29,9 +29,9 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
     alone: bool = True
     """Also measure every group by itself (Δ): as many versions again."""
     refined: float = 0.1
-    """Share of the groups, rounded up, whose places are decided one after another: eight versions more for each."""
+    """Share of the groups, rounded up, that are ranked one after another, with eight more versions each."""
     rows: int = 1
-    """Samples in a timed call, where the model leaves the choice."""
+    """Samples in a timed call, if the model accepts any number."""
     budget_s: float = 20.0
     """Seconds for all latencies; the groups of least effect stay untimed when they are over. 0 times none."""
     memory_bytes: int = 1 << 30
@@ -45,10 +45,10 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
             )
 
 
-class Sensitivity(msgspec.Struct, frozen=True):
-    """Of one group."""
+class GroupSensitivity(msgspec.Struct, frozen=True):
+    """The sensitivity of one group."""
 
-    group: Group
+    group: OperatorGroup
     rank: Rank
     """With Δ and Δ'."""
     saving_ms: Interval | None
@@ -64,7 +64,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
 
     metric: str
     proxy: str
-    """What ``Rank.divergence`` is measured in."""
+    """The measure of ``Rank.divergence``."""
     samples: int
     original: Accuracy
     int8: Accuracy
@@ -74,13 +74,13 @@ class SensitivityReport(msgspec.Struct, frozen=True):
     rows: int
     int8_ms: float | None
     """Median latency of one call; None if nothing was timed."""
-    groups: tuple[Sensitivity, ...]
+    groups: tuple[GroupSensitivity, ...]
     unpaying: tuple[str, ...]
-    """Groups that are provably no slower float, each by itself and all of them together."""
+    """Groups that are provably no slower in float, each alone and all together."""
 
     @property
     def untimed(self) -> tuple[str, ...]:
-        """Groups whose saving was not measured."""
+        """Groups without a measured saving."""
         return tuple(one.group.name for one in self.groups if one.saving_ms is None)
 
 
@@ -156,7 +156,7 @@ def _run(trials: Trials, with_alone: bool, on_progress: Progress) -> None:
         on_progress(done, len(versions))
 
 
-def _sensitivities(trials: Trials, ranks: list[Rank], savings: Savings) -> tuple[Sensitivity, ...]:
+def _sensitivities(trials: Trials, ranks: list[Rank], savings: Savings) -> tuple[GroupSensitivity, ...]:
     mixed = trials.mixed
     groups = {group.name: group for group in mixed.groups}
     noise = activation_noise(mixed.statistics, mixed.ranges, mixed.scheme)
@@ -166,7 +166,7 @@ def _sensitivities(trials: Trials, ranks: list[Rank], savings: Savings) -> tuple
         nodes = [node for node in mixed.model.nodes if node.name in group.nodes]
         activations = {name: noise[name] for name in mixed.model.activations(nodes) if name in noise}
         found.append(
-            Sensitivity(
+            GroupSensitivity(
                 group=group,
                 rank=rank,
                 saving_ms=savings.saving_ms.get(rank.name),

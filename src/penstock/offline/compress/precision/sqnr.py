@@ -1,4 +1,4 @@
-"""Signal to quantisation noise of tensors, by where the noise comes from: values out of range, or rounding.
+"""Signal to quantisation noise of tensors, by the source of the noise: clipping or rounding.
 
 SQNR = 10·log10(Σ x² / Σ (x - x̂)²). For activations the sums are integrals over the histogram of calibration, with the values of
 a bin spread evenly over it. What quantisation does to them is piecewise linear, so the integrals are exact: over one step Δ
@@ -25,7 +25,7 @@ _MOST_DB = 200.0
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """Mean squares of a tensor's values and of what quantisation adds to them."""
+    """Mean squares of a tensor's values and of its quantisation noise."""
 
     signal: float
     clipping: float

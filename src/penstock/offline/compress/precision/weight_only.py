@@ -21,7 +21,7 @@ from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array
 
 _SHARES = np.linspace(1.0, 0.5, 21)
-"""Of the scale by the largest weight: what the search by squared error tries."""
+"""Factors of the largest-weight scale that the search by squared error tries."""
 _INTEGERS, _FLOATS = 4, 1
 """ONNX Runtime's ``accuracy_level``: activations rounded to INT8 a block and row, or kept."""
 
@@ -94,7 +94,7 @@ def block_integers(weight: Array, options: WeightOnlyOptions) -> tuple[Array, Ar
 
 
 def block_values(integers: Array, scales: Array, rows: int, bits: int) -> Array:
-    """The weights that ``block_integers`` stands for, FP32 [rows, N]."""
+    """The dequantised weights of ``block_integers``, FP32 [rows, N]."""
     values = (integers.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]
     return values.reshape(len(integers), -1)[:, :rows].T
 

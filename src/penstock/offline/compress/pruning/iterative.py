@@ -1,4 +1,4 @@
-"""Iterative pruning: prune a little, retrain, and again, as far as a contract lets it go.
+"""Iterative pruning: prune a little, retrain, and repeat while a contract is met.
 
 Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the cubic schedule of
 Zhu and Gupta, "To prune, or not to prune", 2017, §3: after level t of T the share ``1 - (1 - t/T)³`` of the goal is reached, in
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
-from penstock.offline.compress.pruning.rounds import Entry, Rounds
+from penstock.offline.compress.pruning.rounds import RoundEntry, Rounds
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions, learning_rate
 from penstock.offline.compress.training.teacher import Teacher
@@ -36,29 +36,28 @@ Progress = Callable[[int, int], None]
 
 
 class IterativeOptions(Options, frozen=True):
-    """The goal, the way there, and what may be lost."""
+    """The goal, the schedule, and the allowed loss."""
 
-    of: ClassVar[str] = "pruning"
     goal: PruneOptions = PruneOptions()
     """Sparsity to end with, and weights to leave alone."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     """Times that pruning and retraining alternate on the way to the goal; one is one-shot pruning with retraining."""
     contract: Contract = Contract(max_accuracy_loss=0.005)
-    """What every level must meet on the held-out data; its latency is not looked at."""
+    """The contract that every level must meet on the held-out data; its latency is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
     """Of each level; ``weight_decay`` is the L2 penalty. The paper retrains at a tenth of the original learning rate or less, by
     SGD on labels; learning from the dense model's answers with AdamW bears more, and gains by it."""
     second_chance: NotNegative = 3.0
-    """Where a level does not meet the contract, it is retrained for this many times ``retrain.epochs`` more; 0 for never."""
+    """A level that fails the contract is retrained for this many times ``retrain.epochs`` more; 0 for never."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
-    """Where it still does not, halves of the way back to the last good level are tried so often."""
+    """If it still fails, this many intermediate levels are tried, each half-way back to the last good one."""
     l1: NotNegative = 0.0
     """L1 penalty of prunable weights: each step moves them by this times the learning rate towards zero. The paper finds L2
     better where the survivors are retrained."""
 
 
-class Level(Entry, frozen=True, kw_only=True):
-    """One level as it was judged."""
+class PruningLevel(RoundEntry, frozen=True, kw_only=True):
+    """One judged level."""
 
     factor: float
     """Of the goal, between 0 and 1."""
@@ -92,7 +91,7 @@ def prune_iteratively(
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.retrain.threads)
-    levels = Rounds(Level, artifact, judge, options.contract, lambda level: level.sparsity)
+    levels = Rounds(PruningLevel, "level", artifact, judge, options.contract, lambda level: level.sparsity)
     levels.keep_in(folder, data.digest, msgspec.to_builtins(options))
     teacher = Teacher(artifact, data)
     on_progress(0, options.levels)
@@ -109,33 +108,35 @@ def prune_iteratively(
     return artifact.derive(model.data, "prune_iteratively", msgspec.to_builtins(options), facts)
 
 
-def next_step(levels: Sequence[Level], options: IterativeOptions) -> Level | None:
-    """What to try after ``levels``: factor, start and epochs; None at the goal, or when the tries are used up. Pure."""
+def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
+    """The next level after ``levels``, with factor, start and epochs; None at the goal, or if no tries are left. Pure."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs
     if levels and levels[-1].objection and options.second_chance:
         last = levels[-1]
         if last.start < 0 or levels[last.start].factor != last.factor:
-            return Level(start=len(levels) - 1, factor=last.factor, epochs=epochs * options.second_chance)
+            return PruningLevel(start=len(levels) - 1, factor=last.factor, epochs=epochs * options.second_chance)
     schedule = [1 - (1 - t / options.levels) ** 3 for t in range(1, options.levels + 1)]
     failed = [level.factor for level in levels if level.objection and level.factor > reached]
     if not failed:
-        return next((Level(start=good, factor=factor, epochs=epochs) for factor in schedule if factor > reached), None)
+        return next(
+            (PruningLevel(start=good, factor=factor, epochs=epochs) for factor in schedule if factor > reached), None
+        )
     halves = {level.factor for level in levels} - set(schedule)
     if len(halves) >= options.retries:
         return None
-    return Level(start=good, factor=(reached + min(failed)) / 2, epochs=epochs)
+    return PruningLevel(start=good, factor=(reached + min(failed)) / 2, epochs=epochs)
 
 
 def _retrain(
-    levels: Rounds[Level],
-    step: Level,
+    levels: Rounds[PruningLevel],
+    step: PruningLevel,
     data: Dataset,
     teacher: Teacher,
     options: IterativeOptions,
     checkpoint: Path | None,
-) -> tuple[Artifact, Level]:
+) -> tuple[Artifact, PruningLevel]:
     retrain, goal = options.retrain, _towards(options.goal, step.factor)
     fit = msgspec.structs.replace(retrain, epochs=step.epochs, seed=retrain.seed + len(levels.entries))
     start = levels.models[step.start]
@@ -143,7 +144,7 @@ def _retrain(
     return model, msgspec.structs.replace(step, sparsity=sparsity(model, options.goal)["sparsity"])
 
 
-def _one_shot(original: Artifact, levels: Rounds[Level], goal: PruneOptions) -> list[tuple[float, float]]:
+def _one_shot(original: Artifact, levels: Rounds[PruningLevel], goal: PruneOptions) -> list[tuple[float, float]]:
     """(sparsity, accuracy) of the original pruned at once to each level's sparsity, not retrained."""
     points = {}
     for factor in sorted({level.factor for level in levels.entries}):
@@ -167,7 +168,7 @@ def retrain_pruned(
     **hooks: Any,
 ) -> Artifact:
     """``artifact`` pruned by ``options`` and trained to answer as ``teacher``: one level. ``hooks`` are those of ``recover``
-    but for ``before_step`` and ``after_step``, which hold the masks.
+    except ``before_step`` and ``after_step``, which hold the masks.
 
     Raises Unsupported if a prunable weight cannot be trained, and as ``prune`` and ``recover``.
     """

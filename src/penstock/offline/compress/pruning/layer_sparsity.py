@@ -1,4 +1,4 @@
-"""How much pruning each layer bears, measured, and the sparsities that meet a total at the least predicted loss.
+"""The sparsity that each layer tolerates, measured, and the sparsities that reach a total at the least predicted loss.
 
 One layer at a time is pruned to some sparsities, the rest left alone, and the model judged: a curve per layer (Han et al.,
 2015, §3.2, "sensitivity"). What is lost can only grow with sparsity, so the curves are made monotone by least squares (pool
@@ -47,7 +47,7 @@ class LayerCurve(msgspec.Struct, frozen=True):
         return np.maximum(isotonic(np.asarray(values)), 0.0) * (np.arange(len(values)) > 0)
 
 
-class Sensitivity(msgspec.Struct, frozen=True):
+class LayerSensitivity(msgspec.Struct, frozen=True):
     """The curves of all layers, in order of the file."""
 
     metric: str
@@ -64,7 +64,7 @@ class Sensitivity(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Sparsities that meet a total, and what the curves predict that they cost."""
+    """Sparsities that reach a total, and their predicted cost."""
 
     sparsities: dict[str, Share]
     predicted: float
@@ -84,7 +84,7 @@ def measure_layers(
     options: PruneOptions | None = None,
     grid: Sequence[float] = _GRID,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> Sensitivity:
+) -> LayerSensitivity:
     """The curve of every prunable weight of ``artifact`` on ``data``, held out; ``options`` says which weights, not how much.
 
     Takes as many runs over the data as there are layers times points. Raises InvalidConfig for a grid that is not between 0
@@ -114,7 +114,7 @@ def measure_layers(
             )
         )
     on_progress(len(weights) * len(points), len(weights) * len(points))
-    return Sensitivity(judge.metric, judge.baseline.accuracy.value, data.count, tuple(curves))
+    return LayerSensitivity(judge.metric, judge.baseline.accuracy.value, data.count, tuple(curves))
 
 
 def allocate(curves: Sequence[LayerCurve], sparsity: float, measure: Measure = "divergence") -> Allocation:

@@ -22,7 +22,10 @@ from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
 
 Masks = dict[str, Array]
-"""By weight: booleans of its shape, true where it is kept."""
+"""Booleans of the shape of each weight; true for the elements that are kept."""
+
+LAYER_CAP = 0.99
+"""The most that one layer may lose: a layer without weights lets nothing through."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -34,7 +37,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
 
     sparsity: Share = 0.9
     """Share of all prunable weights that become zero."""
-    layer_cap: Share = 0.99
+    layer_cap: Share = LAYER_CAP
     """The most that one layer may lose: a layer without weights lets nothing through."""
 
     def scaled(self, factor: float) -> GlobalRule:
@@ -82,7 +85,7 @@ class DeviationRule(msgspec.Struct, frozen=True, tag="deviations"):
     """Weights below ``quality`` times the standard deviation of their layer: the rule of the paper."""
 
     quality: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    """Where no weight is left out by it, the largest of the layer stays."""
+    """If the rule removes every weight of a layer, the largest one stays."""
 
     def scaled(self, factor: float) -> DeviationRule:
         return DeviationRule(self.quality * factor)
@@ -100,7 +103,7 @@ Rule = GlobalRule | LayerRule | DeviationRule
 
 
 class PruneOptions(msgspec.Struct, frozen=True):
-    """How much goes, and where nothing may."""
+    """How much to prune, and the weights to leave alone."""
 
     rule: Rule = GlobalRule()
     embeddings: bool = False
@@ -164,7 +167,7 @@ def write_weights(model: ir.Model, arrays: Mapping[str, Array]) -> None:
 
 
 def sparsity_facts(weights: Mapping[str, Array]) -> dict[str, Any]:
-    """What is zero, by layer and in all; ``fewer`` is how many times fewer weights are left."""
+    """The zeros of each layer and in total; ``fewer`` is the factor by which the number of weights shrank."""
     layers = {name: _counts(array.size, int(np.count_nonzero(array))) for name, array in weights.items()}
     total = _counts(
         sum(layer["weights"] for layer in layers.values()), sum(layer["nonzero"] for layer in layers.values())

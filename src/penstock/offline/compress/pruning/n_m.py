@@ -3,7 +3,7 @@
 For engines that multiply such matrices faster (2:4 on GPUs since NVIDIA's Ampere). ONNX Runtime's CPU kernels do not: they
 multiply by the zeros, at the speed of any other weights.
 
-Which channels make a group is free, if whoever feeds them is put in the same order: swaps of channels between groups that
+The channels can be regrouped if the layer before writes them in the same order: swaps of channels between groups that
 keep more magnitude are searched for greedily (after Pool and Yu, "Channel Permutations for N:M Sparsity", 2021, §3) where a
 pair of layers lets its channels be reordered.
 """
@@ -67,7 +67,7 @@ def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
 
 
 def _prune_layer(model: ir.Model, name: str, options: NMOptions) -> dict[str, Any]:
-    """Prune one weight in place; what to say of it."""
+    """Prune one weight in place, and describe the result."""
     array, axis = _array(model, name), _input_axis(model.graph.initializers[name])
     if axis is None:
         return {"left_alone": "its readers sum over different axes"}
@@ -133,13 +133,13 @@ def _best_swap(rows: Array, first: Array, second: Array, n: int) -> tuple[int, i
 
 
 def _kept(groups: Array, n: int) -> Array:
-    """Of magnitudes [rows, choices, groups, m], what each choice keeps."""
+    """The magnitude that each choice of [rows, choices, groups, m] keeps."""
     m = groups.shape[-1]
     return np.asarray(np.partition(groups, m - n, axis=-1)[..., m - n :].sum(axis=(0, 2, 3)))
 
 
 def _reordered(model: ir.Model, name: str, options: NMOptions) -> Array:
-    """The weight after its input channels, and what feeds them, were put into a better order, if they can be."""
+    """The weight with its input channels reordered to keep more, where the layer before can be reordered too."""
     pair = next((pair for pair in find_pairs(model) if pair.second.weight.name == name), None)
     if pair is not None and pair.repeat == 1:
         rows = np.abs(pair.second.weights().astype(np.float64)).swapaxes(1, 2)

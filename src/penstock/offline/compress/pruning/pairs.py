@@ -33,7 +33,7 @@ _ELEMENTWISE = frozenset({
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
-class Layer(NamedTuple):
+class PairedLayer(NamedTuple):
     """One linear operator with constant weights, and the Add of its bias if it is a MatMul."""
 
     node: ir.Node
@@ -55,10 +55,10 @@ class Layer(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two layers and what is between them, in order of the graph."""
+    """Two layers and the operators between them, in order of the graph."""
 
-    first: Layer
-    second: Layer
+    first: PairedLayer
+    second: PairedLayer
     between: list[ir.Node]
     flatten: ir.Node | None
     """The last step between a convolution and a matrix; it makes ``repeat`` input channels of each."""
@@ -96,7 +96,7 @@ def find_pairs(model: ir.Model) -> list[Pair]:
     return [pair for layer in layers.values() if (pair := _pair(layer, layers, model)) is not None]
 
 
-def _layer(node: ir.Node) -> Layer | None:
+def _layer(node: ir.Node) -> PairedLayer | None:
     weight = graph.input_of(node, 1)
     array = graph.constant(weight) if weight is not None and _is_own(weight) else None
     if weight is None or array is None or array.ndim < 2 or weight.dtype not in graph.FLOATS:
@@ -107,11 +107,11 @@ def _layer(node: ir.Node) -> Layer | None:
     bias = graph.input_of(node, 2)
     if bias is not None and not _is_bias(bias, array.shape[form.outputs]):
         return None
-    layer = Layer(node, weight, bias, node.outputs[0], form.inputs, form.outputs)
+    layer = PairedLayer(node, weight, bias, node.outputs[0], form.inputs, form.outputs)
     return _with_bias(layer) if node.op_type == "MatMul" else layer
 
 
-def _with_bias(layer: Layer) -> Layer:
+def _with_bias(layer: PairedLayer) -> PairedLayer:
     add = graph.sole_consumer(layer.output)
     if add is None or add.op_type != "Add" or add.domain != "":
         return layer
@@ -121,7 +121,7 @@ def _with_bias(layer: Layer) -> Layer:
     return layer
 
 
-def _pair(first: Layer, layers: dict[ir.Node, Layer], model: ir.Model) -> Pair | None:
+def _pair(first: PairedLayer, layers: dict[ir.Node, PairedLayer], model: ir.Model) -> Pair | None:
     between, ends = _reach(first, layers)
     if ends is None or len(ends) != 1:
         return None
@@ -143,7 +143,9 @@ def _pair(first: Layer, layers: dict[ir.Node, Layer], model: ir.Model) -> Pair |
     return Pair(first, second, ordered, flatten, columns // channels)
 
 
-def _reach(first: Layer, layers: dict[ir.Node, Layer]) -> tuple[set[ir.Node], list[tuple[ir.Node, ir.Value]] | None]:
+def _reach(
+    first: PairedLayer, layers: dict[ir.Node, PairedLayer]
+) -> tuple[set[ir.Node], list[tuple[ir.Node, ir.Value]] | None]:
     """The operators between, and the uses at which they end; None for these if a channel's way cannot be followed."""
     values, between, ends = [first.output], set[ir.Node](), []
     for value in values:
@@ -165,7 +167,7 @@ def _reach(first: Layer, layers: dict[ir.Node, Layer]) -> tuple[set[ir.Node], li
     return between, ends
 
 
-def _is_channelwise(node: ir.Node, first: Layer) -> bool:
+def _is_channelwise(node: ir.Node, first: PairedLayer) -> bool:
     if node.domain != "" or sum(graph.is_used(output) for output in node.outputs) != 1 or len(node.outputs) != 1:
         return False
     if node.op_type in _POOLING:

@@ -1,4 +1,4 @@
-"""A model made ready for analysis: shapes stand in it as numbers, weights as initialisers, transposes as one node."""
+"""Prepare a model for analysis: shapes become numbers, weights initialisers, and each transpose one node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pruning in rounds: each goes on from an earlier one, is judged by a contract on data that nothing saw, and is kept in a folder.
+"""Pruning in rounds: each starts from an earlier one, is judged by a contract on held-out data, and is stored in a folder.
 
-A run of the same model, data and options that finds such a folder takes the rounds from there, up to the first that is missing.
+A run of the same model, data and options takes the rounds from such a folder, up to the first that is missing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One round as it was judged."""
+class RoundEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One judged round."""
 
     start: int
-    """The round that it went on from, -1 for the original."""
+    """The round that it started from, -1 for the original."""
     accuracy: float = 0.0
     loss: float = 0.0
     """On held-out samples, against the original."""
@@ -36,10 +36,10 @@ class _Kept(msgspec.Struct, frozen=True):
     model: bytes
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=RoundEntry)
 
 
-def last_good(entries: Sequence[Entry]) -> int:
+def last_good(entries: Sequence[RoundEntry]) -> int:
     """The last round that meets the contract, -1 if none does."""
     return max((number for number, entry in enumerate(entries) if not entry.objection), default=-1)
 
@@ -48,14 +48,14 @@ class Rounds(Generic[E]):
     """The rounds of a run so far, and the models that may still be needed: the original, the best, the last good and the last."""
 
     def __init__(
-        self, kind: type[E], original: Artifact, judge: Judge, contract: Contract, rank: Callable[[E], float]
+        self, kind: type[E], name: str, original: Artifact, judge: Judge, contract: Contract, rank: Callable[[E], float]
     ) -> None:
         """The best is the first of highest ``rank`` that meets ``contract``; its latency is not looked at."""
         self.entries: list[E] = []
         self.models = {-1: original}
         """By number of the round; -1 is the original."""
         self.judge = judge
-        self._kind, self._name, self._contract, self._rank = kind, kind.__name__.lower(), contract, rank
+        self._kind, self._name, self._contract, self._rank = kind, name, contract, rank
         self._folder: Path | None = None
 
     def keep_in(self, folder: Path | None, *decides: object) -> None:

@@ -30,7 +30,7 @@ from penstock.tensor import Array, Signature
 
 _INT32 = np.iinfo(np.int32)
 Corrections = dict[str, Array]
-"""By layer, what to subtract from its bias, one number a channel."""
+"""By layer, the correction to subtract from its bias, one number per channel."""
 
 
 class BiasCorrectionOptions(msgspec.Struct, frozen=True):

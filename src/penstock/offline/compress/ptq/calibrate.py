@@ -15,7 +15,7 @@ from penstock.offline.model_store import remembered
 from penstock.offline.sessions import signature_of
 
 _STATISTICS_BYTES = 64 << 10
-"""About what the statistics of one tensor take."""
+"""Approximate size of the statistics of one tensor."""
 
 
 def collect(

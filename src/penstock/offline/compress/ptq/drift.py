@@ -113,7 +113,7 @@ def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogra
 
 
 def shift_warnings(found: list[Drift]) -> list[str]:
-    """What to tell the user; empty if the data are alike."""
+    """Warnings for the user; empty if the data are alike."""
     return [f"calibration data are unlike the evaluation data: {one.text}" for one in found if one.is_shifted]
 
 

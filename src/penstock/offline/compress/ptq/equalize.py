@@ -29,7 +29,7 @@ from penstock.tensor import Array
 
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _DEAD = 1e-6
-"""A channel this small beside the largest counts as this large: there is nothing to equalise it by."""
+"""A channel smaller than this share of the largest counts as this large: it has nothing to equalise."""
 _CHECKED_ROWS = 64
 # Scales are powers of two where exact; otherwise each is rounded into the weights once, some units of 6e-8 a layer.
 _TOLERANCE = 1e-5
@@ -120,7 +120,7 @@ def _observe(
 
 
 def _settle(links: list[Link], reached: dict[str, Array], options: EqualizeOptions) -> tuple[dict[str, Array], int]:
-    """The factors by which each link ends up divided, and the sweeps that it took until none moved by a thousandth."""
+    """The final divisors of each link, and the number of sweeps until none moved by a thousandth."""
     totals = {link.name: np.ones(link.channels) for link in links}
     for sweep in itertools.count(1):
         moved = 0.0

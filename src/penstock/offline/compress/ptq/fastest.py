@@ -1,4 +1,4 @@
-"""Integer types and placement by the stopwatch: what the rules of ``scheme.py`` propose, timed on this machine."""
+"""Integer types and placement, measured: the proposals of ``scheme.py`` timed on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TimedPlacement(msgspec.Struct, frozen=True):
     placement: QdqPlacement
     scheme: IntegerScheme
     artifact: Artifact
-    """The model quantised so, by min-max: what it computes is of the same speed with any ranges."""
+    """The quantised model, with min-max ranges: its speed does not depend on the ranges."""
     p50_ms: float
     speedup: Interval
     """Over the float model, with its 95 % interval."""

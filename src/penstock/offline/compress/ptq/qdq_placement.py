@@ -1,4 +1,4 @@
-"""Which operators become integer, and what the graph says about the ranges of their tensors.
+"""QDQ placement: the operators that become integer, and the ranges that the graph implies for their tensors.
 
 Three rules hold in every placement:
 
@@ -57,12 +57,12 @@ class QdqPlacement(enum.Enum):
 
     @property
     def float_outputs(self) -> list[str]:
-        """Operators whose integer kernels give float results, where that costs nothing."""
+        """Operators whose integer kernels can return float results at no cost."""
         return ["Gemm", "MatMul"] if self is QdqPlacement.LINEAR else ["Gemm"]
 
 
 class FloatModel:
-    """An FP32 model with what quantisation must know of it. The nodes have unique names, and constants are initialisers."""
+    """An FP32 model prepared for quantisation: its nodes have unique names, and its constants are initialisers."""
 
     def __init__(self, artifact: Artifact) -> None:
         """Raises InvalidModel or Unsupported as ``read_proto``; Unsupported also if the model is quantised already or of an old
@@ -85,7 +85,7 @@ class FloatModel:
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         values = (*graph.value_info, *graph.input, *graph.output)
         self.values = {value.name: value for value in values if value.type.tensor_type.elem_type}
-        """Type, and shape as far as known, of the tensors whose type is known."""
+        """Type and known shape of the tensors whose type is known."""
         self.producers = {name: node for node in self.nodes for name in node.output if name}
 
     def artifact(self) -> Artifact:
@@ -208,7 +208,7 @@ def output_axis(node: onnx.NodeProto) -> int:
 
 
 def nothing_to_quantise() -> Unsupported:
-    """To be raised where no operator can become integer."""
+    """The error for a model in which no operator can become integer."""
     return Unsupported(
         "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
     )

@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 class PtqRecipe(msgspec.Struct, frozen=True):
-    """What is done on the way to INT8; every default is the most careful way."""
+    """The steps of a quantisation to INT8; every default is the most careful choice."""
 
     method: RangeMethod | None = None
     """How ranges are found; None for the method that harms the answers least, tensor by tensor."""
@@ -36,7 +36,7 @@ class PtqRecipe(msgspec.Struct, frozen=True):
     keep_float: Collection[str] = ()
     """Nodes that stay float, by their names in a ``FloatModel``."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
-    """What the choice tensor by tensor may cost."""
+    """The cost allowed for the choice tensor by tensor."""
 
 
 def quantize_with(

@@ -1,4 +1,4 @@
-"""Channels of a tensor rescaled inside a model, so that what the model computes stays the same.
+"""Rescale channels of a tensor inside a model without changing what the model computes.
 
 A tensor x may be divided by positive numbers s, one a channel, if what writes it can be divided by s, all that reads it
 multiplies s back into its weights, and every operator in between is positively homogeneous in each channel, f(s x) = s f(x).
@@ -35,7 +35,7 @@ class Operand:
         self.array = self.original.copy()
 
     def write(self) -> None:
-        """Put the array into the graph, rounded once; whoever shares the initialiser keeps the old one."""
+        """Put the array into the graph, rounded once; other readers of the initialiser keep the old one."""
         if np.array_equal(self.array, self.original):
             return
         value, owner = self.node.inputs[self.index], self.node.graph
@@ -71,7 +71,7 @@ class Side(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Where a link ends: a product with constant weights, and the tensor that it reads."""
+    """The end of a link: a product with constant weights, and the tensor that it reads."""
 
     node: ir.Node
     side: Side
@@ -124,7 +124,7 @@ class Rescaling:
         self.links = list(self._find(model))
 
     def restore(self) -> None:
-        """Every operand as it was."""
+        """Restore every operand."""
         for operand in self._operands.values():
             operand.array = operand.original.copy()
 

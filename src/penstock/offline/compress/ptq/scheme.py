@@ -1,4 +1,4 @@
-"""Which integers to calculate with: decided by what the CPU multiplies fast and without saturation."""
+"""The integer types of a quantised model: those that the CPU multiplies fast and without saturation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
 
 
 def integer_scheme(machine: MachineFacts) -> IntegerScheme:
-    """The scheme for ``machine``; what it gains there must still be measured."""
+    """The scheme for ``machine``; its gain must still be measured."""
     architecture = machine.architecture.lower()
     if architecture in _ARM:
         kernels = "dot-product instructions" if machine.has_integer_dot_product else "NEON kernels"
@@ -63,7 +63,7 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
 
 
 def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
-    """What the CPU that runs a model of ``scheme``, made on ``machine``, must have.
+    """The instruction sets that a CPU needs to run a model of ``scheme`` made on ``machine``.
 
     Weights of full range saturate on CPUs without a dot product, which this one has; those of 7 bits run anywhere.
     """

@@ -1,4 +1,4 @@
-"""Bits per layer by sensitivity: for each layer the fewest that the model's answers bear while all others stay as they are."""
+"""Bits per layer by sensitivity: the fewest that keep the model's answers within bounds while all other layers stay unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.offline.optimize.model import load_model
 
 
 class BitsOptions(msgspec.Struct, frozen=True):
-    """What one layer may cost."""
+    """The error and the loss allowed for one layer."""
 
     max_relative_error: float = 0.02
     """Of the worst output, with this layer alone shared. Errors of layers add up as squares, if they are independent."""
@@ -28,7 +28,7 @@ class BitsOptions(msgspec.Struct, frozen=True):
     threads: int = 1
 
     def check(self) -> None:
-        """Raises InvalidConfig for what makes no sense."""
+        """Raises InvalidConfig for bounds that contradict each other."""
         if not 1 <= self.least <= self.most <= MAX_BITS or self.max_relative_error < 0 or self.threads < 0:
             raise InvalidConfig(f"{self} cannot be", f"1 <= least <= most <= {MAX_BITS}, and no negative bounds")
 

@@ -1,4 +1,4 @@
-"""Which tensors of a model can share values, and what kind of layer each belongs to."""
+"""The tensors of a model that can share values, and the kind of layer that each belongs to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
 _MIN_BIAS = 16
 
 
-class Layer(NamedTuple):
+class SharedTensor(NamedTuple):
     """A constant tensor whose values may be shared."""
 
     kind: Kind
@@ -33,7 +33,7 @@ class Layer(NamedTuple):
     """The value that stands for zero: the zero point of integers."""
 
 
-def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, Layer]:
+def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
     """Weights and biases of Conv, ConvTranspose, Gemm and MatMul by name, float or behind DequantizeLinear, and those ``named``.
 
     A tensor that several nodes read is there once, as conv if any of them is one. Raises Unsupported if there is none,
@@ -49,7 +49,7 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
             continue
         if not np.isfinite(array).all():
             raise InvalidModel(f"weight '{name}' holds NaN or infinity", "export the model again, or train it anew")
-        found[name] = Layer(kind or "other", array, zero)
+        found[name] = SharedTensor(kind or "other", array, zero)
     if unknown := sorted(named - found.keys()):
         raise InvalidConfig(f"no tensors that can share values are called {unknown}", f"there are {sorted(found)}")
     if not any(layer.kind != "bias" for layer in found.values()):
@@ -61,7 +61,7 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
 
 
 def _kind(value: ir.Value) -> tuple[Kind | None, int]:
-    """What ``value`` is to the nodes that read it, and its zero point; None if it is no weight of theirs."""
+    """The role of ``value`` for the nodes that read it, and its zero point; None if it is not a weight."""
     kinds: set[Kind] = set()
     zero = 0
     for node, index in value.uses():

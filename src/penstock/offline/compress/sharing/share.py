@@ -16,7 +16,7 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.errors import InvalidConfig
 from penstock.offline.compress.sharing.kmeans import kmeans, nearest
-from penstock.offline.compress.sharing.layers import Layer, find_layers
+from penstock.offline.compress.sharing.layers import SharedTensor, find_layers
 from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
 
@@ -43,7 +43,7 @@ class ShareOptions(msgspec.Struct, frozen=True):
             if not 0 <= bits <= MAX_BITS:
                 raise InvalidConfig(f"weights cannot share 2 ** {bits} values", f"give 0 to {MAX_BITS} bits")
 
-    def bits_of(self, name: str, layer: Layer) -> int:
+    def bits_of(self, name: str, layer: SharedTensor) -> int:
         """Bits of the tensor ``name``; 0 if it stays as it is."""
         by_kind = {"conv": self.conv_bits, "fc": self.fc_bits, "bias": self.bias_bits}
         return self.bits.get(name, by_kind.get(layer.kind, 0))
@@ -80,8 +80,8 @@ def share_only(artifact: Artifact, name: str, bits: int) -> Artifact:
     return artifact.derive(to_bytes(model), "share", {"bits": {name: bits}}, {"layers": {name: facts}})
 
 
-def share_layer(layer: Layer, bits: int, half: bool = True) -> tuple[Array, dict[str, Any]]:
-    """The layer's tensor with at most 2 ** ``bits`` values besides zero, of its own type, and what that took."""
+def share_layer(layer: SharedTensor, bits: int, half: bool = True) -> tuple[Array, dict[str, Any]]:
+    """The layer's tensor with at most 2 ** ``bits`` values besides zero, of the same type, and facts about it."""
     array = layer.array
     is_integer = array.dtype.kind in "iu"
     kept = array != layer.zero

@@ -13,7 +13,7 @@ from penstock.offline.compress.training.trainable import TrainableModel, to_tens
 from penstock.tensor import Array
 
 
-class Batches:
+class TrainingBatches:
     """Rows of ``data`` for ``model``, whose first axes may be fixed to some number of samples."""
 
     def __init__(self, model: TrainableModel, data: Dataset) -> None:

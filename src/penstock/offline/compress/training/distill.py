@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 import msgspec
 import numpy as np
@@ -41,7 +41,6 @@ some 1e-6, an operator that is computed otherwise by far more. An INT8 graph may
 class DistillOptions(Options, frozen=True):
     """How to distil."""
 
-    of: ClassVar[str] = "distillation"
     fit: FitOptions = FitOptions(epochs=100)
     temperature: Positive = 4.0
     """T: how much the teacher's small probabilities count; 2 to 8 is usual."""
@@ -52,8 +51,8 @@ class DistillOptions(Options, frozen=True):
     hint_weight: NotNegative = 1.0
 
 
-class Kind(enum.Enum):
-    """What an output is, as far as its loss goes."""
+class OutputKind(enum.Enum):
+    """The kind of an output, which decides its loss."""
 
     LOGITS = "logits"
     PROBABILITIES = "probabilities"
@@ -81,9 +80,11 @@ class DistillationLoss:
         self._variances = {name: _variance(array) for name, array in answers.items()}
         softened = _softmax_inputs(student)
         self.logits = {
-            name: softened[name] for name, kind in self.kinds.items() if kind is Kind.PROBABILITIES and name in softened
+            name: softened[name]
+            for name, kind in self.kinds.items()
+            if kind is OutputKind.PROBABILITIES and name in softened
         }
-        """For outputs that a Softmax makes, the tensor it is made of, where logarithms do not underflow."""
+        """For outputs of a Softmax, its input, whose logarithms do not underflow."""
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         answers = self.teacher(tensors, rows)
@@ -96,15 +97,15 @@ class DistillationLoss:
                 f"output '{name}' has shape {list(given.shape)}, the teacher's {list(answer.shape)}",
                 "give a student whose outputs have the teacher's shapes",
             )
-        if kind is Kind.VALUES:
+        if kind is OutputKind.VALUES:
             return self._squares(name, given, answer)
-        if kind is Kind.PROBABILITIES:
+        if kind is OutputKind.PROBABILITIES:
             given = tensors[softened] if softened in tensors else given.clamp_min(_TINY).log()
             answer = answer.clamp_min(_TINY).log()
         soft = soft_divergence(given, answer, self.temperature)
         if name == self.labelled and self.labels is not None:
             return self.share * soft + (1 - self.share) * functional.cross_entropy(given, self.labels[rows])
-        return soft + self._squares(name, given, answer) if kind is Kind.EITHER else soft
+        return soft + self._squares(name, given, answer) if kind is OutputKind.EITHER else soft
 
     def _squares(self, name: str, given: Tensor, answer: Tensor) -> Tensor:
         return functional.mse_loss(given, answer) / self._variances[name]
@@ -170,16 +171,16 @@ def _distill(
     return fit(model, data, total, options.fit, **{**hooks, **more})
 
 
-def _kind(answer: Array, labelled: bool) -> Kind:
+def _kind(answer: Array, labelled: bool) -> OutputKind:
     if answer.ndim >= 2 and answer.shape[-1] >= 2:
         sums = answer.sum(axis=-1, dtype=np.float64)
         if answer.min() >= 0 and np.abs(sums - 1).max() < 1e-3:
-            return Kind.PROBABILITIES
+            return OutputKind.PROBABILITIES
         if labelled:
-            return Kind.LOGITS
+            return OutputKind.LOGITS
         if answer.ndim == 2:
-            return Kind.EITHER
-    return Kind.VALUES
+            return OutputKind.EITHER
+    return OutputKind.VALUES
 
 
 def _variance(answer: Array) -> float:
@@ -190,7 +191,7 @@ def _variance(answer: Array) -> float:
 
 
 def _softmax_inputs(artifact: Artifact) -> dict[str, str]:
-    """For each graph output that a Softmax over the last axis makes, what that takes."""
+    """The input of each Softmax over the last axis whose result is a graph output."""
     graph = read_proto(artifact).graph
     return {
         node.output[0]: node.input[0]

@@ -6,7 +6,7 @@ placement, ranges and rounding cannot differ. Here its constants become function
 - a scale is its first value times ``exp(t)``, so that it stays positive and learns in proportion; scales that operators share
   stay shared. Zero points stay, so that zero remains an integer.
 - an integer weight is ``clamp(round(w / s) + z)`` of its FP32 master ``w`` (Esser et al., "Learned Step Size Quantization", 2020)
-- an INT32 bias is ``round(b / (s_x s_w))`` of its master, whatever becomes of the scales of input and weight
+- an INT32 bias is ``round(b / (s_x s_w))`` of its master, however the scales of input and weight change
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class FakeQuantization:
         model = self.model
         start = model.constant(bias.scale).detach().clone()
         product = (model.constant(input_scale) * model.constant(weight_scale)).detach()
-        # 1 but for Gemm's beta; rounding apart.
+        # 1 except for Gemm's beta, up to rounding.
         factor = torch.where(torch.isclose(start, product, rtol=1e-5, atol=0.0), 1.0, start / product)
         value = model.constant(bias.name).double() * start.double()
         self.masters[bias.name] = master = nn.Parameter(value.float())

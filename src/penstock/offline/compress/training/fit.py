@@ -19,7 +19,7 @@ from penstock.clock import SystemClock
 from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
-from penstock.offline.compress.training.batches import Batches
+from penstock.offline.compress.training.batches import TrainingBatches
 from penstock.offline.compress.training.options import FitOptions, FitReport, Hooks, Loss, learning_rate
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
@@ -46,7 +46,7 @@ def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, *
 
 @contextlib.contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """torch with ``threads`` threads, deterministic operators and random numbers of its own; afterwards as it was."""
+    """Run torch with ``threads`` threads, deterministic operators and a separate random state; restore its settings afterwards."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads)
@@ -75,7 +75,7 @@ class _Progress(msgspec.Struct):
 
 
 class _Checkpoint(msgspec.Struct):
-    """A run as it stands. ``optimizer`` is by the number of the parameter, then by name."""
+    """The state of a run. ``optimizer`` is by the number of the parameter, then by name."""
 
     origin: dict[str, Any]
     progress: _Progress
@@ -91,7 +91,7 @@ class _Run:
         self.loss, self.options = loss, options
         # An absent callback may also be given as None.
         self.hooks: dict[str, Any] = {name: hook for name, hook in hooks.items() if hook is not None}
-        self.batches = Batches(model, data)
+        self.batches = TrainingBatches(model, data)
         held_out = 0.0 if "validate" in self.hooks else options.held_out
         self.rows, self.held = self.batches.split(held_out, options.seed)
         self.validates = "validate" in self.hooks or len(self.held) > 0
@@ -145,7 +145,7 @@ class _Run:
         )
 
     def _advance(self) -> None:
-        """One step and what is due after it; or the end, if time is up."""
+        """One step and its follow-up work; or the end, if time is up."""
         progress = self.progress
         if self.options.time_s is not None and self._seconds() >= self.options.time_s:
             # Saved before it is wound up, so that with more time it can go on.

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.training.batches import Batches
+from penstock.offline.compress.training.batches import TrainingBatches
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import Tensor, functional, nn, torch
 from penstock.offline.compress.training.trainable import TrainableModel
@@ -30,7 +30,7 @@ class Hints:
         missing = sorted(set(pairs.values()) - set(teacher.answers))
         if missing:
             raise InvalidArgument(f"the teacher was made without the tensors {missing}", "name them in its `also`")
-        batches = Batches(model, data)
+        batches = TrainingBatches(model, data)
         with torch.no_grad():
             found = batches.forward(batches.inputs(np.arange(max(1, batches.fixed))), list(pairs))
         generator = torch.Generator().manual_seed(seed)
@@ -67,7 +67,7 @@ def _channel_axis(name: str, student: tuple[int, ...], teacher: tuple[int, ...])
 
 
 def _adaptor(student: int, teacher: int, generator: Any) -> Any:
-    """A [teacher, student] matrix: the identity where it can be, else at random."""
+    """A [teacher, student] matrix: the identity for equal widths, else random."""
     if student == teacher:
         return nn.Parameter(torch.eye(teacher))
     return nn.Parameter(torch.randn(teacher, student, generator=generator) / student**0.5)

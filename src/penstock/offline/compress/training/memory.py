@@ -1,4 +1,4 @@
-"""What training a model takes, estimated before it begins, so that the machine does not run out of memory in the middle."""
+"""The memory that training a model needs, estimated before it begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.tensor import DataType
 _COPIES = 6
 """Of the weights: themselves, gradients, the optimiser's two moments, the best so far, the model's bytes."""
 _PASSES = 2
-"""Every result is kept for the way back, beside its gradient."""
+"""Every result is kept for the backward pass, with its gradient."""
 
 
 def training_bytes(artifact: Artifact, data: Dataset, batch: int) -> int:

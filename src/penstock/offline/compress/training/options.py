@@ -1,11 +1,11 @@
-"""What training is told, and what it tells: options, callbacks, report."""
+"""The options, callbacks and report of training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -25,7 +25,6 @@ _WARM_UP = 0.05
 class FitOptions(Options, frozen=True):
     """How to train."""
 
-    of: ClassVar[str] = "training"
     epochs: Positive = 20
     """Passes over the rows; parts of one count."""
     learning_rate: Positive = 2e-3
@@ -51,7 +50,7 @@ class FitOptions(Options, frozen=True):
 
 
 class FitReport(msgspec.Struct, frozen=True):
-    """What happened in training."""
+    """The course of a training."""
 
     losses: list[tuple[int, float]]
     """(steps done, mean loss since the entry before), once an epoch."""
@@ -59,12 +58,12 @@ class FitReport(msgspec.Struct, frozen=True):
     """(steps done, validation score), before the first step and once an epoch; empty without validation."""
     steps: int
     best_step: int
-    """The step whose parameters were kept: that of the highest score, or the last without validation."""
+    """The step of the kept parameters: the one of the highest score, or without validation the last."""
     stopped: Literal["finished", "patience", "time"]
     seconds: float
 
     def facts(self) -> dict[str, Any]:
-        """What provenance keeps: all but the seconds, which differ from run to run."""
+        """The facts for provenance: everything except the seconds, which differ from run to run."""
         best = max((score for _, score in self.scores), default=None)
         return {
             "steps": self.steps,
@@ -76,7 +75,7 @@ class FitReport(msgspec.Struct, frozen=True):
 
 
 class Hooks(TypedDict, total=False):
-    """What a caller of ``fit`` may add."""
+    """Optional arguments of ``fit``."""
 
     parameters: Iterable[Any] | None
     """The parameters to train; by default all of the model's. The others are left as they are."""
@@ -91,9 +90,9 @@ class Hooks(TypedDict, total=False):
     augment: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
     """Changes a batch of inputs. The loss must then judge by the inputs it sees, not by what it knows of the row numbers."""
     checkpoint: Path | None
-    """A file from which an interrupted run goes on; a finished one returns at once what it found. It is left there."""
+    """A file from which an interrupted run continues; after a finished run its result is returned at once. The file stays."""
     depends_on: str
-    """What else the run is made of, such as the digest of a teacher: a checkpoint of another is refused."""
+    """Further inputs of the run, such as a teacher's digest: a checkpoint with others is refused."""
     on_progress: Callable[[int, int], None]
     """Called with (steps done, all steps)."""
     clock: Clock

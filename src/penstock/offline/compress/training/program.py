@@ -35,7 +35,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What there is to run. ``runs[i]`` is the function of ``nodes[i]``, after which the values ``last_uses[i]`` are freed."""
+    """The program of a graph. ``runs[i]`` is the function of ``nodes[i]``, after which the values ``last_uses[i]`` are freed."""
 
     inputs: tuple[Input, ...]
     outputs: dict[str, int]

@@ -1,11 +1,11 @@
-"""Quantisation-aware training: the INT8 graph itself is trained, from where post-training quantisation left it.
+"""Quantisation-aware training: train the INT8 graph, starting from post-training quantisation.
 
 The teacher is the float model, so no labels are needed. What comes back is the same graph with other integers and scales.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.dataset import Dataset
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.taps import no_progress
-from penstock.offline.compress.training.batches import Batches
+from penstock.offline.compress.training.batches import TrainingBatches
 from penstock.offline.compress.training.distill import DistillationLoss, DistillOptions, recover
 from penstock.offline.compress.training.fake_quantize import FakeQuantization
 from penstock.offline.compress.training.fit import reproducible
@@ -35,7 +35,6 @@ _STEPS = 255
 class QatOptions(Options, frozen=True):
     """How to train a quantised model."""
 
-    of: ClassVar[str] = "training"
     fit: FitOptions = FitOptions(learning_rate=5e-4, held_out=0.2)
     scale_rate: NotNegative = 100.0
     """How many times faster than a weight the logarithm of a scale learns."""
@@ -93,7 +92,7 @@ def train_quantized(
     plain = msgspec.to_builtins(options)
     with reproducible(options.fit.threads):
         trained = model.to_artifact("qat", plain, facts)
-        _, held = Batches(model, data).split(options.fit.held_out, options.fit.seed)
+        _, held = TrainingBatches(model, data).split(options.fit.held_out, options.fit.seed)
         rows = held if len(held) else np.arange(data.count)
         before, after = (_loss(artifact, data, teacher, rows, options.fit) for artifact in (quantized, trained))
         agreed = agreement(model, trained, data)
@@ -111,7 +110,7 @@ def agreement(model: TrainableModel, artifact: Artifact, data: Dataset, *, as_wr
     ``as_written``.
     """
     theirs = answers_of(artifact, data, as_written=as_written)
-    batches = Batches(model, data)
+    batches = TrainingBatches(model, data)
     with torch.no_grad():
         pieces = [batches.forward(batches.inputs(rows)) for rows in batches.pieces(np.arange(data.count), 64)]
         steps = _output_steps(model)

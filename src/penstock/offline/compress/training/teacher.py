@@ -31,7 +31,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Teacher:
-    """What ``artifact`` answers to the rows of ``data``: computed once, kept in memory, and in ``cache`` if that is a folder."""
+    """The answers of ``artifact`` to the rows of ``data``: computed once, kept in memory, and in the folder ``cache`` if given."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
 
 
 def _check_memory(model: LoadedModel, data: Dataset) -> None:
-    """Refuse before it is computed what would not fit."""
+    """Raise ResourceExhausted before computing answers that would not fit."""
     rows = model.signature.smallest_batch
     bytes_per_row = sum(array.nbytes for array in model.forward(data.rows(0, rows)).values()) / rows
     # Pieces, their concatenation and the tensors made of them are in memory together.

@@ -1,4 +1,4 @@
-"""The one door to torch, an optional package: whoever imports this without it gets EngineUnavailable, which says how to install it."""
+"""The only import of torch, an optional package. Without torch it raises EngineUnavailable, which says how to install it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from networks import cnn, images
 from penstock.artifact import Artifact
 from penstock.offline.compress.pruning.structured import latency
 from penstock.offline.compress.pruning.structured.cut import Structure
-from penstock.offline.compress.pruning.structured.latency import LatencyTable, Layer
+from penstock.offline.compress.pruning.structured.latency import LatencyTable, TimedLayer
 from prunable_networks import Images, encoder, random_cut
 
 
@@ -35,10 +35,10 @@ def test_layers_of_a_plan_are_those_of_the_cut_model(name: str) -> None:
     artifact, x = _network(name)
     structure = Structure(artifact)
     kept = random_cut(structure, 1)
-    predicted: dict[Layer, float] = {}
+    predicted: dict[TimedLayer, float] = {}
     LatencyTable(structure, {"x": x}, 1, predicted).totals([kept])
     cut = Structure(Artifact.from_bytes(structure.cut(kept)))
-    real: dict[Layer, float] = {}
+    real: dict[TimedLayer, float] = {}
     LatencyTable(cut, {"x": x}, 1, real).totals([{}])
     assert predicted.keys() == real.keys()
     assert all(ms > 0 for ms in predicted.values())

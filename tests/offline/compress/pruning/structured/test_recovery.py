@@ -12,7 +12,7 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import ContractUnmet, InvalidArgument, InvalidConfig
 from penstock.offline.compress.pruning.structured import search as structured
-from penstock.offline.compress.pruning.structured.latency import LatencyTable, Layer
+from penstock.offline.compress.pruning.structured.latency import LatencyTable, TimedLayer
 from penstock.offline.compress.pruning.structured.recovery import Round, ShrinkOptions, given_up, next_move, shrink
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.judge.contract import Contract
@@ -29,7 +29,7 @@ _QUICK = ShrinkOptions(
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers take as long as their weights are many, so that widths, and what they lose, are the same on every machine."""
 
-    def measure(table: LatencyTable, layers: set[Layer]) -> None:
+    def measure(table: LatencyTable, layers: set[TimedLayer]) -> None:
         table._ms.update({layer: 1e-6 * prod(layer.shapes[1]) for layer in layers})
 
     monkeypatch.setattr(LatencyTable, "_measure", measure)

@@ -37,7 +37,7 @@ def test_the_interface_stays_and_parameters_go(make: type) -> None:
 
 def test_the_same_arguments_give_the_same_bytes() -> None:
     data = make_dataset({"x": images(9)}, None)
-    for importance in ("norm", "batch_norm", "activation"):
+    for importance in ("norm", "batch-norm", "activation"):
         options = NarrowOptions(importance=importance)
         assert narrow(cnn(), options, data).data == narrow(cnn(), options, data).data
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import cnn, mlp
-from penstock.offline.compress.pruning.structured.coupling import Group
+from penstock.offline.compress.pruning.structured.coupling import ChannelGroup
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.importance import by_norm
 from penstock.offline.compress.pruning.structured.widths import Grid, best_units, fastest_for_least, make_grid, uniform
 
 
-def _group(units: int, size: int = 1, frozen: tuple[int, ...] = ()) -> Group:
-    return Group("g", ("g",), units, size, frozen, "fixed" if frozen else "")
+def _group(units: int, size: int = 1, frozen: tuple[int, ...] = ()) -> ChannelGroup:
+    return ChannelGroup("g", ("g",), units, size, frozen, "fixed" if frozen else "")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ ELEMENTWISE = _names(
     Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
     """
 )
-"""Each output element is made of the input elements in its place."""
+"""Each output element depends only on the input elements in its place."""
 _POOLING = _names("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool")
 _REDUCTIONS = _names(
     """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"""
@@ -41,7 +41,7 @@ def weights_of(node: ir.Node, index: int) -> Array:
 
 
 def elementwise(coupling: Coupling, node: ir.Node) -> None:
-    """Operands broadcast from the last axis on; what meets in an axis is cut together."""
+    """Operands broadcast from the last axis on; channels that meet in an axis are cut together."""
     if any(value is not None and value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
     ranks = [graph.rank(value) or 0 for value in node.inputs if value is not None]
@@ -258,7 +258,7 @@ def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labe
 
 
 def replace_constant(node: ir.Node, index: int, array: Array) -> None:
-    """A constant of its own for one input; whoever shares the old one keeps it."""
+    """Give one input a separate constant; other readers of the old one keep it."""
     old = node.inputs[index]
     assert isinstance(node.graph, ir.Graph)
     assert old is not None

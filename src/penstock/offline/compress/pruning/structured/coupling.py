@@ -30,7 +30,7 @@ Count = Callable[[Labels], Array]
 """Which positions of an axis are kept: booleans [length]."""
 
 
-class Slot(NamedTuple):
+class ChannelSlot(NamedTuple):
     """An axis of a constant, such as a weight, whose positions go with the units of ``labels``."""
 
     node: ir.Node
@@ -48,7 +48,7 @@ class Slot(NamedTuple):
         return value
 
 
-class Group(msgspec.Struct, frozen=True):
+class ChannelGroup(msgspec.Struct, frozen=True):
     """Units side by side: all that can be said about the width of the layers that compute them."""
 
     name: str
@@ -83,9 +83,9 @@ class Coupling:
         self.choices: dict[ir.Node, Labels] = {}
         """Nodes that could have laid the units along another axis, and the units that they made."""
         self.axes: dict[ir.Value, Axes] = {}
-        self.slots: list[Slot] = []
+        self.slots: list[ChannelSlot] = []
         self.edits: list[Callable[[Count], None]] = []
-        """What else must change in the graph with the widths: constant shapes, sizes of parts, attributes."""
+        """Other changes of the graph that follow from the widths: constant shapes, sizes of parts, attributes."""
         self._parent: list[int] = []
         self._reasons: dict[int, str] = {}
         self._blurred: dict[int, str] = {}
@@ -119,7 +119,7 @@ class Coupling:
                     notes.setdefault(stays, notes.pop(goes))
 
     def freeze(self, labels: Labels | None, reason: str) -> None:
-        """Say that these positions cannot be cut; the first reason stays."""
+        """Mark these positions as not to be cut; the first reason is kept."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._reasons.setdefault(root, reason)
 
@@ -153,16 +153,16 @@ class Coupling:
         self.axes[value] = axes
 
     def slot(self, node: ir.Node, operand: int, axis: int, labels: Labels, role: str = "goes along") -> None:
-        self.slots.append(Slot(node, operand, axis, labels, role))  # type: ignore[arg-type]
+        self.slots.append(ChannelSlot(node, operand, axis, labels, role))  # type: ignore[arg-type]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ChannelGroup]:
         """Every group that a layer makes, in the graph's order; frozen ones too."""
         return [self._group(slots, roots) for slots, roots in self.members()]
 
-    def members(self) -> list[tuple[list[Slot], Labels]]:
+    def members(self) -> list[tuple[list[ChannelSlot], Labels]]:
         """For each group the slots that make it, and its units in the order of their first appearance."""
         makers = [(slot, _unique(self.roots(slot.labels))) for slot in self.slots if slot.role == "makes"]
-        found: list[tuple[list[Slot], Labels]] = []
+        found: list[tuple[list[ChannelSlot], Labels]] = []
         for slot, roots in makers:
             mine = [entry for entry in found if np.isin(roots, entry[1]).any()]
             slots = [other for entry in mine for other in entry[0]] + [slot]
@@ -171,13 +171,13 @@ class Coupling:
             found.append((slots, merged))
         return sorted(found, key=lambda entry: self.slots.index(entry[0][0]))
 
-    def _group(self, slots: list[Slot], roots: Labels) -> Group:
+    def _group(self, slots: list[ChannelSlot], roots: Labels) -> ChannelGroup:
         names = tuple(dict.fromkeys(slot.node.outputs[0].name or "" for slot in slots))
         first = self.roots(slots[0].labels)
         frozen = tuple(number for number, root in enumerate(roots.tolist()) if self.reason(root))
         reason = self.reason(int(roots[frozen[0]])) if frozen else ""
         size = int((first == first[0]).sum())
-        return Group(names[0], names, len(roots), size, frozen, reason)
+        return ChannelGroup(names[0], names, len(roots), size, frozen, reason)
 
     def _root(self, atom: int) -> int:
         parent = self._parent

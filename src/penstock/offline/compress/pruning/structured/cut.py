@@ -14,12 +14,12 @@ from penstock.offline.compress.pruning.prepare import prepare
 from penstock.offline.compress.pruning.structured import channels, heads
 from penstock.offline.compress.pruning.structured.channels import replace_constant
 from penstock.offline.compress.pruning.structured.coupling import (
+    ChannelGroup,
+    ChannelSlot,
     Count,
     Coupling,
-    Group,
     Labels,
     Rule,
-    Slot,
     describe,
     forget,
     freeze_all,
@@ -36,7 +36,7 @@ _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 
 
 class Structure:
-    """A model's groups of channels, and what each constant has to do with them.
+    """A model's groups of channels, and the constants that depend on each.
 
     ``exact`` leaves alone what cannot be cut without changing what stays: channels that LayerNormalization or a mean runs over.
     The model is read with its constants folded, so that shapes stand in it as numbers.
@@ -49,16 +49,16 @@ class Structure:
         self.model = prepare(artifact)
         self.coupling = analyse(self.model, exact=exact)
         members = self.coupling.members()
-        self.groups: tuple[Group, ...] = tuple(self.coupling.groups())
+        self.groups: tuple[ChannelGroup, ...] = tuple(self.coupling.groups())
         self._units: dict[str, Labels] = {
             group.name: roots for group, (_, roots) in zip(self.groups, members, strict=True)
         }
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[ChannelSlot]:
         return self.coupling.slots
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> ChannelGroup:
         """Raises InvalidArgument if there is none of that name."""
         for group in self.groups:
             if group.name == name:
@@ -66,7 +66,7 @@ class Structure:
         raise InvalidArgument(f"the model has no group '{name}'", f"its groups: {', '.join(self._units)}")
 
     def explain(self) -> list[str]:
-        """A line for each group: its layers, what can be cut of it, and why the rest cannot."""
+        """One line per group: its layers, the units that can be cut, and the reason why others cannot."""
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)
@@ -171,7 +171,7 @@ def _keep_something(coupling: Coupling) -> None:
                 coupling.freeze(labels[:1], f"something must be left of '{value.name}'")
 
 
-def _slice_constants(slots: Sequence[Slot], count: Count) -> None:
+def _slice_constants(slots: Sequence[ChannelSlot], count: Count) -> None:
     """Slice every use of a constant; uses that are sliced alike go on sharing it, in its old place if there are no others."""
     cuts: dict[ir.Value, dict[tuple[ir.Node, int], dict[int, Array]]] = defaultdict(lambda: defaultdict(dict))
     for slot in slots:

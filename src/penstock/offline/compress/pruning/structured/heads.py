@@ -1,6 +1,6 @@
 """How operators that move axes and positions about hand channels on: Reshape, Transpose, MatMul, Concat, Split, Slice, Gather.
 
-Attention needs no pattern of its own. Queries, keys and values are split by Reshape into heads, which makes each head one unit
+Attention needs no pattern. Queries, keys and values are split by Reshape into heads, which makes each head one unit
 of the layer before; MatMul joins the heads of queries and keys, then of shares and values; the Reshape that strings the heads
 together again hands the units to the output projection.
 """
@@ -86,7 +86,7 @@ def _dims(value: ir.Value) -> list[Dim]:
 
 
 def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
-    """Runs of axes of equal product, from the last axis as far as sizes are known, then from the first."""
+    """Runs of axes of equal product, from the last axis while sizes are known, then from the first."""
     ends = [(0, 0)]
     for run in _run(before[::-1], after[::-1]):
         ends.append(run)
@@ -297,7 +297,7 @@ def slices(coupling: Coupling, node: ir.Node) -> None:
 
 
 def gather(coupling: Coupling, node: ir.Node) -> None:
-    """From a table of weights, a layer of its own; from an activation along an axis that stays, or by constant positions."""
+    """From a table of weights, which is a layer; from an activation along an axis that stays, or by constant positions."""
     data, indices = node.inputs
     if data is None or data.shape is None or indices is None or indices.shape is None:
         raise Unsupported(f"the shapes around {describe(node)} are not known")

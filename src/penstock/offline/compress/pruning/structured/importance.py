@@ -1,4 +1,4 @@
-"""How much each unit of each group matters, from weights alone or with data. ``taylor.py`` has what needs gradients.
+"""The importance of each unit of each group, from weights alone or with data. ``taylor.py`` uses gradients.
 
 A score is what cutting the unit loses; those of a group add up to 1, so that scores of several groups can be weighed.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData
-from penstock.offline.compress.pruning.structured.coupling import Slot
+from penstock.offline.compress.pruning.structured.coupling import ChannelSlot
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.optimize import graph
@@ -24,10 +24,10 @@ Scores = dict[str, Array]
 def importance(
     structure: Structure, kind: str, data: Dataset | None, threads: int = 1, on_progress: Progress = no_progress
 ) -> Scores:
-    """The scores of ``kind``: "norm", "batch_norm" or "activation". Raises InvalidData if that needs data and there are none."""
+    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if that needs data and there are none."""
     if kind == "norm":
         return by_norm(structure)
-    if kind == "batch_norm":
+    if kind == "batch-norm":
         return by_batch_norm(structure)
     if data is None:
         raise InvalidData("importance by activation needs data", "give some, or use importance='norm'")
@@ -58,7 +58,7 @@ def by_activation(
     It is the energy that layers lose with the unit, in shares of the layer's, if channels are uncorrelated.
     Raises InvalidData if the data do not fit the model.
     """
-    readers: dict[str, list[Slot]] = defaultdict(list)
+    readers: dict[str, list[ChannelSlot]] = defaultdict(list)
     for slot in structure.slots:
         source = slot.node.inputs[0]
         if slot.role == "reads" and source is not None and source.name is not None:
@@ -73,7 +73,7 @@ def by_activation(
     return gather(structure, terms)
 
 
-def gather(structure: Structure, terms: list[tuple[Slot, Array]]) -> Scores:
+def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scores:
     """Add up per unit what each slot says of its positions; each group's sum is 1. Raises InvalidData for NaN, infinity."""
     found: Scores = {}
     for group in structure.groups:
@@ -95,7 +95,7 @@ def shares(values: Array) -> Array:
     return values / total if total > 0 else values
 
 
-def _energy(slot: Slot) -> Array:
+def _energy(slot: ChannelSlot) -> Array:
     """The sum of squares at each position of the slot's axis."""
     array = graph.constant(slot.value)
     assert array is not None

@@ -23,13 +23,13 @@ from penstock.tensor import Array
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SECONDS = 0.04
-"""For which a layer is measured at one width."""
+"""The key of one measurement: a layer at one width."""
 
 _Axes = list[tuple[Labels | None, int]]
 """Of each axis of an operand what is cut with it, and its length."""
 
 
-class Layer(NamedTuple):
+class TimedLayer(NamedTuple):
     """A node at certain widths; equal ones take equal time."""
 
     node: bytes
@@ -49,7 +49,7 @@ class LatencyTable:
         structure: Structure,
         sample: Mapping[str, Array],
         threads: int,
-        known: dict[Layer, float] | None = None,
+        known: dict[TimedLayer, float] | None = None,
     ) -> None:
         """``known`` are milliseconds from before, to which those measured here are added."""
         self._structure, self._threads = structure, threads
@@ -82,7 +82,7 @@ class LatencyTable:
                 axes[slot.axis] = slot.labels, array.shape[slot.axis]
         return axes
 
-    def _layer(self, node: ir.Node, count: Count) -> Layer:
+    def _layer(self, node: ir.Node, count: Count) -> TimedLayer:
         operands = self._axes[node]
         shapes = tuple(
             tuple(length if labels is None else int(count(labels).sum()) for labels, length in axes)
@@ -94,9 +94,9 @@ class LatencyTable:
             if attribute.name == "group" and groups > 1:
                 attribute.i = groups * shapes[0][1] // operands[0][1][1]
         constant = tuple(graph.is_constant(value) for value in node.inputs)
-        return Layer(proto.SerializeToString(deterministic=True), shapes, constant)
+        return TimedLayer(proto.SerializeToString(deterministic=True), shapes, constant)
 
-    def _measure(self, layers: set[Layer]) -> None:
+    def _measure(self, layers: set[TimedLayer]) -> None:
         rng = np.random.default_rng(0)
         named = {str(number): layer for number, layer in enumerate(sorted(layers))}
         runs: dict[str, Callable[[], object]] = {}
@@ -110,7 +110,7 @@ class LatencyTable:
         # What is compared was not all measured at one time, so the disturbances of any time are left out: a low quantile.
         self._ms.update({named[name]: timing.percentile_ms(10) for name, timing in timings.items()})
 
-    def _model(self, layer: Layer) -> Artifact:
+    def _model(self, layer: TimedLayer) -> Artifact:
         """A model of the layer alone, weights drawn at random."""
         node = onnx.NodeProto.FromString(layer.node)
         names = [f"x{index}" for index in range(len(layer.shapes))]

@@ -1,4 +1,4 @@
-"""Statistics of BatchNormalization taken anew after a cut: the first aid that needs neither labels nor training."""
+"""Recompute the statistics of BatchNormalization after a cut, which needs neither labels nor training."""
 
 from __future__ import annotations
 

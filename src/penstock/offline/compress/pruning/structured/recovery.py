@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.offline.compress.options import Count, NotNegative, Options, Share
-from penstock.offline.compress.pruning.rounds import Entry, Rounds, last_good
+from penstock.offline.compress.pruning.rounds import RoundEntry, Rounds, last_good
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.importance import Scores, importance
-from penstock.offline.compress.pruning.structured.latency import LatencyTable, Layer
+from penstock.offline.compress.pruning.structured.latency import LatencyTable, TimedLayer
 from penstock.offline.compress.pruning.structured.norms import refresh_norms
 from penstock.offline.compress.pruning.structured.search import apply, cuttable, measured_speedup, probe
 from penstock.offline.compress.pruning.structured.taylor import by_taylor
@@ -32,18 +32,17 @@ from penstock.offline.judge.judge import Judge, hold_out
 
 
 class ShrinkOptions(Options, frozen=True):
-    """How far to go, and what it may cost."""
+    """The goal, the steps, and the allowed loss."""
 
-    of: ClassVar[str] = "shrinking"
     speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
     """How many times faster the model shall be at one sample a call."""
     contract: Contract = Contract()
-    """What every round must meet on the held-out data; its latency is not looked at."""
+    """The contract that every round must meet on the held-out data; its latency is ignored."""
     share: Share = 0.1
     """Share of the layers' present time that a round takes away, or one step of width if that is more."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
     """The most cuts."""
-    importance: Literal["activation", "norm", "batch_norm", "taylor"] = "activation"
+    importance: Literal["activation", "norm", "batch-norm", "taylor"] = "activation"
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
     second_chance: NotNegative = 3.0
@@ -55,10 +54,10 @@ class ShrinkOptions(Options, frozen=True):
     heads: bool = True
     exact: bool = True
     threads: Count = 1
-    """For which latency is measured."""
+    """Threads with which latency is measured."""
 
 
-class Round(Entry, frozen=True, kw_only=True):
+class Round(RoundEntry, frozen=True, kw_only=True):
     """What one round came to."""
 
     cut: bool
@@ -96,7 +95,7 @@ def shrink(
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.threads)
-    rounds = Rounds(Round, artifact, judge, options.contract, lambda entry: entry.speedup)
+    rounds = Rounds(Round, "round", artifact, judge, options.contract, lambda entry: entry.speedup)
     # What a run to a lower speed-up did is the beginning of one to a higher.
     rounds.keep_in(folder, data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0)))
     shrinker = _Shrinker(artifact, data, options)
@@ -141,7 +140,7 @@ class _Shrinker:
         self._groups = {name: structure.group(name) for name in names}
         self._teacher = Teacher(artifact, data)
         self._sample = probe(artifact, data)
-        self._known: dict[Layer, float] = {}
+        self._known: dict[TimedLayer, float] = {}
 
     def round(self, rounds: Rounds[Round], cut: bool, start: int) -> tuple[Artifact, Round] | None:
         """The next round: a cut of the model of round ``start``, or more training of it; None if nothing is left to cut."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import onnx
@@ -40,14 +40,13 @@ _MEASURE_S = 1.0
 
 
 class NarrowOptions(Options, frozen=True):
-    """What to cut."""
+    """The width to cut to, and the choice of units."""
 
-    of: ClassVar[str] = "structured pruning"
     width: Share = 0.75
     """Share of its units that each group keeps; the most that it keeps if ``speedup`` is given, where 1 is usual."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """How many times faster the model shall be at one sample a call: widths then differ, chosen by measured latency."""
-    importance: Literal["norm", "batch_norm", "activation"] = "norm"
+    importance: Literal["norm", "batch-norm", "activation"] = "norm"
     """Which units go: see ``importance.py``. ``activation`` needs data."""
     block: Count = 16
     """Widths are multiples of this: 16 for AVX-512, 8 for AVX2 and NEON. Groups narrower than 4 blocks take smaller steps."""
@@ -58,7 +57,7 @@ class NarrowOptions(Options, frozen=True):
     least: Share = 0.25
     """Share of its units that a group keeps at least when ``speedup`` asks for more."""
     threads: Count = 1
-    """For which latency is measured."""
+    """Threads with which latency is measured."""
 
 
 def narrow(

@@ -1,4 +1,4 @@
-"""First-order Taylor importance: what the loss would change by if a unit were not there. Needs the extra ``torch``."""
+"""First-order Taylor importance: the change of the loss if a unit is removed. Needs the extra ``torch``."""
 
 from __future__ import annotations
 

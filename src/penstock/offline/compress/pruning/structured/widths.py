@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.offline.compress.pruning.structured.coupling import Group
+from penstock.offline.compress.pruning.structured.coupling import ChannelGroup
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
 from penstock.offline.compress.pruning.structured.importance import Scores
 from penstock.offline.compress.pruning.structured.latency import LatencyTable
@@ -39,12 +39,12 @@ class Grid(NamedTuple):
         return max(self.floor, self.step * math.floor(count / self.step + 0.5))
 
     def below(self, count: int, strides: int = 1) -> int:
-        """The width so many strides down; 0 if there is none."""
+        """The width ``strides`` strides below ``count``; 0 if there is none."""
         to = ((count - 1) // self.stride - strides + 1) * self.stride
         return to if to >= self.floor else 0
 
 
-def make_grid(group: Group, block: int, least: float) -> Grid:
+def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
     """Widths are multiples of ``block`` channels, less for a group of under four blocks; at least the share ``least``."""
     step = block // math.gcd(block, group.unit_size)
     while step > 1 and 4 * step > group.units:
@@ -78,7 +78,7 @@ def fastest_for_least(
     goal_ms: float,
     grids: Mapping[str, Grid],
 ) -> tuple[dict[str, int], float]:
-    """Widths for which all layers together take ``goal_ms``, and what they take; greedy from ``widest`` down.
+    """Widths at which all layers together take ``goal_ms``, and their time; greedy from ``widest`` down.
 
     Each step narrows the group that loses the least per millisecond saved; what it loses is the logarithm of the share of its
     score that stays, so that the last half of a group costs as much as the first. Where no single stride saves time, longer

@@ -1,4 +1,4 @@
-"""The method of each tensor's range chosen by what it does to the model's answers.
+"""Choose the range method of each tensor by its effect on the model's answers.
 
 No method is best for all tensors: KL-entropy knows nothing of the energy of what it cuts off, min-max pays for one outlier with
 every step, MSE looks at the tensor alone. So each tensor is rounded by itself, with every candidate range, in an otherwise float
@@ -77,7 +77,7 @@ class TriedRange(msgspec.Struct, frozen=True):
 
 
 class TensorChoice(msgspec.Struct, frozen=True):
-    """The range of one tensor, and what it was chosen from."""
+    """The range of one tensor, and the candidates."""
 
     method: str
     range: Range

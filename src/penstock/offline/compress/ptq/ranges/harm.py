@@ -1,4 +1,4 @@
-"""What a change of the arithmetic did to a model's answers, as one number that needs no labels."""
+"""The effect of a change of arithmetic on a model's answers, as one number that needs no labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FEWEST_CLASSES = 3
 
 
 def output_harm(reference: Outputs, outputs: Outputs) -> float:
-    """What rounding did to the answers, 0 for nothing: the mean over samples, each by its worst output.
+    """The change of the answers by rounding, 0 for none: the mean over samples, each by its worst output.
 
     Of class scores, [samples, three classes or more], 1 - cosine between the scores less their means, which is what their
     order depends on; if an output is anything else, the relative error, at most 1.

@@ -1,4 +1,4 @@
-"""What calibration knows about one tensor: a histogram that grows with the data but never in size.
+"""The histogram of one tensor, of constant size however many values it counts.
 
 The histogram covers [-R, R) with 2048 bins a side. R is the smallest power of two above the largest magnitude seen so far.
 When a larger value arrives, R doubles and neighbouring bins merge in pairs. Scaling by a power of two is exact in floating
@@ -108,7 +108,7 @@ class Histogram:
 
 
 class TensorStatistics(msgspec.Struct, frozen=True):
-    """A tensor's histogram, and what the graph says about its range."""
+    """A tensor's histogram, and the range that the graph implies."""
 
     histogram: Histogram
     clippable: bool = True

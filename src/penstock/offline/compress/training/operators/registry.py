@@ -1,4 +1,4 @@
-"""The table of operators, and what an operator is told about its node."""
+"""The table of operators, and the description of a node that an operator receives."""
 
 from __future__ import annotations
 

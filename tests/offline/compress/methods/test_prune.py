@@ -77,12 +77,12 @@ def test_a_contract_that_no_level_meets(penstock, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        (("--levels", "3"), "--levels means nothing without --iterative"),
-        (("--epochs", "3"), "--epochs means nothing without --iterative"),
+        (("--levels", "3"), "--levels requires --iterative"),
+        (("--epochs", "3"), "--epochs requires --iterative"),
         (("--n-m", "4:2"), "'4:2' is not a pattern N:M"),
         (("--n-m", "half"), "'half' is not a pattern N:M"),
-        (("--n-m", "2:4", "--sparsity", "50%"), "--n-m excludes"),
-        (("--iterative", "--per-layer", "--train", "data.npz"), "--iterative excludes --per-layer"),
+        (("--n-m", "2:4", "--sparsity", "50%"), "--n-m and --sparsity exclude each other"),
+        (("--iterative", "--per-layer", "--train", "data.npz"), "--iterative and --per-layer exclude each other"),
         (("--per-layer",), "needs data"),
         (("--sparsity", "5"), "is all there is, or more"),
         (("--skip", "none"), "no prunable weight(s) ['none']"),

@@ -53,9 +53,9 @@ def test_trained_afterwards_it_is_nearer(penstock, wide: Path) -> None:
         ((), "no layer that can be split takes"),
         ((), "give a lower --min-ms"),
         (("--rank", "127"), "makes no product cheaper"),
-        (("--rank", "8", "--max-error", "5%"), "--max-error means nothing"),
-        (("--rank", "0"), "should be greater than or equal to 1"),
-        (("--resume", "kept"), "--resume means nothing without --recover"),
+        (("--rank", "8", "--max-error", "5%"), "--max-error and --rank exclude each other"),
+        (("--rank", "0"), "--rank must be at least 1, got 0"),
+        (("--resume", "kept"), "--resume requires --recover"),
     ],
 )
 def test_what_cannot_be_split(penstock, wide: Path, options: tuple[str, ...], cause: str) -> None:

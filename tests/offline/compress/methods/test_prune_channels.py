@@ -48,11 +48,11 @@ def test_in_turn_until_it_is_fast_enough(penstock, digits: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        (("--epochs", "3"), "--epochs means nothing without --recover"),
-        (("--max-accuracy-loss", "1%"), "means nothing without --recover and --speedup"),
-        (("--speedup", "0.5"), "--speedup 0.5 makes no sense"),
-        (("--width", "0%"), "--width 0% leaves nothing"),
-        (("--recover", "--speedup", "2", "--width", "50%", "--train", "data.npz"), "--width means nothing"),
+        (("--epochs", "3"), "--epochs requires --recover"),
+        (("--max-accuracy-loss", "1%"), "--max-accuracy-loss requires --recover"),
+        (("--speedup", "0.5"), "--speedup must be greater than 1, got 0.5"),
+        (("--width", "0%"), "--width must be greater than 0%, got 0%"),
+        (("--recover", "--speedup", "2", "--width", "50%", "--train", "data.npz"), "--width cannot be used"),
         ((), "no channels of the model can be cut"),
         ((), "whose channels only other layers of it read"),
     ],

@@ -1,0 +1,1 @@
+"""The commands of the compression methods, made from their table."""

@@ -1,0 +1,77 @@
+"""The outcome of a method, as a table or as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.cli.inspect import make_console
+from penstock.offline.compress.method import Method
+from penstock.offline.compress.outcome import Outcome, times
+
+_NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
+_NAME_WIDTH = 44
+"""Longest name that fits into a table; reports have all of it."""
+
+
+def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, json: bool) -> None:
+    """Print the outcome of the command ``name``; with ``json`` one object with stable keys."""
+    if json:
+        written = {"output": str(output)} if output else {}
+        print(msgspec.json.encode({"command": name, **written, **outcome.summary()}).decode())
+        return
+    console, made = make_console(), outcome.made
+    if made.heading:
+        console.print(escape(made.heading), soft_wrap=True)
+    if made.table:
+        console.print(_table(made.table))
+    if made.model is not None:
+        console.print(_comparison(outcome, method.titles))
+    for note in outcome.notes:
+        console.print(f"[yellow]note[/yellow]    {escape(note)}")
+    if made.model is not None and outcome.comparison is None:
+        console.print(f"[yellow]note[/yellow]    {_NOTHING_MEASURED}")
+    for path in (*made.files, *([output] if output else [])):
+        console.print(f"written  {path}", markup=False)
+
+
+def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
+    """Original and result side by side."""
+    before, after = outcome.original.size_bytes, outcome.model.size_bytes
+    rows: list[tuple[str, ...]] = [("", *titles, "")]
+    rows.append(("size, KiB", _kib(before), _kib(after), _smaller(before, after)))
+    if outcome.coded:
+        against = f"{_smaller(before, outcome.coded[1])} than the file"
+        rows.append(("coded, KiB", *map(_kib, outcome.coded), against))
+    if (found := outcome.comparison) is not None:
+        accuracy = found.accuracy
+        loss = f"loss {accuracy.loss.value:+.2%} (95 %: {accuracy.loss.low:+.2%} … {accuracy.loss.high:+.2%})"
+        values = f"{found.original_accuracy:.2%}", f"{accuracy.value:.2%}"
+        rows.append((f"{accuracy.metric}, {accuracy.samples} samples", *values, loss))
+        call = f"p50 of {found.rows} row(s), ms"
+        rows.append((call, f"{found.original_ms:.3f}", f"{found.compressed_ms:.3f}", times(found.speedup)))
+    return _table(rows)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose others are numbers; the first row has the titles."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    titles, *lines = rows
+    for number, title in enumerate(titles):
+        table.add_column(escape(title), justify="right" if number else "left", no_wrap=True)
+    for name, *cells in lines:
+        short = name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
+        table.add_row(*map(escape, (short, *cells)))
+    return table
+
+
+def _kib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024:.1f}"
+
+
+def _smaller(before: int, after: int) -> str:
+    return f"{before / after:.2f}x smaller" if after <= before else f"{after / before:.2f}x larger"

@@ -1,0 +1,73 @@
+"""The compression methods as functions: ``penstock.compress.prune(...)``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.config import did_you_mean, field_docs
+from penstock.offline.compress.job import Data, Job, Model
+from penstock.offline.compress.method import Method, OnProgress
+from penstock.offline.compress.outcome import Outcome
+from penstock.offline.compress.table import METHODS
+
+
+class CompressFunctions:
+    """One function for each method of the table::
+
+        outcome = penstock.compress.quantize("model.onnx", "train.npz", evaluate="test.npz", output="int8.onnx")
+
+    Each takes ``(model, data=None, evaluate=None, output=None, *, force=False, on_progress=None, **options)``: ``model`` is an
+    ONNX file or an ``Artifact``; ``data``, which the method may see, and ``evaluate``, which the result is measured on, are npz files
+    or mappings of arrays; ``output`` is a file to write. The options are those of the command of the same name.
+    A method is imported when it is first asked for.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., Outcome]:
+        if name.replace("_", "-") not in METHODS:
+            raise AttributeError(f"there is no compression method '{name}': {did_you_mean(name, dir(self))}")
+        method = METHODS[name.replace("_", "-")].load()
+        return _function(name, method)
+
+    def __dir__(self) -> list[str]:
+        return [name.replace("-", "_") for name in METHODS]
+
+
+def _function(name: str, method: type[Method]) -> Callable[..., Outcome]:
+    def run(
+        model: Model,
+        data: Data | None = None,
+        evaluate: Data | None = None,
+        output: str | os.PathLike[str] | None = None,
+        *,
+        force: bool = False,
+        on_progress: OnProgress = lambda *_: None,
+        **options: Any,
+    ) -> Outcome:
+        given = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
+        return Job(method.make(given), model, data, evaluate, output, force=force).run(on_progress)
+
+    docs = field_docs(method)
+    fields = msgspec.structs.fields(method)
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = "\n".join(
+        [inspect.getdoc(method) or "", "", *(f"{field.name}: {docs[field.name]}" for field in fields)]
+    )
+    shared = [one for one in inspect.signature(run).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    own = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.required else field.default,
+        )
+        for field in fields
+    ]
+    run.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    return run
+
+
+compress = CompressFunctions()

@@ -1,0 +1,162 @@
+"""Job: one run of one method on files or models, checked before any work; the command line and the Python API run it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from penstock.artifact import Artifact
+from penstock.bundle import coded
+from penstock.dataset import Dataset, check_dataset, load_dataset
+from penstock.engines.base import LoadedModel
+from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, InvalidModel, PenstockError
+from penstock.offline.compress.method import Made, Method, OnProgress, StepContext, TrainingMethod, needs_torch
+from penstock.offline.compress.model_files import check_kind, check_place, check_target, naming, read_model_file
+from penstock.offline.compress.options import usages
+from penstock.offline.compress.outcome import Outcome
+from penstock.offline.judge.accuracy import answers, make_reference
+from penstock.offline.judge.judge import Judge
+from penstock.offline.optimize.model import self_contained
+from penstock.offline.optimize.optimizer import optimize
+from penstock.offline.sessions import loaded
+from penstock.resources import machine_facts
+from penstock.storage.atomic import write_whole
+from penstock.tensor import Array, Signature
+
+Model = str | os.PathLike[str] | Artifact
+Data = str | os.PathLike[str] | Mapping[str, Array]
+"""An npz file, or arrays, by the names of the model's inputs; ``labels`` has class numbers."""
+
+_log = logging.getLogger(__name__)
+
+_FEW = 16
+"""With fewer samples than this, a warning says that the result is a guess."""
+
+
+class Job:
+    """One run of ``method``. Construction checks files, model and data; ``run`` does the work."""
+
+    def __init__(
+        self,
+        method: Method,
+        model: Model,
+        data: Data | None = None,
+        evaluate: Data | None = None,
+        output: str | os.PathLike[str] | None = None,
+        *,
+        force: bool = False,
+        tell: Callable[[str], None] = _log.info,
+    ) -> None:
+        """``data`` is what the method may see, ``evaluate`` what the result is measured on. ``tell`` is called with remarks.
+
+        Raises InvalidConfig, EngineUnavailable, InvalidArgument, AlreadyExists, NotFound, InvalidModel, Unsupported, InvalidData.
+        """
+        if method.threads > (cores := machine_facts().cores):
+            raise InvalidConfig(f"{method.threads} threads are more than this machine's {cores} core(s)", "give fewer")
+        if method.trains:
+            needs_torch("training.torch")
+        self._method, self._tell = method, tell
+        self._output = Path(output) if output is not None else None
+        path = None if isinstance(model, Artifact) else Path(model)
+        self._check_places([given for given in (path, _file(data), _file(evaluate)) if given], force)
+        self.original = model if isinstance(model, Artifact) else read_model_file(Path(model), method.role)
+        method.examine(self.original)
+        with naming(path, method.role), loaded(self.original) as running:
+            self.signature: Signature = running.signature
+            if not self.signature.inputs:
+                raise InvalidModel("the model has no inputs, so its output is constant", "export it with inputs")
+            self._fitted = self._load(data, running, judged=method.trains)
+            self._evaluation = self._load(evaluate, running, judged=True)
+        if self._fitted is None and (reason := method.reason_for_data()):
+            option = method.data_options[-1]
+            raise InvalidArgument(
+                f"{reason} needs data",
+                f"give {option} FILE.npz (in Python: data), with arrays named after the model's inputs",
+            )
+        if self._fitted is not None and self._fitted.count < _FEW:
+            where = f"'{_file(data)}'" if _file(data) else "the data"
+            tell(
+                f"warning: {where} holds {self._fitted.count} sample(s), which makes the result a guess; some hundred are usual"
+            )
+
+    def run(self, on_progress: OnProgress = lambda *_: None) -> Outcome:
+        """Apply the method, measure the result if there is evaluation data, and write it. Raises PenstockError."""
+        method = self._method
+        model = self._folded(on_progress) if method.folds else self_contained(self.original)
+        resume = method.resume if isinstance(method, TrainingMethod) else None
+        context = StepContext(
+            original=self.original,
+            teacher=self_contained(self.original),
+            fitted=self._fitted,
+            evaluation=self._evaluation,
+            folder=Path(resume) if resume else None,
+            on_progress=on_progress,
+        )
+        made = method.run(model, context)
+        for name, content in made.files.items():
+            write_whole(Path(name), content)
+        outcome = self._judged(made)
+        if self._output is not None and made.model is not None:
+            write_whole(self._output, made.model.data)
+        return outcome
+
+    def _judged(self, made: Made) -> Outcome:
+        comparison = sizes = None
+        if made.model is not None and self._evaluation is not None:
+            judge = Judge(self.original, self._evaluation, self._method.threads)
+            comparison = judge.compare(made.model, budget_s=self._method.budget_s)
+        if made.model is not None and "coded_size" in made.aims:
+            before, after = self_contained(self.original).data, made.model.data
+            sizes = len(coded.encode(before)), len(coded.encode(after))
+        return Outcome(self.original, made, comparison, sizes)
+
+    def _check_places(self, inputs: list[Path], force: bool) -> None:
+        """Raise if a file that is to be written cannot, or must not, be written."""
+        used = usages(type(self._method))
+        given = {name: getattr(self._method, name) for name, usage in used.items() if usage.text == "file"}
+        inputs += [
+            Path(path) for name, path in given.items() if path and name not in ("resume",) and not used[name].writes
+        ]
+        if self._output is not None:
+            check_target(self._output, inputs, force)
+        taken = [*inputs, *([self._output] if self._output else [])]
+        for name, path in given.items():
+            if path and used[name].writes:
+                check_place(Path(path), taken)
+                check_kind(Path(path), used[name].writes, force)
+                taken.append(Path(path))
+
+    def _folded(self, on_progress: OnProgress) -> Artifact:
+        """The original optimised, BatchNormalization folded into weights."""
+        on_progress("optimize", 0, 1)
+        data = self._fitted or self._evaluation
+        made, report = optimize(self.original, [data.rows(0, self.signature.smallest_batch)] if data else [])
+        on_progress("optimize", 1, 1)
+        if self._method.trains:
+            needs_torch("training.trainable").TrainableModel(made)
+        if report.nodes_before != report.nodes_after:
+            self._tell(
+                f"optimised first: {report.nodes_before} → {report.nodes_after} nodes ({', '.join(report.applied)})"
+            )
+        return made
+
+    def _load(self, given: Data | None, running: LoadedModel, judged: bool) -> Dataset | None:
+        """The data, which the model can run on and whose labels, where it is ``judged``, fit."""
+        if given is None:
+            return None
+        path = _file(given)
+        data = load_dataset(path, self.signature) if path else check_dataset(given, self.signature)  # type: ignore[arg-type]
+        try:
+            outputs = answers(running, data)
+            if judged:
+                make_reference(outputs, data.labels)
+        except PenstockError as error:
+            cause = f"{error.message}, on samples of '{path}'" if path else error.message
+            raise InvalidData(cause, error.hint or "check that the values suit the model") from error
+        return data
+
+
+def _file(data: Data | None) -> Path | None:
+    return Path(data) if isinstance(data, str | os.PathLike) else None

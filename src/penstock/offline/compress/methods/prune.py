@@ -1,0 +1,132 @@
+"""``prune``: the smallest weights become zero."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidArgument
+from penstock.offline.compress.method import Made, StepContext, TrainingMethod, needs_torch
+from penstock.offline.compress.options import NotNegative, Part, Positive, Spell, Usage
+from penstock.offline.compress.pruning.layer_sparsity import allocate, measure_layers
+from penstock.offline.compress.pruning.magnitude import LAYER_CAP, GlobalRule, PruneOptions, prune
+from penstock.offline.compress.pruning.n_m import NMOptions, prune_n_m
+from penstock.perf.chart import Scale, line_chart
+
+_ITERATIVE = Usage(needs={"iterative": ()})
+_Sparsity = Annotated[float, msgspec.Meta(ge=0, le=LAYER_CAP), Usage("share")]
+
+
+class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
+    """Make the smallest weights of a model zero. The file stays as large; coded, it becomes small (see penstock share).
+
+    Without --iterative it needs no data. --iterative needs --train and `pip install 'penstock[torch]'`; it judges on a fifth of
+    the data, and stops before the loss of accuracy exceeds --max-accuracy-loss. --chart draws accuracy by sparsity: of each layer
+    alone, or, with --iterative, of the levels.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "penstock prune model.onnx --sparsity 70% --evaluate test.npz -o pruned.onnx",
+        "penstock prune model.onnx --iterative --train train.npz --evaluate test.npz --sparsity 95% -o pruned.onnx",
+    )
+
+    sparsity: _Sparsity = 0.9
+    """Share of the weights that become zero."""
+    per_layer: bool = False
+    """Distribute the zeros by what each layer tolerates, measured on --train."""
+    n_m: Annotated[str | None, Usage(excludes=("iterative", "per_layer", "sparsity"))] = None
+    """Keep N of every M weights instead, e.g. 2:4."""
+    iterative: Annotated[bool, Usage(excludes=("per_layer",))] = False
+    """Prune and retrain in turn, within --max-accuracy-loss."""
+    levels: Annotated[int, msgspec.Meta(ge=1, le=100), _ITERATIVE] = 8
+    """Number of times to prune and retrain."""
+    max_accuracy_loss: Annotated[Part, _ITERATIVE] = 0.005
+    """Loss of accuracy allowed against the original, e.g. 0.5%."""
+    skip: tuple[str, ...] = ()
+    """A weight to leave alone, by name; may be repeated."""
+    chart: Annotated[str | None, Usage("file", writes="picture")] = None
+    """Also write a picture here, an SVG file."""
+    epochs: Annotated[Positive | None, Usage(default="the method's"), _ITERATIVE] = None
+    resume: Annotated[str | None, Usage("file"), _ITERATIVE] = None
+    second_chance: Annotated[NotNegative, Usage(hidden=True)] = 3.0
+    """A level that fails is trained for this many times its epochs more; 0 for never."""
+
+    @property
+    def trains(self) -> bool:
+        return self.iterative
+
+    def reason_for_data(self) -> str:
+        return "training" if self.iterative else "measuring what each layer tolerates" if self._measures else ""
+
+    def check(self, spell: Spell = str) -> None:
+        super().check(spell)
+        self._pattern()
+
+    def run(self, model: Artifact, context: StepContext) -> Made:
+        goal, picture = PruneOptions(GlobalRule(self.sparsity), skip=self.skip), ""
+        pattern = self._pattern()
+        if self._measures:
+            found = measure_layers(model, context.data, goal, on_progress=context.stage("layers"))
+            picture = found.chart()
+            if self.per_layer:
+                goal = PruneOptions(allocate(found.curves, self.sparsity).rule, skip=self.skip)
+        if self.iterative:
+            made = self._in_turn(model, goal, context)
+            picture = _levels_chart(made.provenance[-1].facts)
+        else:
+            made = prune_n_m(model, pattern) if pattern else prune(model, goal)
+        facts = made.provenance[-1].facts
+        notes = [f"{facts['sparsity']:.2%} of {facts['weights']} weights are zero, {facts['fewer']:g}x fewer are left"]
+        if pattern:
+            notes.append("the pattern is for engines that use it: a CPU multiplies by the zeros, no faster than before")
+        return Made(
+            made,
+            ("coded_size",),
+            {"sparsity": facts["sparsity"], "chart": self.chart},
+            tuple(notes),
+            files={self.chart: picture.encode()} if self.chart else {},
+        )
+
+    @property
+    def _measures(self) -> bool:
+        return not self.iterative and (self.per_layer or self.chart is not None)
+
+    def _pattern(self) -> NMOptions | None:
+        if self.n_m is None:
+            return None
+        match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", self.n_m.strip())
+        if match is None or not 1 <= int(match[1]) < int(match[2]) <= 64:
+            raise InvalidArgument(f"'{self.n_m}' is not a pattern N:M", "write it like 2:4, N below M, M at most 64")
+        return NMOptions(int(match[1]), int(match[2]), skip=self.skip)
+
+    def _in_turn(self, model: Artifact, goal: PruneOptions, context: StepContext) -> Artifact:
+        context.check_memory(model)
+        iterative = needs_torch("pruning.iterative")
+        options = iterative.IterativeOptions(
+            goal=goal,
+            levels=self.levels,
+            contract=self.allowance(context, self.max_accuracy_loss),
+            retrain=self.fit(iterative.IterativeOptions().retrain),
+            second_chance=self.second_chance,
+        )
+        made: Artifact = iterative.prune_iteratively(
+            model,
+            context.data,
+            options,
+            held_out=context.judge.data if context.judge else None,
+            folder=context.folder,
+            on_progress=context.stage("levels"),
+            is_over=context.is_over,
+        )
+        return made
+
+
+def _levels_chart(facts: dict[str, Any]) -> str:
+    """SVG of accuracy by sparsity: the levels, and the original pruned at once to the same."""
+    levels = [(level["sparsity"], level["accuracy"]) for level in facts["levels"]]
+    scales = Scale("sparsity", "{:.0%}"), Scale(facts["metric"], "{:.1%}")
+    lines = {"at once": facts["one_shot"], "iterative": levels}
+    return line_chart(lines, "Accuracy by sparsity", *scales, [("original", facts["original_accuracy"])])

@@ -1,0 +1,134 @@
+"""``quantize``: INT8 after training, or weights stored in fewer bits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from penstock.artifact import Artifact
+from penstock.offline.compress.method import Made, Method, StepContext
+from penstock.offline.compress.options import Part, Positive, Usage
+from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
+from penstock.offline.compress.precision.groups import MixedModel
+from penstock.offline.compress.precision.half import HalfOptions, halve_weights
+from penstock.offline.compress.precision.mixed import choose
+from penstock.offline.compress.precision.sensitivity import SensitivityOptions, measure_sensitivity
+from penstock.offline.compress.precision.trials import Trials
+from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.preparation import (
+    RANGE_METHODS,
+    MethodName,
+    PlacementName,
+    check_float,
+    placed,
+    prepared,
+)
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.ranges.chart import range_chart
+from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
+from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
+
+_INT8 = Usage(needs={"precision": ("int8",)})
+
+
+class QuantizeMethod(Method, frozen=True, kw_only=True):
+    """Quantise a model after training, without changing what it learned.
+
+    The arrays in the npz files are named after the model's inputs, one row per sample; `labels` holds class numbers.
+    int8 and int8-dynamic need --calibrate. --chart draws the search for the range of one tensor. --mixed keeps within
+    --max-accuracy-loss of the original, judged on a fifth of the calibration data.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "penstock quantize model.onnx --calibrate train.npz --evaluate test.npz -o int8.onnx",
+        "penstock quantize model.onnx --precision int4-weights -o int4.onnx",
+    )
+    data_options: ClassVar[tuple[str, ...]] = ("--calibrate",)
+
+    precision: Literal["int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16-weights", "bf16-weights"] = "int8"
+    """int8 calibrates; int8-dynamic takes ranges at run time; the others store only weights in fewer bits."""
+    method: MethodName = "best"
+    """How int8 finds ranges; best tries all methods, tensor by tensor."""
+    placement: PlacementName = "fastest"
+    """What becomes int8; fastest measures both."""
+    equalize: Annotated[bool, _INT8] = True
+    """Give channels like ranges first."""
+    bias_correction: bool = True
+    """Correct the shift of means that rounding causes."""
+    mixed: Annotated[bool, _INT8] = False
+    """Leave groups of operators float that cost too much accuracy."""
+    max_accuracy_loss: Annotated[Part, Usage(needs={"mixed": ()})] = 0.01
+    """Loss of accuracy allowed against the original, e.g. 0.5%."""
+    block: Annotated[Literal[16, 32, 64, 128, 256], Usage(needs={"precision": ("int8-weights", "int4-weights")})] = 32
+    """Weights that share a scale, of int8-weights and int4-weights: 16 to 256."""
+    chart: Annotated[str | None, Usage("file", writes="picture"), _INT8] = None
+    """Also write a picture here, an SVG file."""
+    chart_tensor: Annotated[str | None, Usage(needs={"chart": ()}, default="where the methods differ most")] = None
+    """The tensor to draw."""
+    choice_s: Annotated[Positive | None, Usage("seconds", hidden=True)] = None
+    """Time to spend on ``method="best"``; None for no limit."""
+
+    def reason_for_data(self) -> str:
+        if self.precision == "int8-dynamic":
+            return "int8-dynamic checks whether answers depend on their batch, which"
+        return "int8" if self.precision == "int8" else ""
+
+    def examine(self, model: Artifact) -> None:
+        if not self.precision.endswith("16-weights"):
+            check_float(model)
+
+    def run(self, model: Artifact, context: StepContext) -> Made:
+        facts: dict[str, Any] = {
+            "precision": self.precision,
+            "placement": None,
+            "float_groups": [],
+            "chart": self.chart,
+        }
+        if self.precision != "int8":
+            made, notes = self._without_ranges(model, context)
+            return Made(made, ("size",) if self.precision.endswith("weights") else ("size", "speed"), facts, notes)
+        start = prepared(model, context, self.equalize)
+        files = {}
+        if self.chart is not None:
+            statistics = collect(start, context.data)
+            files[self.chart] = range_chart(statistics, context.scheme, self.chart_tensor).encode()
+        placement = placed(start, context, self.placement, self.threads, self.budget_s)
+        facts["placement"] = placement.value
+        if not self.mixed:
+            choice = RangeChoiceOptions(time_s=self.choice_s, threads=self.threads)
+            recipe = PtqRecipe(
+                RANGE_METHODS.get(self.method),
+                placement,
+                equalize=False,
+                correct_biases=self.bias_correction,
+                choice=choice,
+            )
+            made = quantize_with(recipe, start, context.data, context.scheme, context.stage("int8"))
+            return Made(made, ("size", "speed"), facts, files=files)
+        made, floats, groups = self._mixed(start, placement, context)
+        note = f"{len(floats)} of {groups} groups stay float{': ' if floats else ''}{', '.join(floats)}"
+        return Made(made, ("size", "speed"), facts | {"float_groups": floats}, (note,), files=files)
+
+    def _mixed(self, model: Artifact, placement: QdqPlacement, context: StepContext) -> tuple[Artifact, list[str], int]:
+        """The INT8 model with the groups float that cost the most accuracy for the time they save; these; and how many there are."""
+        fitted, judge = context.held_out(self.threads)
+        method = RANGE_METHODS.get(self.method, RangeMethod.MSE)
+        mixed = MixedModel(model, collect(model, fitted), context.scheme, placement, method)
+        trials = Trials(mixed, judge)
+        report = measure_sensitivity(trials, SensitivityOptions(budget_s=self.budget_s), context.stage("rank"))
+        found = choose(trials, report, self.allowance(context, self.max_accuracy_loss))
+        return found.artifact, list(found.float_groups), len(report.groups)
+
+    def _without_ranges(self, model: Artifact, context: StepContext) -> tuple[Artifact, tuple[str, ...]]:
+        match self.precision:
+            case "int8-dynamic":
+                made = quantize_dynamic(model, context.data, DynamicOptions(reduce_range=context.scheme.reduce_range))
+                is_invariant = made.provenance[-1].facts["batch_invariant"]
+                note = "a sample's answer depends on the samples that it is batched with"
+                return made, () if is_invariant else (note,)
+            case "int8-weights" | "int4-weights":
+                options = WeightOnlyOptions(bits=4 if self.precision == "int4-weights" else 8, block_size=self.block)
+                return quantize_weights(model, context.fitted, options), ()
+            case _:
+                return halve_weights(model, HalfOptions("fp16" if self.precision == "fp16-weights" else "bf16")), ()

@@ -1,0 +1,130 @@
+"""``share``: the weights of each layer share a few values."""
+
+from __future__ import annotations
+
+import lzma
+import zlib
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from penstock.artifact import Artifact
+from penstock.bundle import coded
+from penstock.dataset import Dataset
+from penstock.errors import EngineUnavailable, ResourceExhausted, Unsupported
+from penstock.offline.compress.method import Made, StepContext, TrainingMethod, needs_torch
+from penstock.offline.compress.options import Count, Part, Positive, Usage
+from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
+from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share
+from penstock.offline.sessions import signature_of
+
+_LZMA_BYTES = 64 << 20
+"""Larger files are not packed by lzma for comparison: it takes a second a MiB."""
+_LEAST_ROWS, _MOST_VALUES = 32, 1 << 22
+"""Bounds for ``most_rows``: samples to use at least, and the values that all samples may hold beyond these."""
+
+_Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
+
+
+class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
+    """Let the weights of each layer share a few values, so that the model becomes small when it is coded.
+
+    The ONNX file stays as large. --coded writes the codebooks and Huffman codes, and --decode turns them back into the same ONNX
+    file. Prune first: zeros cost next to nothing. --tune needs --train and `pip install 'penstock[torch]'`.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "penstock share pruned.onnx --train train.npz --tune --evaluate test.npz -o shared.onnx --coded model.coded",
+        "penstock share model.coded --decode -o model.onnx",
+    )
+
+    bits: _Bits = ShareOptions().fc_bits
+    """2 ** bits values for each matrix product's weights; 0 leaves them."""
+    conv_bits: _Bits = ShareOptions().conv_bits
+    """2 ** bits values for each convolution's weights; 0 leaves them."""
+    by_sensitivity: bool = False
+    """Choose the fewest bits of each layer that the answers to --train tolerate."""
+    tune: bool = False
+    """Train the shared values to answer as the original."""
+    coded: Annotated[str | None, Usage("file", writes="coded model")] = None
+    """Also write the coded model here."""
+    epochs: Annotated[Positive | None, Usage(default="the method's", needs={"tune": ()})] = None
+    resume: Annotated[str | None, Usage(hidden=True)] = None
+    layer_error: Annotated[Part, Usage(hidden=True)] = 0.02
+    """With ``by_sensitivity``: the relative error of the worst output that one layer may cause."""
+    layer_loss: Annotated[Part, Usage(hidden=True)] = 0.1
+    """With ``by_sensitivity``: the part of ``max_accuracy_loss`` that one layer may cost."""
+    max_accuracy_loss: Annotated[Part, Usage(hidden=True)] = 0.01
+    """Loss of accuracy allowed against the original."""
+    most_rows: Annotated[Count | None, Usage(hidden=True)] = None
+    """With ``by_sensitivity``: samples to use at most, fewer where they are large."""
+    tune_optional: Annotated[bool, Usage(hidden=True)] = False
+    """Keep the untrained model where training is impossible."""
+
+    @property
+    def trains(self) -> bool:
+        return self.tune and not self.tune_optional
+
+    def reason_for_data(self) -> str:
+        return "--tune" if self.tune else "--by-sensitivity" if self.by_sensitivity else ""
+
+    def run(self, model: Artifact, context: StepContext) -> Made:
+        options = ShareOptions(conv_bits=self.conv_bits, fc_bits=self.bits)
+        if self.by_sensitivity:
+            loss = self.layer_loss * self.allowance(context, self.max_accuracy_loss).max_accuracy_loss
+            bounds = BitsOptions(max_relative_error=self.layer_error, max_accuracy_loss=loss, threads=self.threads)
+            data = self._rows(model, context.data)
+            options = choose_bits(model, data, bounds, share_options=options, on_progress=context.stage("bits"))
+        made = share(model, options, context.stage("share"))
+        if self.tune:
+            made = self._tuned(made, context)
+        facts: dict[str, Any] = {"bits": options.bits, "coded": self.coded}
+        if context.contract is not None:  # a plan measures sizes itself
+            return Made(made, ("coded_size",), facts)
+        sizes = _sizes({"original": context.teacher, "optimised": model, "shared": made})
+        return Made(
+            made,
+            ("coded_size",),
+            {"sizes": sizes, **facts},
+            (f"coded model in {self.coded}",) if self.coded else (),
+            files={self.coded: coded.encode(made.data)} if self.coded else {},
+            table=(
+                ("KiB", "file", "zlib", "lzma", "coded"),
+                *(
+                    (name, *(f"{size / 1024:.1f}" if size else "–" for size in row.values()))
+                    for name, row in sizes.items()
+                ),
+            ),
+        )
+
+    def _tuned(self, made: Artifact, context: StepContext) -> Artifact:
+        try:
+            tuning = needs_torch("sharing.centroid_tuning")
+            context.check_memory(made)
+            options = tuning.CentroidOptions(self.fit(tuning.CentroidOptions().fit))
+            tuned: Artifact = tuning.tune_centroids(made, context.teacher, context.data, options, context.stage("tune"))
+        except (EngineUnavailable, Unsupported, ResourceExhausted):
+            if not self.tune_optional:
+                raise
+            return made
+        return tuned
+
+    def _rows(self, model: Artifact, data: Dataset) -> Dataset:
+        if self.most_rows is None:
+            return data
+        values = sum(array.size for array in data.inputs.values()) // data.count
+        rows = max(_LEAST_ROWS, min(self.most_rows, _MOST_VALUES // max(1, values)))
+        return data if data.count <= rows else data.split(1 - rows / data.count, signature_of(model).smallest_batch)[0]
+
+
+def _sizes(models: dict[str, Artifact]) -> dict[str, dict[str, int | None]]:
+    """Bytes of each model as it is, packed by general compressors, and coded."""
+    return {
+        name: {
+            "file_bytes": model.size_bytes,
+            "zlib_bytes": len(zlib.compress(model.data, 9)),
+            "lzma_bytes": len(lzma.compress(model.data)) if model.size_bytes <= _LZMA_BYTES else None,
+            "coded_bytes": len(coded.encode(model.data)),
+        }
+        for name, model in models.items()
+    }

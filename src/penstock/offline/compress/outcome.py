@@ -1,0 +1,96 @@
+"""Outcome: the result of a method against its original, and where it falls short of what the method is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.artifact import Artifact
+from penstock.bundle.evidence import Interval
+from penstock.offline.compress.method import Aim, Made
+from penstock.offline.judge.judge import Comparison
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of one method: ``model``, and how it compares with ``original``."""
+
+    original: Artifact
+    made: Made
+    comparison: Comparison | None
+    """Accuracy and speed of both; None without evaluation data."""
+    coded: tuple[int, int] | None = None
+    """Bytes of both as coded models, where that is what the method is for."""
+
+    @property
+    def model(self) -> Artifact:
+        """The model that the method made; the original for a method that only measures."""
+        return self.made.model or self.original
+
+    @property
+    def shortfalls(self) -> dict[Aim, str]:
+        """The aims in which the model is no better than the original, with the reason."""
+        found, aims = dict(self.made.short), self.made.aims
+        before, after = self.original.size_bytes, self.model.size_bytes
+        if "size" in aims and after >= before:
+            found["size"] = f"the file is not smaller than the original: {before} → {after} bytes"
+        if "coded_size" in aims and self.coded and self.coded[1] >= self.coded[0]:
+            found["coded_size"] = "coded, the model is not smaller than the original coded"
+        speed = self.comparison.speedup if self.comparison else None
+        if "speed" in aims and speed and speed.low <= 1:
+            slower = "slower than" if speed.high <= 1 else "not measurably faster than"
+            found["speed"] = f"{slower} the original here: {times(speed)}"
+        return found
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether the model is better in everything that the method is for; None if part of that was not measured."""
+        if self.shortfalls:
+            return False
+        return None if "speed" in self.made.aims and self.comparison is None else True
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know, shortfalls included."""
+        return [*self.made.notes, *self.shortfalls.values()]
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome as plain data: the stable JSON form."""
+        if self.made.model is None:
+            return self.made.facts
+        found, coded_bytes = self.comparison, self.coded or (None, None)
+        accuracy = found.accuracy if found else None
+        return {
+            **self.made.facts,
+            "original": {
+                "size_bytes": self.original.size_bytes,
+                "coded_bytes": coded_bytes[0],
+                "accuracy": found.original_accuracy if found else None,
+                "latency_ms": found.original_ms if found else None,
+            },
+            "made": {
+                "size_bytes": self.model.size_bytes,
+                "coded_bytes": coded_bytes[1],
+                "accuracy": accuracy.value if accuracy else None,
+                "latency_ms": found.compressed_ms if found else None,
+                "digest": self.model.digest,
+            },
+            "size_ratio": self.original.size_bytes / self.model.size_bytes,
+            "speedup": found.speedup.value if found else None,
+            "speedup_interval": msgspec.to_builtins(found.speedup) if found else None,
+            "accuracy_loss": accuracy.loss.value if accuracy else None,
+            "accuracy_loss_interval": msgspec.to_builtins(accuracy.loss) if accuracy else None,
+            "metric": accuracy.metric if accuracy else None,
+            "samples": accuracy.samples if accuracy else None,
+            "threads": found.threads if found else None,
+            "rows": found.rows if found else None,
+            "pays": self.pays,
+            "short_of": list(self.shortfalls),
+            "steps": msgspec.to_builtins(self.model.provenance[len(self.original.provenance) :]),
+            "notes": self.notes,
+        }
+
+
+def times(speedup: Interval) -> str:
+    """A speed-up with its interval."""
+    return f"{speedup.value:.2f}x the speed (95 %: {speedup.low:.2f} … {speedup.high:.2f})"

@@ -1,0 +1,109 @@
+"""The table of compression methods: commands, ``penstock.compress``, the planner and the documents read it.
+
+It imports no method: a method's module is loaded when the method is run or its help is shown.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["structure", "sparsity", "precision", "sharing", "training", "analysis"]
+"""What a method changes; in a plan it decides how much of the accuracy may be lost after it."""
+Target = Literal["latency", "size"]
+
+
+class PlannedStep(msgspec.Struct, frozen=True):
+    """One way in which a plan uses a method."""
+
+    name: str
+    options: dict[str, Any] = {}
+    targets: tuple[Target, ...] = ("latency", "size")
+    """The targets of a plan that gain by it."""
+    cures: Literal["", "inaccurate"] = ""
+    """Try this step only if an earlier step of its stage ended with this result. Empty: always."""
+
+
+class MethodEntry(msgspec.Struct, frozen=True):
+    """One method: its name, the line of help, and what a plan tries of it."""
+
+    name: str
+    kind: Kind
+    summary: str
+    steps: tuple[PlannedStep, ...] = ()
+    order: Literal["first", "descend"] = "first"
+    """How a plan goes through the steps: until one is kept, or until one is not kept."""
+
+    def load(self) -> Any:
+        """The subclass of ``Method``: ``prune-channels`` is ``PruneChannelsMethod`` in ``methods/prune_channels.py``."""
+        module = importlib.import_module(f"penstock.offline.compress.methods.{self.name.replace('-', '_')}")
+        return getattr(module, f"{self.name.replace('-', ' ').title().replace(' ', '')}Method")
+
+
+def _shrink(speedup: float, *targets: Target) -> PlannedStep:
+    options = {"speedup": speedup, "recover": True, "importance": "activation", "second_chance": 2.0}
+    return PlannedStep(f"shrink-{speedup:g}x", options, targets)
+
+
+def _share(name: str, error: float, loss: float) -> PlannedStep:
+    """``error`` and ``loss`` are what sharing may do to one layer before training: relative error, part of the allowed loss."""
+    options = {"by_sensitivity": True, "layer_error": error, "layer_loss": loss, "most_rows": 512}
+    options |= {"tune": True, "tune_optional": True}
+    return PlannedStep(f"share-{name}", options, ("size",))
+
+
+METHODS = {
+    entry.name: entry
+    for entry in (
+        MethodEntry(
+            "quantize",
+            "precision",
+            "Quantise to INT8, or store weights in fewer bits, without training.",
+            (
+                PlannedStep("int8", {"budget_s": 2.0, "choice_s": 15.0}),
+                PlannedStep("int8-mixed", {"budget_s": 5.0, "mixed": True}),
+            ),
+        ),
+        # Training integers makes them no faster.
+        MethodEntry(
+            "qat",
+            "precision",
+            "Quantise to INT8 with training (quantisation-aware training).",
+            (PlannedStep("int8-qat", {"budget_s": 2.0}, cures="inaccurate"),),
+        ),
+        MethodEntry(
+            "sensitivity",
+            "analysis",
+            "Rank groups of operators by the accuracy that INT8 costs and the time that it saves.",
+        ),
+        MethodEntry(
+            "prune",
+            "sparsity",
+            "Set the smallest weights to zero, at once or in steps with retraining.",
+            (PlannedStep("prune", {"sparsity": 0.98, "iterative": True, "second_chance": 2.0}, ("size",)),),
+        ),
+        MethodEntry(
+            "prune-channels",
+            "structure",
+            "Remove whole channels and attention heads, which leaves a smaller dense model.",
+            (_shrink(1.5, "latency", "size"), *(_shrink(speedup, "latency") for speedup in (2.0, 3.0, 5.0))),
+            "descend",
+        ),
+        MethodEntry(
+            "low-rank",
+            "structure",
+            "Split large layers into two thinner ones, within an error bound.",
+            (PlannedStep("low-rank", {"max_error": 0.1, "recover": True, "learning_rate": 1e-3}, ("latency",)),),
+        ),
+        MethodEntry(
+            "share",
+            "sharing",
+            "Cluster weights onto a few shared values, and write or read the coded model.",
+            (_share("fine", 0.03, 0.1), _share("medium", 0.1, 0.3), _share("coarse", 0.2, 0.6)),
+            "descend",
+        ),
+        MethodEntry("distill", "training", "Train a student model on the outputs of a teacher."),
+    )
+}

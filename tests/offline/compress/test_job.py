@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidData
+from penstock.offline.compress.job import Job
+from penstock.offline.compress.methods.prune import PruneMethod
+
+MODEL = models.linear(3, 2)
+X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+
+
+def test_few_samples_are_a_remark() -> None:
+    told: list[str] = []
+    Job(PruneMethod(), MODEL, {"x": X[:2]}, tell=told.append)
+    assert told == ["warning: the data holds 2 sample(s), which makes the result a guess; some hundred are usual"]
+    Job(PruneMethod(), MODEL, {"x": X}, tell=told.append)
+    assert len(told) == 1
+
+
+def test_without_data_to_measure_on_there_are_only_sizes() -> None:
+    outcome = Job(PruneMethod(sparsity=0.5), MODEL).run()
+    assert outcome.comparison is None
+    assert outcome.coded is not None
+    assert outcome.summary()["speedup"] is None
+
+
+def test_data_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InvalidData, match="no array for input"):
+        Job(PruneMethod(), MODEL, {"y": X})
+
+
+def test_files_are_checked_before_any_work(tmp_path: Path) -> None:
+    notes, model = tmp_path / "notes.svg", tmp_path / "model.onnx"
+    notes.write_text("mine")
+    model.write_bytes(MODEL.data)
+    with pytest.raises(AlreadyExists, match="is not a picture"):
+        Job(PruneMethod(chart=str(notes)), model, {"x": X})
+    with pytest.raises(InvalidArgument, match="would overwrite"):
+        Job(PruneMethod(), model, output=model)
+    with pytest.raises(InvalidArgument, match="measuring what each layer tolerates needs data"):
+        Job(PruneMethod(per_layer=True), model)
