@@ -56,4 +56,4 @@ def test_recorded_requests_in_a_file_instead_of_a_folder(tmp_path: Path) -> None
     with ServerProcess(model, warmup_folder=model) as server:
         code, errors = server.end()
     assert code == 2
-    assert "'warmup_folder' names a file" in errors
+    assert "'warmup_folder' is a file" in errors
