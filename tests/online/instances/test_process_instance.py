@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -137,10 +136,8 @@ def call(model: ProcessModel, inputs: Mapping[str, Array]) -> Future[dict[str, A
     return future
 
 
-def watch(model: ProcessModel) -> SimpleQueue[bool]:
-    health: SimpleQueue[bool] = SimpleQueue()
-    model.on_health = health.put
-    return health
+def until_restarted(model: ProcessModel, first: int | None) -> None:
+    until(lambda: model.pid not in (None, first))
 
 
 def kill(model: ProcessModel, number: int = signal.SIGKILL) -> None:
@@ -163,34 +160,32 @@ def test_answers_are_the_engine_s_own_bit_for_bit(load: Loader, datatype: DataTy
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_death_fails_the_batch_that_ran_and_no_other(load: Loader, number: int) -> None:
     model = load(turns())
-    health, first = watch(model), model.pid
+    first = model.pid
     batch = call(model, for_ever())
     kill(model, number)
     with pytest.raises(InstanceDied, match="died in the middle of this batch") as caught:
         batch.result(PATIENCE_S)
     assert caught.value.code is Code.INTERNAL
-    assert health.get(timeout=PATIENCE_S) is False
-    assert health.get(timeout=PATIENCE_S) is True
+    until_restarted(model, first)
     assert model.healthy
     assert model.forward({"n": np.array(5)})["y"] == 5
-    assert model.pid != first
     assert not Path(f"/proc/{first}").exists(), "no zombie is left"
 
 
 def test_a_death_between_batches_fails_none(load: Loader) -> None:
     model = load(models.linear())
-    expected, health = model.forward(X)["y"], watch(model)
+    expected, first = model.forward(X)["y"], model.pid
     kill(model)
-    assert [health.get(timeout=PATIENCE_S) for _ in range(2)] == [False, True]
+    until_restarted(model, first)
     np.testing.assert_array_equal(model.forward(X)["y"], expected)
 
 
 def test_a_call_that_hangs_is_ended(load: Loader) -> None:
     model = load(turns(), timeout_s=1.0)
-    health = watch(model)
+    first = model.pid
     with pytest.raises(InstanceDied, match=r"took longer than 1 s, so its process was ended"):
         model.forward(for_ever())
-    assert [health.get(timeout=PATIENCE_S) for _ in range(2)] == [False, True]
+    until_restarted(model, first)
     assert model.forward({"n": np.array(7)})["y"] == 7
 
 
@@ -204,19 +199,19 @@ def test_a_process_that_is_stopped_counts_as_one_that_hangs(load: Loader) -> Non
 def test_repeated_deaths_are_waited_out_by_the_clock(load: Loader) -> None:
     clock = ManualClock(1000.0)
     model = load(models.linear(), clock=clock)
-    health = watch(model)
+    first = model.pid
     kill(model)
-    assert [health.get(timeout=PATIENCE_S) for _ in range(2)] == [False, True]
+    until_restarted(model, first)
     for delay_s in (0.5, 1.0):
         kill(model)
-        assert health.get(timeout=PATIENCE_S) is False
+        until(lambda: not model.healthy)
         with pytest.raises(InstanceRestarting, match="is being started again") as caught:
             model.forward(X)
         assert caught.value.code is Code.UNAVAILABLE
         assert caught.value.retry_after_s == pytest.approx(delay_s)
         assert not model.healthy
         clock.advance(delay_s)
-        assert health.get(timeout=PATIENCE_S) is True
+        until(lambda: model.healthy)
         model.forward(X)
 
 
@@ -307,11 +302,11 @@ def test_what_has_loaded_is_ended_no_more(load: Loader) -> None:
 def test_unloading_does_not_wait_for_the_next_attempt(load: Loader) -> None:
     before = resources()
     model = load(models.linear(), clock=ManualClock())
-    health = watch(model)
+    first = model.pid
     kill(model)
-    assert [health.get(timeout=PATIENCE_S) for _ in range(2)] == [False, True]
+    until_restarted(model, first)
     kill(model)
-    assert health.get(timeout=PATIENCE_S) is False
+    until(lambda: not model.healthy)
     model.unload()
     assert resources() == before
 

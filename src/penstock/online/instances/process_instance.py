@@ -42,10 +42,7 @@ class InstanceRestarting(InstanceDied):
 
 
 class ModelProcess:
-    """A model whose engine lives in a child process, which is started again when it dies; made by ``load``.
-
-    ``on_health``, if set, is called with whether it is healthy whenever that changes, on a thread of the model's own.
-    """
+    """A model whose engine lives in a child process, which is started again when it dies; made by ``load``."""
 
     reentrant = False
     worker = WORKER
@@ -58,7 +55,6 @@ class ModelProcess:
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
         self.optional_inputs: tuple[TensorSpec, ...]
-        self.on_health: Callable[[bool], None] | None = None
         self._message = message
         self._timeout_s = timeout_s
         self._clock = clock
@@ -202,12 +198,12 @@ class ModelProcess:
         """The keeper's thread: start a child again whenever it has died."""
         while child is not None:
             how, pid = child.wait(), child.pid
-            self._lose(child)
             with self._changed:
+                if self._child is child:
+                    self._child = None
                 if self._closed:
                     return
                 self._deaths.append(self._clock.now())
-            self._tell(False)
             delay_s = restart_delay_s(self._deaths, self._clock.now())
             _log.error("the process %d of a model ended with %s; started again in %.1f s", pid, how, delay_s)
             child = self._restart()
@@ -225,9 +221,7 @@ class ModelProcess:
                 if not self._closed:
                     self._child = child
                     self._changed.notify_all()
-            if self._child is child:
-                self._tell(True)
-            else:
+            if self._child is not child:
                 child.kill()
             return child
         return None
@@ -270,14 +264,6 @@ class ModelProcess:
         finally:
             with self._changed:
                 self._starting = None
-
-    def _tell(self, healthy: bool) -> None:
-        if self.on_health is None:
-            return
-        try:
-            self.on_health(healthy)
-        except Exception:  # noqa: BLE001 - a listener's bug must not leave the model without a process
-            _log.exception("a listener failed")
 
     def _give_back(self) -> None:
         self._inputs.close()
