@@ -12,6 +12,7 @@ from penstock.errors import InvalidArgument
 from penstock.online.repository.loading import recorded_requests
 from penstock.online.repository.loading.recorded_requests import decode, encode, folder_of, read_recorded
 from penstock.request import InferRequest
+from penstock.storage.local import LocalStorage
 from penstock.tensor import Array, DataType
 from penstock.testing import assert_tensors_close
 
@@ -121,20 +122,20 @@ def test_names_whose_folder_would_be_too_long_have_folders_of_their_own(tmp_path
     assert len(folders) == 3
     for folder in folders:
         folder.mkdir()
-        assert list(read_recorded(folder, "m")) == []
+        assert list(read_recorded(LocalStorage(folder), "m")) == []
 
 
 def test_a_folder_that_is_not_there_holds_nothing_and_files_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list(read_recorded(tmp_path / "absent", "m")) == []
+    assert list(read_recorded(LocalStorage(tmp_path / "absent"), "m")) == []
     (tmp_path / "a.request").write_bytes(GOOD)
     (tmp_path / "b.request").mkdir()
     (tmp_path / "c.other").write_bytes(GOOD)
-    (name, request), (_, error) = read_recorded(tmp_path, "m")
+    (name, request), (_, error) = read_recorded(LocalStorage(tmp_path), "m")
     assert name == "a.request"
     assert isinstance(request, InferRequest)
     assert request.inputs["x"].tolist() == [0, 1, 2, 3]
-    assert "cannot be read" in str(error)
+    assert "cannot read" in str(error)
     monkeypatch.setattr(recorded_requests, "MAX_BYTES", 20)
-    assert "has more than 40 bytes" in str(next(read_recorded(tmp_path, "m"))[1])
+    assert "has more than 40 bytes" in str(next(read_recorded(LocalStorage(tmp_path), "m"))[1])

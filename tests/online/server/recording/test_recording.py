@@ -79,7 +79,7 @@ def test_the_servers_own_messages_go_where_they_shall(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["access_log", "trace_file", "log_file"])
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, setting: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"{setting}.*(No such file|no folder)"):
+    with pytest.raises(InvalidConfig, match=f"{setting}.*(No such file|does not exist)"):
         Recording.open(ServerConfig(**{setting: str(tmp_path / "missing" / "file")})).start()
 
 

@@ -9,6 +9,7 @@ from penstock.online.repository.loading.recorded_requests import folder_of, read
 from penstock.online.server.recording import request_recorder
 from penstock.online.server.recording.request_recorder import RequestFolder, RequestRecorder
 from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.storage.local import LocalStorage
 from penstock.telemetry.background_writer import BackgroundWriter
 
 ANSWER = InferResponse("m", "1", {})
@@ -32,7 +33,7 @@ class Recorded:
         """Have all written, and read it again, fewest rows first."""
         self._writer.start()
         self._writer.stop()
-        found = [request for _, request in read_recorded(folder_of(str(self.root), name), name)]
+        found = [request for _, request in read_recorded(LocalStorage(folder_of(str(self.root), name)), name)]
         assert self._writer.dropped == 0
         return sorted(found, key=lambda request: len(request.inputs["x"]))  # type: ignore[union-attr]
 
@@ -82,7 +83,9 @@ def test_models_and_versions_are_kept_apart_and_the_newest_stay(recorded: Record
         recorded.ask(count + 2, version="2")
     # A folder belongs to a model, and holds no more than the newest.
     assert rows(recorded.end()) == [3, 4, 5]
-    assert rows([request for _, request in read_recorded(folder_of(str(recorded.root), "a/b"), "a/b")]) != []  # type: ignore[misc]
+    assert (
+        rows([request for _, request in read_recorded(LocalStorage(folder_of(str(recorded.root), "a/b")), "a/b")]) != []
+    )  # type: ignore[misc]
 
 
 def test_a_model_takes_no_more_than_its_share(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:

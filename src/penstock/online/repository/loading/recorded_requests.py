@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, NotFound, PenstockError
 from penstock.request import MAX_PARAMETERS, InferRequest, check_bytes_elements
+from penstock.storage.base import Storage
 from penstock.tensor import DataType, element_count, from_wire, to_wire
 
 SUFFIX = ".request"
@@ -89,16 +90,14 @@ def folder_of(root: str, model_name: str) -> Path:
     return Path(root) / name
 
 
-def read_recorded(folder: Path, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests in ``folder`` by their files' names, or what is wrong with one; nothing if the folder is not there."""
-    for path in sorted(folder.glob(f"*{SUFFIX}"))[:_MAX_FILES]:
+def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
+    """The requests in ``storage``, each with the name of its file, or the error of a file. Empty without a folder."""
+    try:
+        names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]
+    except NotFound:
+        return
+    for name in names[:_MAX_FILES]:
         try:
-            with path.open("rb") as file:
-                content = file.read(2 * MAX_BYTES + 1)
-            if len(content) > 2 * MAX_BYTES:
-                raise InvalidArgument(f"it has more than {2 * MAX_BYTES} bytes")
-            yield path.name, decode(content, model_name)
-        except OSError as error:
-            yield path.name, InvalidArgument(f"it cannot be read: {error.strerror}")
+            yield name, decode(storage.read(name, 2 * MAX_BYTES), model_name)
         except PenstockError as error:
-            yield path.name, error
+            yield name, error

@@ -15,6 +15,7 @@ from penstock.online.repository.loading.warm_up_run import Runner
 from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.resolved_version import ResolvedVersion
 from penstock.online.repository.triton.effective import Model, effective_config
+from penstock.storage.local import LocalStorage
 from penstock.tensor import Array, DataType, Signature
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,10 @@ def _rows(resolved: ResolvedVersion, model: Model) -> int:
 def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) -> None:
     count = 0
     root = resolved.load_options.warmup_folder
-    for name, request in read_recorded(folder_of(root, resolved.name), resolved.name) if root else ():
+    if not root:
+        return
+    storage = LocalStorage(folder_of(root, resolved.name), follows_links=True)
+    for name, request in read_recorded(storage, resolved.name):
         try:
             if isinstance(request, PenstockError):
                 raise request
