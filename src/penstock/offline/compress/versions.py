@@ -66,22 +66,25 @@ def integer_versions(
         return [], (f"INT8 was not tried: {error.message}",)
     found: dict[str, Artifact] = {}
     refusals: list[str] = []
-    plainest = ranges(statistics, RangeMethod.MIN_MAX, scheme)
-    placements: dict[str, QdqPlacement] = {}
+    by_method = {method: ranges(statistics, method, scheme) for method in (RangeMethod.MIN_MAX, *methods)}
+    plain: dict[str, tuple[QdqPlacement, Artifact]] = {}
     for placement in QdqPlacement:
         try:
             # On a plain chain of layers both placements write the same model; one candidate of it is enough.
-            placements.setdefault(quantize(fp32, plainest, scheme, placement).digest, placement)
+            model = quantize(fp32, by_method[RangeMethod.MIN_MAX], scheme, placement)
+            plain.setdefault(model.digest, (placement, model))
         except Unsupported as error:
             refusals.append(error.message)
-    ways = [(place, method) for place in placements.values() for method in (*methods, *([None] if careful else []))]
-    for number, (placement, method) in enumerate(ways):
+    ways = [(*known, method) for known in plain.values() for method in (*methods, *([None] if careful else []))]
+    for number, (placement, min_max, method) in enumerate(ways):
         on_progress("quantize", number, len(ways))
         if method is None:
             recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
             model = quantize_with(recipe, fp32, calibration, scheme)
+        elif method is RangeMethod.MIN_MAX:
+            model = min_max
         else:
-            model = quantize(fp32, ranges(statistics, method, scheme), scheme, placement)
+            model = quantize(fp32, by_method[method], scheme, placement)
         if all(model.digest != other.digest for other in found.values()):
             found[f"{method.value if method else 'best'}-{placement.value}"] = model
     on_progress("quantize", len(ways), len(ways))

@@ -12,6 +12,7 @@ others, which calibration sets have, would outweigh the rest by theirs. Elsewher
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
 from penstock.offline.judge.accuracy import answers, answers_of
+from penstock.offline.model_store import remembered
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
 
@@ -118,7 +120,7 @@ def choose_ranges(
     sample by sample.
     """
     options = options or RangeChoiceOptions()
-    by_method = {name: ranges(statistics, method, scheme, percent) for name, (method, percent) in CANDIDATES.items()}
+    by_method = _by_method(statistics, scheme)
     trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, placement, options)
     tensors: dict[str, TensorChoice] = {}
     # Where the candidates differ most there is most to win, and a budget should be spent there.
@@ -180,18 +182,15 @@ class _Trials:
         segments = self._segments(
             {name for name, tried in candidates.items() if len(tried) > 1 and name in self._roundable}
         )
-        groups = self._groups(segments)
-        held: list[dict[str, Array]] = []
-        group: list[str] = []
+        held = _Held(self._taps, segments)
         for name, tried in candidates.items():
             if name not in segments or not self._affords(len(tried)):
                 yield name, None
                 continue
-            if segments[name].tensors[0] not in group:
-                group = next(group for group in groups if segments[name].tensors[0] in group)
-                held = []  # gone before the next is there
-                held = self._hold([segments[one] for one in group])
-            yield name, self._harms(segments[name], name, held, list(tried.values()))
+            # Another placement asks for the same.
+            key = self._artifact.digest, self._data.digest, self._scheme, name, tuple(tried.values())
+            make = functools.partial(self._harms, segments[name], name, held, list(tried.values()))
+            yield name, remembered("harms", key, make, 0)
 
     def whole(self, ranges: Mapping[str, Range]) -> float:
         """The harm that quantising to ``ranges`` does to the outputs."""
@@ -201,12 +200,10 @@ class _Trials:
         outputs = self._probe.answers(ranges, self._data, self._options.threads, _BATCH)
         return output_harm(self._reference, outputs)
 
-    def _harms(
-        self, suffix: Suffix, tensor: str, held: Sequence[Mapping[str, Array]], tried: Sequence[Range]
-    ) -> list[float]:
+    def _harms(self, suffix: Suffix, tensor: str, held: _Held, tried: Sequence[Range]) -> list[float]:
         found = []
         with loaded(suffix.artifact(self._scheme), self._options.threads) as model:
-            rounded = RoundedModel(suffix, tensor, model, self._signature, held, self._scheme)
+            rounded = RoundedModel(suffix, tensor, model, self._signature, held.batches(suffix), self._scheme)
             for rounded.range in tried:
                 outputs = self._reference | answers(rounded, self._data, _BATCH)
                 found.append(output_harm(self._reference, outputs))
@@ -224,25 +221,50 @@ class _Trials:
                 suffixes.append(Suffix(self._model, name))
         return {name: suffix for suffix in suffixes for name in suffix.tensors}
 
-    def _groups(self, segments: Mapping[str, Suffix]) -> list[list[str]]:
-        """The first tensors of the suffixes in groups: what one group reads on all rows fits in memory, or is that of one suffix."""
-        read = {segments[name].tensors[0]: segments[name].read for name in segments}
-        sizes = self._taps.sizes([one for names in read.values() for one in names])
-        batches = self._taps.batches.count
-        return grouped(
-            {name: batches * sum(sizes[one] for one in names) for name, names in read.items()}, _MEMORY_BYTES
-        )
-
-    def _hold(self, suffixes: Sequence[Suffix]) -> list[dict[str, Array]]:
-        """The tensors that they read, for each batch."""
-        batches: dict[str, list[Array]] = {}
-        for name, array in self._taps.run([name for suffix in suffixes for name in suffix.read]):
-            batches.setdefault(name, []).append(array)
-        return [dict(zip(batches, arrays, strict=True)) for arrays in zip(*batches.values(), strict=True)]
-
     def _affords(self, calls: int) -> bool:
         in_time = self._end is None or time.monotonic() < self._end
         return in_time and self.calls + calls <= self._options.max_calls
+
+
+class _Held:
+    """The tensors that suffixes read, on all rows; of as many suffixes at a time as fit in memory."""
+
+    def __init__(self, taps: Taps, segments: Mapping[str, Suffix]) -> None:
+        self._taps = taps
+        self._suffixes = {suffix.tensors[0]: suffix for suffix in segments.values()}
+        self._group: list[str] = []
+        self._batches: list[dict[str, Array]] = []
+
+    def batches(self, suffix: Suffix) -> list[dict[str, Array]]:
+        """The tensors that ``suffix`` reads, for each batch, among others."""
+        first = suffix.tensors[0]
+        if first not in self._group:
+            self._batches = []  # gone before the next are there
+            self._group = next(group for group in self._groups if first in group)
+            read: dict[str, list[Array]] = {}
+            for name, array in self._taps.run([name for one in self._group for name in self._suffixes[one].read]):
+                read.setdefault(name, []).append(array)
+            self._batches = [dict(zip(read, arrays, strict=True)) for arrays in zip(*read.values(), strict=True)]
+        return self._batches
+
+    @functools.cached_property
+    def _groups(self) -> list[list[str]]:
+        """The suffixes, by their first tensors, in groups that fit in memory."""
+        sizes = self._taps.sizes([name for suffix in self._suffixes.values() for name in suffix.read])
+        batches = self._taps.batches.count
+        totals = {first: sum(sizes[name] for name in suffix.read) for first, suffix in self._suffixes.items()}
+        return grouped({first: batches * total for first, total in totals.items()}, _MEMORY_BYTES)
+
+
+def _by_method(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme) -> dict[str, dict[str, Range]]:
+    """The range of every tensor by every method of ``CANDIDATES``."""
+
+    def make() -> tuple[dict[str, dict[str, Range]], list[TensorStatistics]]:
+        found = {name: ranges(statistics, method, scheme, percent) for name, (method, percent) in CANDIDATES.items()}
+        return found, list(statistics.values())  # which keeps the identities of the key alive
+
+    key = scheme, tuple((name, id(known)) for name, known in statistics.items())
+    return remembered("ranges", key, make, 0)[0]
 
 
 def _best(
