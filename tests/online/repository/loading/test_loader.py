@@ -232,8 +232,16 @@ def test_a_model_that_refuses_values_that_were_only_guessed_is_batched_as_its_sh
     assert warm_up(FakeModel(forward=picky), 8)
 
 
-def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+def test_a_model_whose_files_do_not_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     (resolved,) = find_sources([write(tmp_path)])
-    with pytest.raises(ResourceExhausted, match=r"^model 'linear': it needs up to 0\.0 GiB .* may use 0\.0 GiB"):
-        load(resolved, usable_bytes=1 << 20)
+    with pytest.raises(ResourceExhausted, match=r"^model 'linear': its files take 0\.00 GiB .* may use 0\.00 GiB"):
+        load(resolved, usable_bytes=16)
+
+
+def test_an_estimate_over_the_limit_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (resolved,) = find_sources([write(tmp_path)])
+    load(resolved, usable_bytes=1 << 20).drop()
+    assert "may need up to" in caplog.text
+    caplog.clear()
     load(resolved, usable_bytes=1 << 30).drop()
+    assert not caplog.text

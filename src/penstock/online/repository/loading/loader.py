@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from penstock.online.repository.triton.schema import to_json
 from penstock.resources import usable_memory
 
 _Model = LoadedModel | RequestModel
+_log = logging.getLogger(__name__)
 
 
 class LoadedVersion(msgspec.Struct, frozen=True):
@@ -74,7 +76,7 @@ def load(resolved: ResolvedVersion, usable_bytes: int | None = None) -> LoadedVe
     models: list[_Model] = []
     started = time.monotonic()
     try:
-        _refuse_too_large(resolved, usable_memory() if usable_bytes is None else usable_bytes)
+        _check_memory(resolved, usable_memory() if usable_bytes is None else usable_bytes)
         for model in _in_processes(resolved) if resolved.is_apart else _in_threads(resolved):
             models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
         config = prepare(resolved, models)
@@ -154,16 +156,27 @@ def _refuse_changes(layout: Layout, source: ModelSource) -> None:
         raise FilesChanged(f"the files of model '{source.name}' are being written", "load it when they are complete")
 
 
-def _refuse_too_large(resolved: ResolvedVersion, usable_bytes: int) -> None:
-    """Raise ResourceExhausted if not even one copy fits into ``usable_bytes``; 0 is unknown. Python models say nothing beforehand."""
+def _check_memory(resolved: ResolvedVersion, usable_bytes: int) -> None:
+    """Compare the engine's estimate for one copy with ``usable_bytes``; 0 is unknown. Python models have no estimate.
+
+    The estimate is an upper bound, so it only warns. Raises ResourceExhausted if the model's files alone are larger.
+    """
     if resolved.engine == PYTHON or not usable_bytes:
         return
     needed = get_engine(resolved.engine).estimate(resolved.artifact, resolved.options).memory_bytes
-    if needed > usable_bytes:
+    size = resolved.artifact.size_bytes
+    if size > usable_bytes:
         raise ResourceExhausted(
-            f"it needs up to {needed / 2**30:.1f} GiB of memory, and this process may use {usable_bytes / 2**30:.1f} GiB",
+            f"its files take {_gib(size)} of memory, and this process may use {_gib(usable_bytes)}",
             "use a smaller model, or raise the memory limit",
         )
+    if needed > usable_bytes:
+        text = "model '%s' may need up to %s of memory, and this process may use %s"
+        _log.warning(text, resolved.name, _gib(needed), _gib(usable_bytes))
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB"
 
 
 def _is_shared(model: _Model, resolved: ResolvedVersion) -> bool:
