@@ -122,7 +122,7 @@ class InProcess:
     async def http(self, requests: int, in_flight: int, whole: Sequence[bytes]) -> None:
         """Have ``requests`` answered to connections that are fed with ``whole`` requests, in turn."""
         loop = _Countdown(requests)
-        connections = [http_connection.HttpConnection(self._http) for _ in range(min(in_flight, requests))]
+        connections = [http_connection.Http1Connection(self._http) for _ in range(min(in_flight, requests))]
         call_soon = asyncio.get_running_loop().call_soon
         for number, connection in enumerate(connections):
 

@@ -127,7 +127,7 @@ def whole_requests(inputs: Mapping[str, Array]) -> dict[str, list[bytes]]:
 def probes(model: LoadedModel) -> list[Probe]:
     """Which function belongs to which stage; a stage's own time is that of its functions without those of other stages."""
     return [
-        ("parse", http_connection.HttpConnection, "data_received"),
+        ("parse", http_connection.Http1Connection, "data_received"),
         ("parse", h2_connection.H2Connection, "data_received"),
         ("decode", HttpRequestDecoder, "__call__"),
         ("decode", GrpcRequestDecoder, "__call__"),

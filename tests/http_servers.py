@@ -25,7 +25,7 @@ from penstock.online.server.access.table import RULES, AccessRule, AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.http.connection import HttpConnection
+from penstock.online.server.http.connection import Http1Connection
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.resources import make_resources
 from penstock.online.server.metrics_page import MetricsPage
@@ -158,7 +158,7 @@ class GatedServer:
         resources = make_resources(self.dataplane, control, access, self._config)
         table = AccessTable(access, self._config.http_restricted_api, rules=self._rules)
         self.context = HttpContext(resources, table, self._config, self.connections, self.budget)
-        http = functools.partial(HttpConnection, self.context)
+        http = functools.partial(Http1Connection, self.context)
         self.address = await self.listener.listen(
             Endpoint(host=self._config.host, port=self._config.http_port, http=http, tls=self._tls)
         )

@@ -12,7 +12,7 @@ from random import Random
 import httptools
 import numpy as np
 
-from penstock.online.server.http.connection import HttpConnection
+from penstock.online.server.http.connection import Http1Connection
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.resources import make_resources
 from tests.fuzz.connection import Lab
@@ -165,8 +165,8 @@ class HttpTarget:
     def close(self) -> None:
         self._lab.close()
 
-    def _connect(self) -> HttpConnection:
-        return HttpConnection(self._context)
+    def _connect(self) -> Http1Connection:
+        return Http1Connection(self._context)
 
 
 class _Answers:

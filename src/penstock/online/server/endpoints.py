@@ -71,9 +71,9 @@ class Endpoints:
         metrics = HttpContext(metrics_resources(control), table, config, for_metrics, budget)
         h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget)
         is_own = config.grpc_implementation == "h2"
-        self._http: Factory | None = (lambda: http_connection.HttpConnection(http)) if config.allow_http else None
+        self._http: Factory | None = (lambda: http_connection.Http1Connection(http)) if config.allow_http else None
         self._grpc: Factory | None = (lambda: h2_connection.H2Connection(h2)) if config.allow_grpc and is_own else None
-        self._metrics: Factory = lambda: http_connection.HttpConnection(metrics)
+        self._metrics: Factory = lambda: http_connection.Http1Connection(metrics)
 
     @staticmethod
     def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:

@@ -35,7 +35,7 @@ class _Refused(Exception):
     """Raised out of the parser's callbacks to end parsing; the answer is already queued."""
 
 
-class HttpConnection(Responder):
+class Http1Connection(Responder):
     """One client. ``on_*`` are called by the parser."""
 
     protocol = "HTTP/1.1"
