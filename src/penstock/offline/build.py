@@ -37,11 +37,12 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
 )
+from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import OnProgress, Version, integer_versions
+from penstock.offline.compress.versions import Version, integer_versions
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL
 from penstock.offline.judge.sample_size import unproved

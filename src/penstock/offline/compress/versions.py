@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import Unsupported
+from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -17,8 +18,6 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.resources import MachineFacts
-
-OnProgress = Callable[[str, int, int], None]
 
 _CHOICE_S = 4.0
 """Seconds for choosing ranges tensor by tensor; tensors left after that take the range of least squared error."""

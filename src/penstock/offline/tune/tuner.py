@@ -13,7 +13,7 @@ beat the best one that does not in the same way. Otherwise the more faithful one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -23,6 +23,7 @@ from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import ContractUnmet, PenstockError
+from penstock.offline.compress.method import OnProgress
 from penstock.offline.judge.contract import Contract, unmet
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import race_loaded
@@ -47,9 +48,6 @@ _SCREEN_PRECISION, _PRECISION = 0.03, 0.01
 """Share to which speeds are measured before a stage ends early: roughly to find the finalists, then to choose among them."""
 _MEMORY_SHARE = 0.5
 """Share of the machine's memory that candidates loaded side by side may take."""
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and of how much."""
 
 
 class TuningLimits(msgspec.Struct, frozen=True):
