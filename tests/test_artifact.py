@@ -5,8 +5,10 @@ import os
 import re
 from pathlib import Path
 
+import onnx
 import pytest
 
+import models
 from penstock import artifact as artifact_module
 from penstock.artifact import Artifact, Format, local_path, sha256
 from penstock.errors import InvalidModel, NotFound, Unsupported
@@ -126,6 +128,61 @@ def test_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_unknown_suffix_lists_the_known(name: str, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"not a model file that Penstock reads \(known suffixes: \.onnx"):
         Artifact.from_file(tmp_path / name)
+
+
+def test_external_data_of_an_onnx_file_is_part_of_it(tmp_path: Path) -> None:
+    path = models.external_linear(tmp_path)
+    (tmp_path / "stranger.bin").write_bytes(b"not the model's")
+    first = Artifact.from_file(path)
+    assert [entry.path for entry in first.beside] == ["w.bin"]
+    assert first.size_bytes == len(first.data) + 24
+    (tmp_path / "w.bin").write_bytes(bytes(24))
+    assert Artifact.from_file(path).digest != first.digest
+    (tmp_path / "w.bin").unlink()
+    assert Artifact.from_file(path).beside == ()  # the engine says what is missing
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "sub/../../w.bin"])
+def test_external_data_outside_the_models_folder_is_not_read(location: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model" / "sub"
+    folder.mkdir(parents=True)
+    path = models.external_linear(folder)
+    (folder / "w.bin").rename(tmp_path / "model" / "w.bin")
+    model = onnx.load_model(path, load_external_data=False)
+    (model.graph.initializer[0].external_data[0]).value = location
+    path.write_bytes(model.SerializeToString())
+    assert Artifact.from_file(path).beside == ()
+
+
+def test_files_in_memory_are_the_same_model(tmp_path: Path) -> None:
+    files = {"sub/c": b"333", "saved_model.pb": b"graph", "a": b"1"}
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    on_disk = Artifact.from_file(tmp_path)
+    assert on_disk.files() == files
+    artifact = Artifact.from_files("saved_model.pb", files, Format.SAVED_MODEL)
+    assert (artifact.digest, artifact.size_bytes, artifact.files()) == (on_disk.digest, 9, files)
+    with artifact.on_disk() as path:
+        assert path is not None
+        folder = path.parent
+        assert folder.stat().st_mode & 0o077 == 0
+        assert {name: (folder / name).read_bytes() for name in files} == files
+    assert not folder.exists()
+    with on_disk.on_disk() as path:
+        assert path == tmp_path / "saved_model.pb"
+    with Artifact.from_bytes(b"1").on_disk() as path:
+        assert path is None
+
+
+def test_a_file_that_changed_since_it_was_digested_is_refused(tmp_path: Path) -> None:
+    artifact = Artifact.from_file(models.external_linear(tmp_path))
+    (tmp_path / "w.bin").write_bytes(bytes(24))
+    with pytest.raises(InvalidModel, match=r"'w\.bin' changed while"):
+        artifact.files()
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(InvalidModel, match=r"cannot read 'w\.bin'"):
+        artifact.files()
 
 
 def test_derive_keeps_the_way_it_came() -> None:

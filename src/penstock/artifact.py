@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import os
 import re
-from collections.abc import Sequence
-from pathlib import Path
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidModel, NotFound, Unsupported
+from penstock.errors import InvalidModel, NotFound, ResourceExhausted, Unsupported
+from penstock.protocol.onnx_scan import external_files
 
 _CHUNK_BYTES = 1 << 20
-"""What is written in one call of the system: threads that want the core wait for its end."""
+"""Bytes per system call: other threads that want the core wait for the end of one."""
 
 
 class Format(enum.Enum):
-    """How a model is written down."""
+    """The file format of a model."""
 
     ONNX = "onnx"
     TORCHSCRIPT = "torchscript"
     EXPORTED_PROGRAM = "exported_program"
-    """Of ``torch.export``."""
+    """Written by ``torch.export``."""
     OPENVINO_IR = "openvino_ir"
-    """An ``.xml`` file, with a ``.bin`` file of the same stem beside it."""
+    """An ``.xml`` file and a ``.bin`` file of the same stem beside it."""
     TFLITE = "tflite"
     PYTHON = "python"
     SAVED_MODEL = "saved_model"
-    """TensorFlow's: a folder."""
+    """TensorFlow's folder."""
 
 
 SUFFIXES = {
@@ -42,6 +45,9 @@ SUFFIXES = {
     ".py": Format.PYTHON,
 }
 """The formats of model files."""
+_DEFAULT_NAMES = {format: f"model{suffix}" for suffix, format in SUFFIXES.items()} | {
+    Format.SAVED_MODEL: "saved_model.pb"
+}
 _ADDRESS = re.compile(r"(s3|gs|as|az|abfss?|wasbs?|hdfs|https?|hf):/+", re.IGNORECASE)
 """``Path`` leaves one slash of two."""
 _MAX_FILES = 10_000
@@ -57,70 +63,130 @@ class Step(msgspec.Struct, frozen=True):
     facts: dict[str, Any] = {}
 
 
-class Artifact(msgspec.Struct, frozen=True):
-    """A model's bytes with their digest and provenance.
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a model or a bundle; ``path`` is relative, with forward slashes."""
 
-    ``data`` are the bytes, always in memory, so that a sealed or one-file bundle is served without a temporary file; ``path`` is
-    where they came from, if they came from a file. Of a model of several files they are those of the main one, and
-    the engine reads the others from its folder.
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A model's files with their digest and provenance.
+
+    The main file is always in memory. The others stay on disk if the model was read from a path; otherwise ``contents`` holds
+    them, so that a bundle of one file is served without being unpacked.
     """
 
     data: bytes
+    """The main file."""
     format: Format
     digest: str
-    """Of ``data``, or of all files of a model that has several."""
+    """SHA-256 of ``data``, or of the list of all files if there are several."""
     path: Path | None = None
+    """The main file on disk; None if the model is only in memory."""
     provenance: tuple[Step, ...] = ()
-    beside_bytes: int = 0
-    """Size of the files beside the main one."""
+    name: str = ""
+    """File name of the main file; empty for the format's default."""
+    beside: tuple[FileEntry, ...] = ()
+    """The other files, by their path from the main file's folder."""
+    contents: Mapping[str, bytes] = {}
+    """Content of the files ``beside``, by path; empty if ``path`` is given."""
 
     @classmethod
     def from_bytes(cls, data: bytes, format: Format = Format.ONNX, provenance: tuple[Step, ...] = ()) -> Artifact:
         return cls(data=data, format=format, digest=sha256(data), provenance=provenance)
 
     @classmethod
+    def from_files(
+        cls, name: str, files: Mapping[str, bytes], format: Format, provenance: tuple[Step, ...] = ()
+    ) -> Artifact:
+        """A model in memory: ``files`` by their path from the folder of the main one, which is called ``name``."""
+        contents = {path: data for path, data in files.items() if path != name}
+        beside = file_entries(contents)
+        digest = _digest_of_all(name, sha256(files[name]), beside)
+        return cls(files[name], format, digest, None, provenance, name, beside, contents)
+
+    @classmethod
     def from_file(cls, path: str | Path) -> Artifact:
         """Read a model file or folder once; a file's format follows from its suffix.
 
-        A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files in which that keeps its weights.
+        A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files that hold its weights.
         Raises NotFound, Unsupported, InvalidModel.
         """
         path = local_path(path)
         main, format = _main_file(path)
         try:
             data = _read(main)
-            beside = _files_beside(main, format, path)
-            if not beside:
-                return cls(data=data, format=format, digest=sha256(data), path=main)
-            digests = [(main, len(data), sha256(data)), *(_digest_of(file) for file in beside)]
+            beside = tuple(_entry_of(file, main.parent) for file in _files_beside(main, data, format, path))
         except FileNotFoundError:
             raise NotFound(f"no model file '{main}'", "check the path") from None
         except OSError as error:
             raise InvalidModel(f"cannot read model file '{main}': {error.strerror}") from error
-        size = sum(size for _, size, _ in digests[1:])
-        return cls(data, format, _digest_of_all(main.parent, digests), main, beside_bytes=size)
+        return cls(data, format, _digest_of_all(main.name, sha256(data), beside), main, name=main.name, beside=beside)
 
     def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
         """The artifact that ``step`` made of this one."""
         record = Step(step, self.digest, options, facts)
         return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record))
 
+    def files(self) -> dict[str, bytes]:
+        """All files by their path from the main file's folder, the main one first. Raises InvalidModel if one has changed."""
+        found = {self.file_name: self.data}
+        for entry in self.beside:
+            try:
+                data = self.contents[entry.path] if self.path is None else (self.path.parent / entry.path).read_bytes()
+            except OSError as error:
+                raise InvalidModel(f"cannot read '{entry.path}' of the model: {error.strerror}") from error
+            if sha256(data) != entry.sha256:
+                raise InvalidModel(f"'{entry.path}' changed while the model was read", "try again when it is complete")
+            found[entry.path] = data
+        return found
+
+    @contextlib.contextmanager
+    def on_disk(self) -> Iterator[Path | None]:
+        """The main file's path with the other files beside it, valid within the context; None for a single file in memory.
+
+        A model in memory with several files is written to a private temporary folder. Raises ResourceExhausted.
+        """
+        if self.path is not None or not self.beside:
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory(prefix="penstock-model-", ignore_cleanup_errors=True) as folder:
+            try:
+                for path, data in self.files().items():
+                    file = Path(folder, path)
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(data)
+            except OSError as error:
+                raise ResourceExhausted(
+                    f"cannot write the model's files to '{folder}': {error.strerror}", "free some space, or set TMPDIR"
+                ) from error
+            yield Path(folder, self.file_name)
+
     def in_memory(self) -> int:
-        """A descriptor of memory that holds ``data``, for those who load from files or in other processes; the caller's to close."""
+        """A descriptor of memory that holds ``data`` and then ``contents``, for engines that load from files and for other
+        processes. The caller closes it."""
         file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
         try:
-            view = memoryview(self.data)
-            while view:
-                view = view[os.write(file, view[:_CHUNK_BYTES]) :]
+            for data in (self.data, *(self.contents[entry.path] for entry in self.beside if self.contents)):
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(file, view[:_CHUNK_BYTES]) :]
         except BaseException:
             os.close(file)
             raise
         return file
 
     @property
+    def file_name(self) -> str:
+        """The main file's name."""
+        return self.name or _DEFAULT_NAMES[self.format]
+
+    @property
     def size_bytes(self) -> int:
-        """Of all files."""
-        return len(self.data) + self.beside_bytes
+        """The size of all files."""
+        return len(self.data) + sum(entry.size_bytes for entry in self.beside)
 
 
 def local_path(given: str | Path) -> Path:
@@ -146,18 +212,28 @@ def sha256_of_file(path: Path) -> tuple[str, int]:
         return hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
 
 
+def file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
+    """The entries of ``files`` (relative path -> content), sorted by path."""
+    return tuple(FileEntry(path, len(data), sha256(data)) for path, data in sorted(files.items()))
+
+
+def format_of(path: Path) -> Format | None:
+    """The format of the model file or folder at ``path``, by its name and, for a SavedModel, its main file; None if unknown."""
+    if (path / _DEFAULT_NAMES[Format.SAVED_MODEL]).is_file():
+        return Format.SAVED_MODEL
+    return SUFFIXES.get(path.suffix.lower())
+
+
 def _main_file(path: Path) -> tuple[Path, Format]:
-    """The file to begin with, and what it is."""
-    if (path / "saved_model.pb").is_file():
-        return path / "saved_model.pb", Format.SAVED_MODEL
-    format = SUFFIXES.get(path.suffix.lower())
-    if path.is_dir() and format is Format.ONNX:
-        return path / "model.onnx", format
+    """The file to begin with, and the model's format."""
+    format = format_of(path)
     if format is None:
         raise Unsupported(
             f"'{path.name}' is not a model file that Penstock reads",
             f"known suffixes: {', '.join(SUFFIXES)}; and folders that hold a saved_model.pb",
         )
+    if format is Format.SAVED_MODEL or (path.is_dir() and format is Format.ONNX):
+        return path / _DEFAULT_NAMES[format], format
     return path, format
 
 
@@ -172,13 +248,13 @@ def _read(main: Path) -> bytes:
     return data
 
 
-def _files_beside(main: Path, format: Format, path: Path) -> list[Path]:
+def _files_beside(main: Path, data: bytes, format: Format, path: Path) -> list[Path]:
     """The other files of the model that is opened as ``path``, in a stable order."""
     if format is Format.OPENVINO_IR:
         weights = main.with_suffix(".bin")
         return [weights] if weights.is_file() else []
     if path == main:
-        return []
+        return _external_data(main, data) if format is Format.ONNX else []
     found: list[Path] = []
     for folder, folders, names in os.walk(main.parent):
         folders.sort()
@@ -191,11 +267,23 @@ def _files_beside(main: Path, format: Format, path: Path) -> list[Path]:
     return [file for file in found if file != main]
 
 
-def _digest_of(file: Path) -> tuple[Path, int, str]:
+def _external_data(main: Path, data: bytes) -> list[Path]:
+    """The files below the folder of ``main`` that hold its weights. The engine refuses missing ones and those elsewhere."""
+    with contextlib.suppress(ValueError):  # not an ONNX model, as the engine will say
+        names = (PurePosixPath(name) for name in sorted(external_files(data)))
+        inside = [main.parent / name for name in names if not name.is_absolute() and ".." not in name.parts]
+        return [file for file in dict.fromkeys(inside) if file.is_file()]
+    return []
+
+
+def _entry_of(file: Path, folder: Path) -> FileEntry:
     digest, size = sha256_of_file(file)
-    return file, size, digest
+    return FileEntry(file.relative_to(folder).as_posix(), size, digest)
 
 
-def _digest_of_all(folder: Path, files: Sequence[tuple[Path, int, str]]) -> str:
-    lines = (f"{digest}  {file.relative_to(folder).as_posix()}\n" for file, _, digest in files)
+def _digest_of_all(name: str, digest: str, beside: Sequence[FileEntry]) -> str:
+    """The digest of a model whose main file is called ``name`` and has ``digest``."""
+    if not beside:
+        return digest
+    lines = (f"{one}  {path}\n" for path, one in ((name, digest), *((entry.path, entry.sha256) for entry in beside)))
     return sha256("".join(lines).encode("utf-8", "surrogateescape"))

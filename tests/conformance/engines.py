@@ -261,8 +261,16 @@ class EngineConformance:
         assert artifact.size_bytes > 20e6
         assert artifact.size_bytes / 2 < grown <= self.engine.estimate(artifact, {}).memory_bytes
 
+    def test_loads_from_memory_with_all_its_files(self) -> None:
+        artifact = in_memory(self.zoo.linear())
+        model = self.load(artifact)
+        x = np.ones((2, 3), np.float32)
+        assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
+
     def test_loads_in_a_process_of_its_own(self) -> None:
-        artifact = self.zoo.linear()
+        self.loads_apart(self.zoo.linear())
+
+    def loads_apart(self, artifact: Artifact) -> None:
         file = artifact.in_memory()
         try:
             model = ProcessModel.load(self.engine.name, artifact, self.options(artifact), file)
@@ -294,6 +302,21 @@ class OnnxConformance(EngineConformance):
         x = np.ones((1, 3), np.float32)
         assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
 
+    def test_files_beside_a_model_in_memory_are_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        path = models.external_linear(tmp_path)
+        artifact = in_memory(Artifact.from_file(path))
+        (tmp_path / "w.bin").write_bytes(bytes(24))
+        model = self.load(artifact)
+        (tmp_path / "w.bin").unlink()
+        x = np.ones((1, 3), np.float32)
+        assert_tensors_close(model.forward({"x": x}), {"y": x @ models.linear_weight()}, rtol=1e-5)
+
+    def test_a_model_in_memory_must_bring_every_file(self, tmp_path: Path) -> None:
+        data = models.external_linear(tmp_path).read_bytes()
+        with pytest.raises(InvalidModel, match="external files.*embed the data"):
+            self.load(Artifact.from_files("m.onnx", {"m.onnx": data, "other.bin": b"weights"}, Format.ONNX))
+
     def test_a_folder_holds_a_model_and_its_weights(self, tmp_path: Path) -> None:
         folder = tmp_path / "model.onnx"
         folder.mkdir()
@@ -307,6 +330,11 @@ class OnnxConformance(EngineConformance):
         (tmp_path / "w.bin").unlink()
         with pytest.raises(InvalidModel, match=r"'w\.bin' is missing \(put 'w\.bin' beside the model\)"):
             self.load(Artifact.from_file(path))
+
+
+def in_memory(artifact: Artifact) -> Artifact:
+    """``artifact`` as a bundle gives it: with all its files, and no path."""
+    return Artifact.from_files(artifact.file_name, artifact.files(), artifact.format)
 
 
 def _file(artifact: Artifact, folder: Path) -> Path:

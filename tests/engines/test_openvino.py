@@ -9,7 +9,7 @@ from pathlib import Path
 
 import models
 import openvino_models
-from conformance.engines import EngineConformance, OnnxConformance
+from conformance.engines import EngineConformance, OnnxConformance, in_memory
 from penstock.artifact import Artifact
 from penstock.engines.base import Severity
 from penstock.engines.openvino import OpenVinoEngine, capabilities
@@ -33,6 +33,9 @@ class TestIntermediateRepresentation(EngineConformance):
     engine = OpenVinoEngine()
     zoo = openvino_models
     excluded = TestConformance.excluded
+
+    def test_loads_from_memory_in_a_process_of_its_own(self) -> None:
+        self.loads_apart(in_memory(self.zoo.linear()))
 
 
 def test_an_ir_needs_its_weights_beside_it(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidConfig, InvalidModel, PenstockError
+from penstock.protocol.onnx_scan import external_files
 from penstock.request import InferRequest
 from penstock.resources import Resources
 from penstock.tensor import Array, Signature, TensorSpec
@@ -173,16 +173,16 @@ class OptionsEngine(abc.ABC):
 
 
 def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Finding]:
-    """What stands against ``artifact`` whatever the engine.
+    """Findings about ``artifact`` that hold for every engine.
 
-    A model that is only bytes, as every bundle's is, has no folder: engines would take the files that it names from the
-    folder in which the process was started, and no digest covers those.
+    A model in memory must bring all its files: an engine would take a missing one from the folder in which the process was
+    started, and no digest covers that one.
     """
     if artifact.format not in formats:
         return [Finding(Severity.ERROR, f"format '{artifact.format.value}' is not one of this engine's")]
     if artifact.path is not None:
         return []
-    if artifact.format in _OF_SEVERAL_FILES:
+    if artifact.format in _OF_SEVERAL_FILES and not artifact.beside:
         message = f"a model of format '{artifact.format.value}' has several files, but it is not known where they lie"
         return [Finding(Severity.ERROR, message, "load it from its file")]
     return _external_data(artifact) if artifact.format is Format.ONNX else []
@@ -190,10 +190,10 @@ def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Findi
 
 def _external_data(artifact: Artifact) -> list[Finding]:
     try:
-        external = has_external_data(artifact.data)
+        external = external_files(artifact.data)
     except ValueError:
         return [Finding(Severity.ERROR, "the bytes are not an ONNX model, or are cut off", "export the model again")]
-    if not external:
+    if not external.difference(entry.path for entry in artifact.beside):
         return []
     message = "the model keeps weights in external files, but it is not known where they lie"
     return [Finding(Severity.ERROR, message, "embed the data, or build a bundle from the model file")]

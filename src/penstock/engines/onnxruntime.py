@@ -26,8 +26,8 @@ from penstock.engines.base import (
     refuse_errors,
     typed_options,
 )
-from penstock.engines.model_bytes import has_control_flow, has_external_data
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.protocol.onnx_scan import has_control_flow, has_external_data
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "string"}
@@ -41,6 +41,7 @@ _GRAPH_LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _LARGE_BYTES = 1 << 20
 """From here on parsing takes longer than requests to other models should wait, which is about half a millisecond."""
@@ -90,12 +91,11 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise InvalidConfig(finding.message, finding.hint)
         refuse_errors(check_artifact(artifact, self.formats))
         session_options = _session_options(typed)
-        if artifact.path is not None:
-            folder = str(artifact.path.parent.resolve())
-            session_options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         providers = [(name, {"device_id": str(typed.gpu)} if name == _CUDA else {}) for name in typed.providers]
         try:
-            with _as_file(artifact) as file:
+            with artifact.on_disk() as path, _as_file(artifact) as file:
+                if path is not None:
+                    session_options.add_session_config_entry(_EXTERNAL_FOLDER, str(path.parent.resolve()))
                 session = ort.InferenceSession(file, session_options, providers=providers)
         except Exception as error:
             raise _refusal(artifact, error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,8 +24,8 @@ from penstock.engines.base import (
     refuse_errors,
     typed_options,
 )
-from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.protocol.onnx_scan import has_external_data
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _BY_OPENVINO_TYPE = {
@@ -94,9 +95,10 @@ class OpenVinoEngine(OptionsEngine):
         if typed.threads:
             config["INFERENCE_NUM_THREADS"] = str(typed.threads)
         try:
-            model = _read(artifact)
-            signature = _signature(model)
-            return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
+            with artifact.on_disk() as path:
+                model = _read(artifact, path)
+                signature = _signature(model)
+                return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
         except (InvalidModel, Unsupported):
             raise
         except Exception as error:
@@ -158,17 +160,18 @@ def _core() -> ov.Core:
         return _cores[0]
 
 
-def _read(artifact: Artifact) -> ov.Model:
-    if artifact.path is not None and artifact.format is Format.OPENVINO_IR:
-        weights = artifact.path.with_suffix(".bin")
+def _read(artifact: Artifact, path: Path | None) -> ov.Model:
+    """The model of ``artifact``, whose main file lies at ``path`` beside its others."""
+    if path is not None and artifact.format is Format.OPENVINO_IR:
+        weights = path.with_suffix(".bin")
         if not weights.is_file():
             raise InvalidModel(f"'{weights.name}' is missing: it holds the model's weights", "put it beside the model")
         # Otherwise OpenVINO tries every format that it knows.
         if not artifact.data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"<?xml", b"<net")):
-            raise InvalidModel(f"'{artifact.path.name}' is not an OpenVINO model", "save it with openvino.save_model")
-        return _core().read_model(artifact.path)
-    if artifact.path is not None and has_external_data(artifact.data):
-        return _core().read_model(artifact.path)  # tells OpenVINO the folder of the other files
+            raise InvalidModel(f"'{path.name}' is not an OpenVINO model", "save it with openvino.save_model")
+        return _core().read_model(path)
+    if path is not None and has_external_data(artifact.data):
+        return _core().read_model(path)  # OpenVINO takes the other files from the folder of this one
     return _core().read_model(artifact.data)
 
 

@@ -38,12 +38,13 @@ class TensorFlowEngine(OptionsEngine):
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
         typed = typed_options(self.name, options, TensorFlowOptions)
         refuse_errors(check_artifact(artifact, self.formats))
-        assert artifact.path is not None
         if typed.threads:
             with contextlib.suppress(RuntimeError):  # too late: a model was loaded before
                 tf.config.threading.set_intra_op_parallelism_threads(typed.threads)
         try:
-            model = tf.saved_model.load(str(artifact.path.parent))
+            with artifact.on_disk() as path:
+                assert path is not None
+                model = tf.saved_model.load(str(path.parent))
         except Exception as error:
             raise InvalidModel(f"TensorFlow refuses the model: {_reason(error)}", "save the model again") from error
         if typed.signature not in model.signatures:

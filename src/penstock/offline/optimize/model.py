@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.model_bytes import has_external_data
 from penstock.errors import InvalidModel, Unsupported
 from penstock.offline.model_store import remembered
+from penstock.protocol.onnx_scan import has_external_data
 
 _LIMIT_BYTES = 2 << 30
 _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.artifact import FileEntry
 from penstock.errors import PenstockError, revive
 from penstock.online.instances.tensor_arena import TensorSlot
 from penstock.request import InferRequest
@@ -34,7 +35,7 @@ Stages = dict[str, tuple[int, int]]
 
 
 class Load(msgspec.Struct, tag=True):
-    """To the child: load the model, whose bytes are in the file that it inherited."""
+    """To the child: load the model, whose files are in the memory that it inherited."""
 
     engine: str
     format: str
@@ -44,6 +45,10 @@ class Load(msgspec.Struct, tag=True):
     options: dict[str, Any]
     cores: tuple[int, ...]
     """Core ids to run on; empty: any."""
+    name: str = ""
+    """As in ``Artifact``."""
+    beside: tuple[FileEntry, ...] = ()
+    """As in ``Artifact``; without a ``path`` their contents follow the main file's bytes."""
 
 
 class Loaded(msgspec.Struct, tag=True):

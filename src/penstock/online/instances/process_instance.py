@@ -89,7 +89,8 @@ class ModelProcess:
         """
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
-        message = Load(engine, artifact.format.value, artifact.digest, path, dict(options), tuple(cores))
+        facts = artifact.format.value, artifact.digest, path
+        message = Load(engine, *facts, dict(options), tuple(cores), artifact.name, artifact.beside)
         model = cls(message, model_file, timeout_s, clock or SystemClock())
         try:
             halt.hold(model)

@@ -96,7 +96,19 @@ def read_artifact(message: Load, model_file: int) -> Artifact:
             data = mapped[:]
     os.close(model_file)
     path = Path(message.path) if message.path else None
-    return Artifact(data, Format(message.format), message.digest, path)
+    contents, position = {}, len(data)
+    for entry in () if path else reversed(message.beside):
+        contents[entry.path] = data[position - entry.size_bytes : position]
+        position -= entry.size_bytes
+    return Artifact(
+        data[:position],
+        Format(message.format),
+        message.digest,
+        path,
+        name=message.name,
+        beside=message.beside,
+        contents=contents,
+    )
 
 
 def _end_with(lifeline: int) -> None:

@@ -136,7 +136,7 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
 
 def _without_bytes(loaded: LoadedVersion) -> LoadedVersion:
     """``loaded`` for keeping: what it was loaded from is as large as itself."""
-    artifact = msgspec.structs.replace(loaded.resolved.artifact, data=b"")
+    artifact = msgspec.structs.replace(loaded.resolved.artifact, data=b"", contents={})
     return msgspec.structs.replace(loaded, resolved=msgspec.structs.replace(loaded.resolved, artifact=artifact))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx.external_data_helper import uses_external_data
 
 import models
-from penstock.engines.model_bytes import has_control_flow, has_external_data
+from penstock.protocol.onnx_scan import external_files, has_control_flow, has_external_data
 
 _PLACES = [
     "initializer",
@@ -131,6 +131,18 @@ def test_depth_is_bounded() -> None:
 def test_engines_do_not_import_onnx() -> None:
     script = "import sys, penstock.engines.onnxruntime; sys.exit('onnx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+
+
+def test_every_external_file_is_named_once() -> None:
+    model = onnx.load_model_from_string(models.linear().data)
+    assert external_files(model.SerializeToString()) == set()
+    for place, name in (("initializer", "w.bin"), ("subgraph", "deep/w.bin"), ("sparse", "w.bin"), ("attribute", "ü")):
+        tensor = _tensor(external=True)
+        tensor.external_data[0].value = name
+        tensor.external_data.add(key="offset", value="4096")
+        _put(model, place, tensor)
+    _put(model, "function", _tensor(external=False))
+    assert external_files(model.SerializeToString()) == {"w.bin", "deep/w.bin", "ü"}
 
 
 def test_control_flow_is_seen() -> None:

@@ -1,7 +1,8 @@
-"""Facts about an ONNX model before it is loaded, read from its bytes: external tensors, control flow.
+"""Facts about an ONNX model that are needed before it is loaded: which files hold its tensors, and whether it has control flow.
 
-Reads the protobuf wire format (https://protobuf.dev/programming-guides/encoding) and descends only into fields that can contain
-tensors: one pass, constant memory. So a server need not import ``onnx``, nor parse the weights a second time.
+The scanner reads the protobuf wire format (tags and lengths, https://protobuf.dev/programming-guides/encoding) and enters only
+messages that can hold tensors, in one pass and constant memory. The server therefore neither imports ``onnx`` nor parses weights
+twice.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 from penstock.protocol.varint import read_varint
 
-# By message of onnx.proto: the fields that lead to tensors, and the message that each holds.
+# By message of onnx.proto: the fields that lead to tensors, and the message that each field holds.
 _LEADS: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 20: "TrainingInfo", 25: "Function"},
     "TrainingInfo": {1: "Graph", 2: "Graph"},
@@ -20,8 +21,12 @@ _LEADS: dict[str, dict[int, str]] = {
     "Attribute": {5: "Tensor", 6: "Graph", 10: "Tensor", 11: "Graph", 22: "SparseTensor", 23: "SparseTensor"},
     "SparseTensor": {1: "Tensor", 2: "Tensor"},
     "Tensor": {},
+    "Entry": {},
 }
 _DATA_LOCATION, _EXTERNAL = 14, 1
+_EXTERNAL_DATA = 13
+_KEY, _VALUE = 1, 2
+"""Fields of an entry of a tensor's external data."""
 _GRAPHS = (6, 11)
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -30,29 +35,42 @@ _MAX_DEPTH = 100
 
 
 def has_external_data(model: bytes) -> bool:
-    """Whether any tensor of ``model``, a serialized ModelProto, says that its data are external.
+    """Whether any tensor of ``model``, a serialized ModelProto, has external data.
 
     Raises ValueError if the bytes are not well-formed protobuf.
     """
     # Parsers keep the lower 32 bits of an enum.
     return any(
-        message == "Tensor" and field == _DATA_LOCATION and value is not None and value & 0xFFFFFFFF == _EXTERNAL
+        message == "Tensor" and field == _DATA_LOCATION and isinstance(value, int) and value & 0xFFFFFFFF == _EXTERNAL
         for message, field, value in _fields(model)
     )
 
 
+def external_files(model: bytes) -> set[str]:
+    """The files that hold tensors of ``model``, as it names them. Raises ValueError if the bytes are not well-formed protobuf."""
+    if not has_external_data(model):
+        return set()
+    found = set()
+    for message, field, entry in _fields(model):
+        if message == "Tensor" and field == _EXTERNAL_DATA and isinstance(entry, bytes):
+            texts = {number: text for _, number, text in _fields(entry, "Entry") if isinstance(text, bytes)}
+            if texts.get(_KEY) == b"location":
+                found.add(texts.get(_VALUE, b"").decode("utf-8", "surrogateescape"))
+    return found
+
+
 def has_control_flow(model: bytes) -> bool:
-    """Whether any operator of ``model`` has graphs of its own, as If, Loop and Scan have, so that its work depends on its data.
+    """Whether any operator of ``model`` contains graphs, as If, Loop and Scan do, so that its run time depends on its inputs.
 
     Raises ValueError if the bytes are not well-formed protobuf.
     """
     return any(message == "Attribute" and field in _GRAPHS for message, field, _ in _fields(model))
 
 
-def _fields(model: bytes) -> Iterator[tuple[str, int, int | None]]:
-    """Every field where tensors can be: its message, its number, and its value if that is a number."""
-    parents: list[tuple[str, int]] = []  # those around the current message: its type and its end
-    message, position, end = "Model", 0, len(model)
+def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
+    """Every field where tensors can be: its message, its number, and its value if it is a number or tells of external data."""
+    parents: list[tuple[str, int]] = []  # the messages around the current one: type and end of each
+    position, end = 0, len(model)
     while True:
         while position == end:
             if not parents:
@@ -61,7 +79,7 @@ def _fields(model: bytes) -> Iterator[tuple[str, int, int | None]]:
         tag, position = read_varint(model, position, end)
         field, wire_type = tag >> 3, tag & 7
         size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, 0)
-        value = None
+        value: int | bytes | None = None
         if wire_type == _VARINT:
             value, position = read_varint(model, position, end)
         elif wire_type == _LENGTH:
@@ -70,6 +88,8 @@ def _fields(model: bytes) -> Iterator[tuple[str, int, int | None]]:
             raise ValueError(f"wire type {wire_type} at byte {position}")
         if field == 0 or position + size > end:
             raise ValueError(f"field {field} of {size} bytes at byte {position} of {end}")
+        if wire_type == _LENGTH and (message == "Entry" or (message, field) == ("Tensor", _EXTERNAL_DATA)):
+            value = model[position : position + size]
         yield message, field, value
         inner = _LEADS[message].get(field) if wire_type == _LENGTH else None
         if inner is None:
