@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.artifact import Step
+from penstock.artifact import Step, file_entries
 from penstock.bundle.manifest import LatencyPoint, Manifest, ServingConfig, Variant
-from penstock.bundle.pack import file_entries, pack
+from penstock.bundle.pack import pack
 from penstock.resources import MachineFacts
 from penstock.testing import DOUBLER
 

@@ -9,25 +9,25 @@ from typing import Self
 
 import numpy as np
 
-from penstock.artifact import Artifact, local_path
+from penstock.artifact import Artifact, Format
 from penstock.bundle.manifest import Manifest, Variant
-from penstock.bundle.open import is_bundle, open_bundle
+from penstock.bundle.open import open_model
 from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine, is_available
-from penstock.errors import InvalidArgument, NotFound
+from penstock.engines.registry import engines_for, get_engine, is_available
+from penstock.errors import InvalidArgument, Unsupported
 from penstock.resources import machine_facts
 from penstock.tensor import Array, Signature
 
 
 class Model:
-    """A model, loaded and ready; a context manager. One thread at a time, unless its engine is reentrant."""
+    """A loaded model; a context manager. One thread may use it at a time, unless its engine is reentrant."""
 
     def __init__(
         self, name: str, loaded: LoadedModel, variant: Variant | None = None, manifest: Manifest | None = None
     ) -> None:
         self.name = name
         self.variant = variant
-        """The variant that runs; None for a plain model file."""
+        """The running variant; None for a model file."""
         self.manifest = manifest
         self._loaded = loaded
 
@@ -75,16 +75,15 @@ class Model:
 
 
 def open(path: str | Path) -> Model:
-    """Open a bundle, or a plain model file, and load it on the engine that it was tuned for.
+    """Open a bundle on the engine that it was tuned for, or a model file or folder on its format's usual engine.
 
-    Raises NotFound, IntegrityError if the bundle was changed, Unavailable if nothing in it runs here, InvalidModel.
+    Raises NotFound, IntegrityError if the bundle was changed, Unavailable if no variant runs here, InvalidModel, Unsupported.
     """
-    path = local_path(path)
-    if not path.exists():
-        raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
-    if not is_bundle(path) and path.suffix.lower() == ".onnx" and path.is_file():
-        return Model(path.stem, get_engine("onnxruntime").load(Artifact.from_file(path), {}))
-    bundle = open_bundle(path)
-    variant = bundle.choose(machine_facts(), is_available)
-    loaded = get_engine(variant.engine).load(bundle.artifact(variant), variant.options)
-    return Model(bundle.name, loaded, variant, bundle.manifest)
+    opened = open_model(path)
+    if isinstance(opened, Artifact):
+        if opened.format is Format.PYTHON:
+            raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
+        return Model(Path(path).stem, get_engine(engines_for(opened.format)[0]).load(opened, {}))
+    variant = opened.choose(machine_facts(), is_available)
+    loaded = get_engine(variant.engine).load(opened.artifact(variant), variant.options)
+    return Model(opened.name, loaded, variant, opened.manifest)

@@ -11,9 +11,8 @@ import pytest
 
 import models
 import penstock
-from penstock.bundle.manifest import decode
+from penstock.bundle.manifest import MANIFEST, decode
 from penstock.bundle.open import is_bundle, open_bundle
-from penstock.bundle.pack import MANIFEST
 
 GOLDEN = Path(__file__).parent / "golden"
 DIGESTS = {

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundles import manifest_for
-from penstock.bundle.manifest import SCHEMA_VERSION, decode, encode
-from penstock.errors import IntegrityError, InvalidArgument, Unsupported
+from penstock.bundle.manifest import SCHEMA_VERSION, PipelineStep, check_paths, check_version, decode, encode
+from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
 
 _MANIFEST = manifest_for({"model.onnx": b"model"})
 
@@ -72,3 +74,35 @@ def test_variant_by_name() -> None:
     assert _MANIFEST.variant("fp32").file == "model.onnx"
     with pytest.raises(InvalidArgument, match=r"bundle 'test' has no variant 'int4' \(it has: \['fp32'\]\)"):
         _MANIFEST.variant("int4")
+
+
+def test_a_pipeline_is_a_checked_graph_over_named_tensors() -> None:
+    steps = (
+        PipelineStep("model", "fp32", {"x": "half"}, {"y": "y"}),
+        PipelineStep("halve", "scale", {"in": "x"}, {"out": "half"}),
+    )
+    manifest = decode(encode(msgspec.structs.replace(_MANIFEST, pipeline=steps)))
+    assert (manifest.pipeline, manifest.schema_version) == (steps, SCHEMA_VERSION)
+    assert [step.name for step in manifest.pipeline_graph().steps] == ["halve", "model"]
+    circle = msgspec.structs.replace(manifest, pipeline=(*steps, PipelineStep("s", "t", {"a": "b"}, {"c": "b"})))
+    with pytest.raises(InvalidConfig, match="wait for one another"):
+        circle.pipeline_graph()
+
+
+@pytest.mark.parametrize("version", ["0", "", "1.0", "-1", "01", "latest", "9" * 19])
+def test_versions_are_whole_numbers(version: str) -> None:
+    with pytest.raises(InvalidConfig, match="is not a model version"):
+        check_version(version)
+    with pytest.raises(IntegrityError, match="is no whole number"):
+        msgspec.structs.replace(_MANIFEST, version=version).check()
+
+
+@given(st.lists(st.text(max_size=8), max_size=6))
+def test_accepted_paths_stay_apart_and_inside(paths: list[str]) -> None:
+    with contextlib.suppress(IntegrityError):
+        check_paths(paths)
+        root = Path("/root")
+        places = [Path(os.path.normpath(root / path)) for path in paths]
+        assert all(place != root and place.is_relative_to(root) for place in places)
+        assert len({str(place).casefold() for place in places}) == len(paths)
+        assert not any(one != other and one.is_relative_to(other) for one in places for other in places)

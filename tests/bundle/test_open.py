@@ -7,21 +7,55 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import models
 from bundles import FILES, MACHINE, manifest_for, packed
-from penstock.artifact import Format, sha256
-from penstock.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, Variant, encode
-from penstock.bundle.open import is_bundle, open_bundle
-from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, file_entries, zip_bytes
+from penstock.artifact import Artifact, FileEntry, Format, file_entries, sha256
+from penstock.bundle.manifest import (
+    MANIFEST,
+    MANIFEST_DIGEST,
+    SCHEMA_VERSION,
+    Manifest,
+    PipelineStep,
+    Variant,
+    encode,
+)
+from penstock.bundle.open import Bundle, is_bundle, open_bundle, open_model, peek
+from penstock.bundle.pack import SEAL_SIZE, zip_bytes
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
 from penstock.resources import INTEGER_DOT_PRODUCT
 
+# One variant of three files and one of a single file of another format.
+_SEVERAL = {
+    "models/ir/m.xml": b"<net/>",
+    "models/ir/m.bin": b"weights",
+    "models/ir/deep/x": b"1",
+    "models/m.tflite": b"lite",
+}
+_VARIANTS = (
+    Variant(
+        "ir",
+        "models/ir/m.xml",
+        "openvino",
+        "fp32",
+        format=Format.OPENVINO_IR,
+        beside=("models/ir/m.bin", "models/ir/deep/x"),
+    ),
+    Variant("fp32", "models/m.tflite", "tflite", "fp32", format=Format.TFLITE),
+)
 _FORMS = pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+
+
+_CONTENTS = pytest.mark.parametrize(
+    "content", [{}, {"files": _SEVERAL, "variants": _VARIANTS}], ids=["one file", "several files"]
+)
+_PLAIN = Variant("fp32", "model.onnx", "onnxruntime", "fp32")
 
 
 def _entries(manifest: Manifest, files: dict[str, bytes]) -> dict[str, bytes]:
@@ -61,6 +95,44 @@ def test_artifact_carries_the_provenance(tmp_path: Path) -> None:
     artifact = bundle.artifact(bundle.manifest.variants[0])
     assert (artifact.data, artifact.format, artifact.digest) == (b"model", Format.ONNX, sha256(b"model"))
     assert artifact.provenance == bundle.manifest.provenance
+
+
+@_FORMS
+def test_a_variant_comes_with_its_format_and_all_its_files(folder: bool, tmp_path: Path) -> None:
+    bundle = open_bundle(packed(tmp_path / "a.bundle", _SEVERAL, folder=folder, variants=_VARIANTS))
+    assert bundle.manifest.schema_version == SCHEMA_VERSION
+    ir, lite = (bundle.artifact(variant) for variant in bundle.manifest.variants)
+    files = {"m.xml": b"<net/>", "m.bin": b"weights", "deep/x": b"1"}
+    assert (ir.format, ir.files(), ir.path) == (Format.OPENVINO_IR, files, None)
+    assert (lite.format, lite.files()) == (Format.TFLITE, {"m.tflite": b"lite"})
+
+
+@_FORMS
+def test_a_bundle_and_a_model_are_told_apart(folder: bool, tmp_path: Path) -> None:
+    assert isinstance(open_model(packed(tmp_path / "a.bundle", folder=folder)), Bundle)
+    # Whatever it is called.
+    assert isinstance(open_model(str(packed(tmp_path / "b.onnx", folder=folder))), Bundle)
+    (tmp_path / "m.tflite").write_bytes(b"lite")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"graph")
+    for name, format in (("m.tflite", Format.TFLITE), ("saved", Format.SAVED_MODEL)):
+        model = open_model(tmp_path / name)
+        assert isinstance(model, Artifact)
+        assert model.format is format
+    with pytest.raises(NotFound, match="no bundle or model .*`penstock build`"):
+        open_model(tmp_path / "none")
+    with pytest.raises(IntegrityError, match="not a Penstock bundle"):
+        open_model(Path(__file__).parent)
+
+
+@_FORMS
+def test_peek_reads_the_manifest_alone(folder: bool, tmp_path: Path) -> None:
+    manifest = peek(packed(tmp_path / "a.bundle", folder=folder, version="7"))
+    assert (manifest.name, manifest.version) == ("test", "7")
+    with pytest.raises(IntegrityError, match="has no manifest"):
+        peek(Path(__file__).parent)
+    with pytest.raises(IntegrityError, match="has no manifest"):
+        peek(Path(__file__))
 
 
 def test_no_such_file_in_the_bundle_lists_what_there_is(tmp_path: Path) -> None:
@@ -111,8 +183,9 @@ def test_differences_from_the_machine_measured_on(tmp_path: Path) -> None:
 # Accidents: everything that is not exactly what was packed
 
 
-def test_every_flipped_byte_of_a_file_is_refused(tmp_path: Path) -> None:
-    path = packed(tmp_path / "a.bundle")
+@_CONTENTS
+def test_every_flipped_byte_of_a_file_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.bundle", **content)
     intact = path.read_bytes()
     for position in range(len(intact)):
         damaged = bytearray(intact)
@@ -124,8 +197,9 @@ def test_every_flipped_byte_of_a_file_is_refused(tmp_path: Path) -> None:
     open_bundle(path)
 
 
-def test_flipped_bytes_of_every_file_of_a_folder_are_refused(tmp_path: Path) -> None:
-    folder = packed(tmp_path / "a.bundle", folder=True)
+@_CONTENTS
+def test_flipped_bytes_of_every_file_of_a_folder_are_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    folder = packed(tmp_path / "a.bundle", folder=True, **content)
     for file in (file for file in folder.rglob("*") if file.is_file()):
         intact = file.read_bytes()
         for position in range(0, len(intact), 1 + len(intact) // 100):
@@ -151,8 +225,11 @@ def test_truncations_and_tails_are_refused(tmp_path: Path) -> None:
             open_bundle(path)
 
 
-def test_every_flipped_byte_under_a_renewed_seal_is_refused_or_harmless(tmp_path: Path) -> None:
-    path = packed(tmp_path / "a.bundle")
+@_CONTENTS
+def test_every_flipped_byte_under_a_renewed_seal_is_refused_or_harmless(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    path = packed(tmp_path / "a.bundle", **content)
     unsealed = path.read_bytes()[:-SEAL_SIZE]
     digest = open_bundle(path).digest
     for position in range(len(unsealed)):
@@ -163,7 +240,9 @@ def test_every_flipped_byte_under_a_renewed_seal_is_refused_or_harmless(tmp_path
             bundle = open_bundle(path)
         except IntegrityError:
             continue
-        assert (bundle.digest, bundle.read("model.onnx")) == (digest, b"model"), position  # e.g. a time stamp
+        assert bundle.digest == digest, position  # e.g. a time stamp
+        for entry in bundle.manifest.files:
+            assert sha256(bundle.read(entry.path)) == entry.sha256, position
 
 
 def _remove(folder: Path) -> None:
@@ -260,6 +339,60 @@ def test_an_entry_that_leaves_the_bundle(name: str, tmp_path: Path) -> None:
         open_bundle(_forged(tmp_path / "a.bundle", manifest_for(files), files))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a", "A"),
+        ("models/w", "Models/w"),
+        ("Models/a", "models/b"),
+        ("a", "a/b"),
+        ("MANIFEST.json",),
+        ("manifest.json/a",),
+        ("straße", "STRASSE"),
+        ("\u00e9", "e\u0301"),
+    ],
+    ids=" and ".join,
+)
+def test_names_that_some_file_systems_take_for_one_another(names: tuple[str, ...], tmp_path: Path) -> None:
+    files = {**FILES, **dict.fromkeys(names, b"x")}
+    with pytest.raises(IntegrityError, match="twice, or under names that differ only in case"):
+        open_bundle(_forged(tmp_path / "a.bundle", manifest_for(files), files))
+
+
+def test_a_link_in_an_archive(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in _entries(manifest_for(FILES), FILES).items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o120777 if name == "model.onnx" else 0o100644) << 16
+            archive.writestr(info, data)
+        archive.comment = b"0" * SEAL_SIZE
+    (tmp_path / "a.bundle").write_bytes(_seal(buffer))
+    with pytest.raises(IntegrityError, match=r"'model\.onnx' .* is a link"):
+        open_bundle(tmp_path / "a.bundle")
+
+
+def test_a_pipeline_is_refused_until_it_can_be_run(tmp_path: Path) -> None:
+    step = PipelineStep("model", "fp32", {"x": "x"}, {"y": "y"})
+    path = packed(tmp_path / "a.bundle", pipeline=(step,))
+    with pytest.raises(Unsupported, match="has a pipeline, which this version of Penstock cannot run"):
+        open_bundle(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"variants": (replace(_PLAIN, format=Format.TFLITE),)}, {"variants": (replace(_PLAIN, beside=("w",)),)}],
+    ids=["format", "files"],
+)
+def test_an_older_schema_with_newer_content_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    files = {**FILES, "w": b"weights"}
+    data = encode(manifest_for(files, **changes)).replace(b'"schema_version":3', b'"schema_version":2')
+    entries = {MANIFEST: data, MANIFEST_DIGEST: sha256(data).encode(), **files}
+    (tmp_path / "a.bundle").write_bytes(zip_bytes(entries))
+    with pytest.raises(IntegrityError, match="schema version 2, but its content needs version 3"):
+        open_bundle(tmp_path / "a.bundle")
+
+
 def test_a_manifest_that_names_a_file_outside(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     folder = packed(tmp_path / "a.bundle", folder=True)
@@ -286,6 +419,23 @@ def test_a_newer_schema(tmp_path: Path) -> None:
         ({"variants": ()}, FILES, "serves a variant that is not in it"),
         ({"variants": (Variant("fp32", "gone.onnx", "e", "fp32"),)}, FILES, "'fp32' .* names a file that is not in it"),
         ({"variants": (Variant("int8", "model.onnx", "e", "int8"),)}, FILES, "serves a variant that is not in it"),
+        ({"variants": (_PLAIN, _PLAIN)}, FILES, "two variants of bundle 'test' have the same name"),
+        ({"variants": (replace(_PLAIN, beside=("gone",)),)}, FILES, "'fp32' .* names a file that is not in it"),
+        ({"variants": (replace(_PLAIN, beside=("model.onnx",)),)}, FILES, "'fp32' .* has files outside its folder"),
+        (
+            {"variants": (replace(_PLAIN, file="report/index.html", beside=("model.onnx",)),)},
+            FILES,
+            "'fp32' .* has files outside its folder",
+        ),
+        ({"variants": (replace(_PLAIN, format=Format.PYTHON),)}, FILES, "'fp32' .* is Python code"),
+        (
+            {"variants": (replace(_PLAIN, coding="coded", beside=("report/index.html",)),)},
+            FILES,
+            "'fp32' .* is coded, but not one ONNX file",
+        ),
+        ({"version": "1.0"}, FILES, "version of bundle 'test' is '1.0'"),
+        ({"version": "0"}, FILES, "version of bundle 'test' is '0'"),
+        ({"pipeline": (PipelineStep("s", "fp32", {"x": "nothing"}, {"y": "y"}),)}, FILES, "pipeline .* is invalid"),
     ],
 )
 def test_a_manifest_that_contradicts_the_files(
@@ -308,7 +458,7 @@ def test_an_entry_twice(tmp_path: Path) -> None:
             archive.writestr(name, data)
         archive.comment = b"0" * SEAL_SIZE
     (tmp_path / "a.bundle").write_bytes(_seal(buffer))
-    with pytest.raises(IntegrityError, match="holds an entry twice"):
+    with pytest.raises(IntegrityError, match="holds 'model.onnx' twice"):
         open_bundle(tmp_path / "a.bundle")
 
 
@@ -397,5 +547,5 @@ def test_what_never_was_a_bundle_is_not_called_a_changed_one(tmp_path: Path) -> 
 def test_a_manifest_that_lists_a_file_twice(tmp_path: Path) -> None:
     entries = file_entries(FILES)
     twice = msgspec.structs.replace(manifest_for(FILES), files=(*entries, entries[0]))
-    with pytest.raises(IntegrityError, match="lists a file twice"):
+    with pytest.raises(IntegrityError, match="holds 'model.onnx' twice"):
         open_bundle(_forged(tmp_path / "a.bundle", twice, FILES))

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from bundles import FILES, manifest_for, packed
+from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST
 from penstock.bundle.open import is_bundle, open_bundle
-from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, pack
+from penstock.bundle.pack import pack
 from penstock.errors import AlreadyExists, IntegrityError, PenstockError, ResourceExhausted
 
 _TESTS = str(Path(__file__).parent.parent)

@@ -1,55 +1,93 @@
-"""The manifest of a bundle: what is inside, how to serve it, what was measured, and where it came from.
+"""The manifest of a bundle: the model's variants, how to serve them, what was measured, and where they came from.
 
-Written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests are equal bytes and one digest
-names the whole bundle: the manifest holds the digest of every file, and ``Bundle.digest`` is the manifest's own.
+It is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests are equal bytes. It holds the digest
+of every file; its own digest, ``Bundle.digest``, therefore names the whole bundle.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import msgspec
 
-from penstock.artifact import Step
+from penstock.artifact import FileEntry, Format, Step
 from penstock.bundle.evidence import Evidence, LatencyPoint
-from penstock.errors import IntegrityError, InvalidArgument, Unsupported
+from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
+from penstock.pipeline import graph
+from penstock.pipeline.condition import Condition
 from penstock.resources import MachineFacts
+from penstock.storage.base import is_contained
 from penstock.tensor import Signature
 
-SCHEMA_VERSION = 2
-"""The newest that this reads. Raised when a reader of the old schema would misread the new one: 2 has coded variants."""
-_PLAIN_VERSION = 1
-"""Written where no variant is coded, so that old readers read it."""
+MANIFEST = "manifest.json"
+MANIFEST_DIGEST = "manifest.sha256"
 
-
-class FileEntry(msgspec.Struct, frozen=True):
-    """One file of the bundle; ``path`` is relative, with forward slashes."""
-
-    path: str
-    size_bytes: int
-    sha256: str
+SCHEMA_VERSION = 3
+"""The newest version that can be read. It rises when a reader of the old schema would misread the new one. Version 2 added coded
+variants; version 3 added other formats than ONNX, models of several files, and pipelines."""
+_PLAIN, _CODED = 1, 2
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """One way to run the model: a file, the engine that it was measured on, and that engine's options."""
+    """One way to run the model: its files, the engine it was measured on, and the engine's options."""
 
     name: str
     file: str
+    """Path of the model's main file in the bundle."""
     engine: str
     precision: str
     """``fp32``, ``bf16`` or ``int8``."""
     options: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
-    """Instruction sets without which its answers or its speed are not what was measured."""
+    """Instruction sets without which the answers or the speed differ from those measured."""
     coding: Literal["", "coded"] = ""
     """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded when it is loaded."""
     decoded_bytes: int = 0
     decoded_sha256: str = ""
     """Size and digest of the model that a coded file decodes to."""
+    format: Format = Format.ONNX
+    """The format of the model; of the decoded one if it is coded."""
+    beside: tuple[str, ...] = ()
+    """Paths of the model's other files in the bundle; they lie below the folder of ``file``."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of all its files, the main one first."""
+        return (self.file, *self.beside)
+
+
+class SourceModel(msgspec.Struct, frozen=True):
+    """The model that the bundle was made from."""
+
+    digest: str
+    format: Format
+    file: str
+    """Its file name; empty if it came from memory."""
+
+
+class PipelineStep(msgspec.Struct, frozen=True):
+    """One step of a pipeline over named tensors."""
+
+    name: str
+    run: str
+    """Name of the variant or transform that the step runs."""
+    inputs: dict[str, str]
+    """By the step's own name of each input, the pipeline's tensor."""
+    outputs: dict[str, str]
+    """By the step's own name of each output, the pipeline's tensor."""
+    condition: str = ""
+    """The step is skipped unless this holds, e.g. ``score >= 0.5``; empty: it always runs."""
 
 
 class ServingConfig(msgspec.Struct, frozen=True):
-    """How the tuner found the model best served on the machine where it was built."""
+    """The settings with which the model was served best on the machine where it was built."""
 
     variant: str
     """Name of the chosen variant."""
@@ -60,24 +98,29 @@ class ServingConfig(msgspec.Struct, frozen=True):
     latency: tuple[LatencyPoint, ...] = ()
     """Measured profile of the chosen variant, by rising batch size."""
     p99_ms: float | None = None
-    """The latency objective that was asked for."""
+    """The requested latency objective."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """See the module."""
+    """The content of ``manifest.json``."""
 
     name: str
     signature: Signature
     variants: tuple[Variant, ...]
-    """The chosen one first, then those to fall back to."""
+    """The chosen variant first, then those to fall back to."""
     serving: ServingConfig
     machine: MachineFacts
     files: tuple[FileEntry, ...]
     provenance: tuple[Step, ...] = ()
     evidence: Evidence | None = None
     tools: dict[str, str] = {}
-    """Versions of the tools that built it."""
-    schema_version: int = _PLAIN_VERSION
+    """Versions of the tools that built the bundle."""
+    schema_version: int = _PLAIN
+    version: str = "1"
+    """The model's version: a positive whole number, as in a model repository."""
+    source: SourceModel | None = None
+    pipeline: tuple[PipelineStep, ...] = ()
+    """Reserved: a bundle with a pipeline is checked, but cannot be opened yet."""
 
     def variant(self, name: str) -> Variant:
         """The variant called ``name``. Raises InvalidArgument."""
@@ -88,10 +131,68 @@ class Manifest(msgspec.Struct, frozen=True):
             f"bundle '{self.name}' has no variant '{name}'", f"it has: {[v.name for v in self.variants]}"
         )
 
+    def pipeline_graph(self) -> graph.Graph:
+        """The pipeline, checked. Raises InvalidConfig."""
+        steps = [
+            graph.Step(one.name, one.inputs, one.outputs, Condition.parse(one.condition) if one.condition else None)
+            for one in self.pipeline
+        ]
+        return graph.declare(self.signature, steps)
+
+    def check(self) -> None:
+        """Raise IntegrityError if the parts of the manifest contradict each other, or a path leaves the bundle."""
+        check_paths([MANIFEST, MANIFEST_DIGEST, *(entry.path for entry in self.files)])
+        if not _VERSION.fullmatch(self.version):
+            raise IntegrityError(
+                f"the version of bundle '{self.name}' is '{self.version[:40]}', which is no whole number"
+            )
+        listed, names = {entry.path for entry in self.files}, [variant.name for variant in self.variants]
+        for variant in self.variants:
+            self._check_variant(variant, listed)
+        if len(set(names)) < len(names):
+            raise IntegrityError(f"two variants of bundle '{self.name}' have the same name")
+        if self.serving.variant not in names:
+            raise IntegrityError(f"bundle '{self.name}' serves a variant that is not in it")
+        if self.pipeline:
+            try:
+                self.pipeline_graph()
+            except InvalidConfig as error:
+                raise IntegrityError(f"the pipeline of bundle '{self.name}' is invalid: {error.message}") from None
+
+    def _check_variant(self, variant: Variant, listed: set[str]) -> None:
+        if not listed.issuperset(variant.paths):
+            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' names a file that is not in it")
+        folder = PurePosixPath(variant.file).parent
+        if any(not PurePosixPath(path).is_relative_to(folder) or path == variant.file for path in variant.beside):
+            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' has files outside its folder")
+        if variant.format is Format.PYTHON:
+            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is Python code, not a model file")
+        if variant.coding and (variant.format is not Format.ONNX or variant.beside):
+            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is coded, but not one ONNX file")
+
+
+def check_version(version: str) -> None:
+    """Raise InvalidConfig unless ``version`` can be a bundle's."""
+    if not _VERSION.fullmatch(version):
+        raise InvalidConfig(f"'{version[:40]}' is not a model version", "give a whole number from 1, e.g. 2")
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise IntegrityError unless every path stays below the bundle's folder and none collides with another, whatever the case."""
+    for path in paths:
+        if not is_contained(path) or _CONTROL.search(path):
+            raise IntegrityError(f"path '{path}' leaves the bundle")
+    folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
+    names = {name: unicodedata.normalize("NFKC", name).casefold() for name in (*paths, *folders)}
+    counts = Counter(names[name] for name in (*paths, *folders))
+    for name, folded in names.items():
+        if counts[folded] > 1:
+            raise IntegrityError(f"the bundle holds '{name}' twice, or under names that differ only in case")
+
 
 def encode(manifest: Manifest) -> bytes:
-    """The canonical bytes of ``manifest``, of the least schema version that says to whom it can be given."""
-    version = max(manifest.schema_version, SCHEMA_VERSION if _is_coded(manifest) else _PLAIN_VERSION)
+    """The canonical bytes of ``manifest``, written with the lowest schema version that can represent it."""
+    version = max(manifest.schema_version, _needed_version(manifest))
     return msgspec.json.encode(msgspec.structs.replace(manifest, schema_version=version), order="sorted")
 
 
@@ -106,13 +207,15 @@ def decode(data: bytes) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the bundle's manifest cannot be read: {error}") from None
-    if version <= _PLAIN_VERSION and _is_coded(manifest):
-        raise IntegrityError(f"the bundle has a coded variant, which schema version {version} does not know")
+    if version < (needed := _needed_version(manifest)):
+        raise IntegrityError(f"the bundle has schema version {version}, but its content needs version {needed}")
     return manifest
 
 
-def _is_coded(manifest: Manifest) -> bool:
-    return any(variant.coding for variant in manifest.variants)
+def _needed_version(manifest: Manifest) -> int:
+    if manifest.pipeline or any(one.beside or one.format is not Format.ONNX for one in manifest.variants):
+        return SCHEMA_VERSION
+    return _CODED if any(variant.coding for variant in manifest.variants) else _PLAIN
 
 
 class _Versioned(msgspec.Struct):

@@ -1,24 +1,25 @@
-"""Open a bundle, file or folder, and trust nothing in it before its digest matched."""
+"""Open a bundle, a file or a folder; nothing in it is used before its digest has been verified."""
 
 from __future__ import annotations
 
 import io
+import stat
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from penstock.artifact import Artifact, Format, local_path, sha256
+from penstock.artifact import Artifact, format_of, local_path, sha256
 from penstock.bundle import coded
-from penstock.bundle.manifest import Manifest, Variant, decode
-from penstock.bundle.pack import MANIFEST, MANIFEST_DIGEST, SEAL_SIZE, check_path
-from penstock.errors import IntegrityError, NotFound, Unavailable
+from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, Manifest, Variant, check_paths, decode
+from penstock.bundle.pack import SEAL_SIZE
+from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
 from penstock.resources import MachineFacts
 
-# What zipfile raises on archives that someone made up.
+# Errors that zipfile raises on forged archives.
 _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error)
 _MAX_MANIFEST_BYTES = 64 << 20
-"""Far above any build's; a folder's manifest is read before anything about it is known."""
+"""Far above the size of any build's manifest. The manifest is read before its digest can be checked."""
 
 
 class Bundle:
@@ -43,21 +44,25 @@ class Bundle:
             raise NotFound(f"bundle '{self.name}' has no file '{path}'", f"it has: {sorted(self._files)}") from None
 
     def artifact(self, variant: Variant) -> Artifact:
-        """The model of ``variant``, decoded if it is coded. Raises NotFound; IntegrityError if it decodes to another model."""
-        data = self.read(variant.file)
+        """The model of ``variant`` with all its files, decoded if it is coded.
+
+        Raises NotFound, and IntegrityError if a coded model decodes to another model than was packed.
+        """
+        main = PurePosixPath(variant.file)
+        files = {str(PurePosixPath(path).relative_to(main.parent)): self.read(path) for path in variant.paths}
         if variant.coding:
-            data = coded.decode(data, min(variant.decoded_bytes, coded.MAX_BYTES))
-        artifact = Artifact.from_bytes(data, Format.ONNX, self.manifest.provenance)
-        if variant.coding and (artifact.size_bytes, artifact.digest) != (variant.decoded_bytes, variant.decoded_sha256):
-            raise IntegrityError(
-                f"variant '{variant.name}' of bundle '{self.name}' decodes to another model than was packed"
-            )
-        return artifact
+            data = coded.decode(files[main.name], min(variant.decoded_bytes, coded.MAX_BYTES))
+            if (len(data), sha256(data)) != (variant.decoded_bytes, variant.decoded_sha256):
+                raise IntegrityError(
+                    f"variant '{variant.name}' of bundle '{self.name}' decodes to another model than was packed"
+                )
+            return Artifact.from_bytes(data, variant.format, self.manifest.provenance)
+        return Artifact.from_files(main.name, files, variant.format, self.manifest.provenance)
 
     def choose(self, machine: MachineFacts, has_engine: Callable[[str], bool] = lambda _: True) -> Variant:
-        """The first variant whose instruction sets ``machine`` has and whose engine ``has_engine`` knows to be installed.
+        """The first variant whose instruction sets ``machine`` has and for whose engine ``has_engine`` is true.
 
-        Raises Unavailable if none fits.
+        Raises Unavailable if there is none.
         """
         reasons = []
         for variant in self.manifest.variants:
@@ -73,7 +78,7 @@ class Bundle:
         )
 
     def differences(self, machine: MachineFacts) -> list[str]:
-        """In what ``machine`` differs from the one measured on, so that the profile may not hold; empty if it should."""
+        """How ``machine`` differs from the one that was measured on; the profile may not hold if there is any difference."""
         built = self.manifest.machine
         facts = (
             ("CPU", built.cpu, machine.cpu),
@@ -86,8 +91,8 @@ class Bundle:
 def open_bundle(path: str | Path) -> Bundle:
     """Read and verify the bundle at ``path``.
 
-    Raises NotFound, and IntegrityError for anything that is not exactly what was packed: a changed byte, a file too
-    many or too few, a path that leaves the bundle.
+    Raises NotFound; IntegrityError for any difference from what was packed, e.g. a changed byte, an added or a missing file, or a
+    path that leaves the bundle; and Unsupported for a newer schema and for a pipeline.
     """
     path = local_path(path)
     if not path.exists():
@@ -102,8 +107,18 @@ def open_bundle(path: str | Path) -> Bundle:
         raise IntegrityError(f"cannot read bundle '{path}': {error.strerror or error}") from error
 
 
+def open_model(path: str | Path) -> Bundle | Artifact:
+    """Open the bundle, model file or model folder at ``path``. Raises as ``open_bundle`` and ``Artifact.from_file``."""
+    path = local_path(path)
+    if not path.exists():
+        raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
+    if format_of(path) is None or is_bundle(path):
+        return open_bundle(path)
+    return Artifact.from_file(path)
+
+
 def is_bundle(path: Path) -> bool:
-    """Whether ``path`` looks like a bundle, without verifying it: other archives, npz files for one, do not."""
+    """Whether ``path`` looks like a bundle: it has a manifest, unlike other archives such as npz files. Nothing is verified."""
     if path.is_dir():
         return (path / MANIFEST).is_file()
     if not path.is_file():
@@ -115,19 +130,17 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def peek_name(path: Path) -> str:
-    """The name that the bundle at ``path`` gives itself; nothing is verified. Raises IntegrityError."""
+def peek(path: Path) -> Manifest:
+    """The manifest of the bundle at ``path``, not verified. Raises IntegrityError, Unsupported."""
     try:
         if path.is_dir():
-            data = (path / MANIFEST).read_bytes()
-        else:
-            with zipfile.ZipFile(path) as archive:
-                if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
-                    raise _no_manifest(path)
-                data = archive.read(MANIFEST)
+            return decode((path / MANIFEST).read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
+                raise _no_manifest(path)
+            return decode(archive.read(MANIFEST))
     except (OSError, KeyError, *_ZIP_ERRORS):
         raise _no_manifest(path) from None
-    return decode(data).name
 
 
 def _open_file(path: Path) -> Bundle:
@@ -140,9 +153,8 @@ def _open_file(path: Path) -> Bundle:
                     "make a bundle of it with `penstock build`",
                 )
             raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or it was cut off")
-        if (
-            MANIFEST_DIGEST.encode() not in data
-        ):  # an entry's name stands in an archive twice: one damaged byte spares one
+        # An archive holds the name of an entry twice, so one damaged byte leaves one of them.
+        if MANIFEST_DIGEST.encode() not in data:
             raise _no_manifest(path)
         raise _changed(path, "the archive")
     try:
@@ -154,15 +166,15 @@ def _open_file(path: Path) -> Bundle:
 
 def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[str, int]:
     infos = archive.infolist()
+    check_paths([info.filename for info in infos])
     for info in infos:
-        check_path(info.filename)
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is a link, which might leave the bundle")
         if info.compress_type != zipfile.ZIP_STORED:
             raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is compressed, which no bundle's is")
     # Stored entries that lie side by side are smaller than the file, so no archive expands beyond what was read.
     if sum(info.file_size for info in infos) > total:
         raise IntegrityError(f"the entries of '{path.name}' are larger than the file: they overlap")
-    if len({info.filename for info in infos}) != len(infos):
-        raise IntegrityError(f"'{path.name}' holds an entry twice")
     return {info.filename: info.file_size for info in infos}
 
 
@@ -180,7 +192,7 @@ def _sizes_in_folder(path: Path) -> dict[str, int]:
 
 
 def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Bundle:
-    """The bundle of the files in ``sizes`` (name -> bytes); of these, ``read`` is called only for what the manifest lists."""
+    """The bundle of the files in ``sizes`` (name -> bytes). ``read`` is called only for files that the manifest lists."""
     if MANIFEST not in sizes or MANIFEST_DIGEST not in sizes:
         raise _no_manifest(path)
     if sizes[MANIFEST] > _MAX_MANIFEST_BYTES:
@@ -200,11 +212,8 @@ def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]
 
 
 def _check_listing(path: Path, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    manifest.check()
     listed = {entry.path: entry for entry in manifest.files}
-    if len(listed) != len(manifest.files):
-        raise IntegrityError(f"the manifest of '{path.name}' lists a file twice")
-    for name in listed:
-        check_path(name)
     there = set(sizes) - {MANIFEST, MANIFEST_DIGEST}
     if missing := sorted(set(listed) - there):
         raise IntegrityError(f"bundle '{path.name}' lacks {missing}", "copy it again")
@@ -213,11 +222,10 @@ def _check_listing(path: Path, manifest: Manifest, sizes: Mapping[str, int]) -> 
     for name, entry in listed.items():
         if sizes[name] != entry.size_bytes:
             raise _changed(path, name)
-    for variant in manifest.variants:
-        if variant.file not in listed:
-            raise IntegrityError(f"variant '{variant.name}' of bundle '{path.name}' names a file that is not in it")
-    if all(manifest.serving.variant != variant.name for variant in manifest.variants):
-        raise IntegrityError(f"bundle '{path.name}' serves a variant that is not in it")
+    if manifest.pipeline:
+        raise Unsupported(
+            f"bundle '{path.name}' has a pipeline, which this version of Penstock cannot run", "upgrade Penstock"
+        )
 
 
 def _no_manifest(path: Path) -> IntegrityError:

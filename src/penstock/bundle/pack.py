@@ -1,10 +1,10 @@
 """Write a bundle: one file (an uncompressed zip that any zip tool lists) or a folder of the same files.
 
-The same manifest and files give the same bytes. A bundle appears whole or not at all: it is written into a folder
-``<target>.<random>.partial`` beside the target, and renamed when it is complete. What a killed build leaves there is never taken for
-a bundle, and may be removed.
+The same manifest and files give the same bytes. A bundle appears whole or not at all: it is written into the folder
+``<target>.<random>.partial`` beside the target, and renamed when it is complete. A killed build leaves that folder behind; it is
+never mistaken for a bundle and can be removed.
 
-The zip's comment is the SHA-256 of all bytes before it, which covers what per-file digests do not: the container itself.
+The zip's comment is the SHA-256 of all bytes before it, which protects the container itself; the digests of the files do not.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from penstock.artifact import sha256
+from penstock.artifact import Artifact, Format, file_entries, sha256
 from penstock.bundle.coded import CodingOptions
 from penstock.bundle.coded import encode as encode_model
-from penstock.bundle.manifest import FileEntry, Manifest, Variant, decode, encode
-from penstock.errors import AlreadyExists, IntegrityError, PenstockError
+from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, Manifest, Variant, decode, encode
+from penstock.errors import AlreadyExists, PenstockError
 from penstock.storage.atomic import replacing, write_durable, write_durable_folder
-from penstock.storage.base import is_contained
 
-MANIFEST = "manifest.json"
-MANIFEST_DIGEST = "manifest.sha256"
 SEAL_SIZE = 64
 """Length of the zip comment: a SHA-256 in hexadecimal."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
-    """The manifest's list for ``files`` (relative path -> content), sorted by path."""
-    return tuple(FileEntry(path, len(data), sha256(data)) for path, data in sorted(files.items()))
+def place(artifact: Artifact) -> dict[str, bytes]:
+    """The files of ``artifact`` by their paths in a bundle, the main one first. The same model always has the same paths."""
+    stem = f"models/{artifact.digest[:16]}"
+    if not artifact.beside:
+        return {stem + PurePosixPath(artifact.file_name).suffix: artifact.data}
+    return {f"{stem}/{path}": data for path, data in artifact.files().items()}
 
 
 def code_variants(
     manifest: Manifest, files: Mapping[str, bytes], options: CodingOptions | None = None
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The same bundle with each variant's model coded where that makes its file smaller. Raises as ``coded.encode``."""
-    plain = {variant.file for variant in manifest.variants if not variant.coding}
+    """The same bundle with the model of each ONNX variant coded where that makes its file smaller. Raises as ``coded.encode``."""
+    plain = {one.file for one in manifest.variants if one.format is Format.ONNX and not (one.coding or one.beside)}
     coded = {path: encode_model(files[path], options) for path in sorted(plain)}
     coded = {path: data for path, data in coded.items() if len(data) < len(files[path])}
     variants = tuple(
@@ -72,13 +72,13 @@ def pack(
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
-    ``overwrite`` replaces a file or a bundle; a folder that holds anything else, even beside a bundle, is never touched.
-    Raises AlreadyExists if ``target`` is there and may not be replaced, ResourceExhausted if it cannot be written.
+    ``overwrite`` replaces a file or a bundle, but never a folder that holds other files, even beside a bundle.
+    Raises AlreadyExists if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if
+    the manifest contradicts itself.
     """
-    for path in files:
-        check_path(path)
-    if manifest.files != file_entries(files) or MANIFEST in files or MANIFEST_DIGEST in files:
+    if manifest.files != file_entries(files):
         raise PenstockError("the manifest does not list the files that are to be packed")
+    manifest.check()
     if target.exists() and not overwrite:
         raise AlreadyExists(f"'{target}' exists", "remove it, choose another name, or allow overwriting")
     check_folder(target)
@@ -104,7 +104,7 @@ def check_folder(target: Path) -> None:
         name = path.relative_to(target).as_posix()
         if name not in own and (path.is_symlink() or not path.is_dir()):
             raise AlreadyExists(
-                f"'{target}' holds '{name}', which is not the bundle's and would be lost",
+                f"'{target}' holds '{name}', which does not belong to the bundle and would be lost",
                 "move it or choose another name",
             )
 
@@ -120,9 +120,3 @@ def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
         archive.comment = b"0" * SEAL_SIZE
     unsealed = buffer.getvalue()[:-SEAL_SIZE]
     return unsealed + sha256(unsealed).encode()
-
-
-def check_path(path: str) -> None:
-    """Raise IntegrityError unless ``path`` is relative and stays below the bundle's folder."""
-    if not is_contained(path):
-        raise IntegrityError(f"path '{path}' leaves the bundle")

@@ -21,12 +21,12 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from penstock.artifact import Artifact, Format
+from penstock.artifact import Artifact, Format, file_entries
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import CandidateRecord, Evidence
-from penstock.bundle.manifest import Manifest, ServingConfig, Variant
+from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_version
 from penstock.bundle.open import is_bundle
-from penstock.bundle.pack import check_folder, code_variants, file_entries, pack
+from penstock.bundle.pack import check_folder, code_variants, pack, place
 from penstock.dataset import Dataset, check_dataset, load_dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
@@ -97,6 +97,8 @@ class Recipe(msgspec.Struct, frozen=True):
     contract: Contract = Contract()
     name: str = ""
     """Name under which the model is served; empty: the name of the bundle file without its suffix."""
+    version: str = "1"
+    """Version under which the model is served: a whole number from 1."""
     engines: tuple[str, ...] = ()
     """Engines to try; empty: all that are installed."""
     threads: tuple[int, ...] = ()
@@ -165,7 +167,7 @@ def _build(
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
     options = _plan_options(recipe, threads)
-    original = self_contained(model if isinstance(model, Artifact) else Artifact.from_file(model))
+    original, source = _opened(model)
     signature = _signature(original)
     calibration, evaluation = _data(calibrate, evaluate, signature)
     _check_plan(original, calibration, options, recipe)
@@ -208,6 +210,8 @@ def _build(
         files=file_entries(files),
         provenance=tuned.chosen.artifact.provenance,
         evidence=evidence,
+        version=recipe.version,
+        source=source,
         tools={"penstock": __version__, **{package: version(package) for package in _PACKAGES if _installed(package)}},
     )
     if recipe.objective == "size":
@@ -219,6 +223,7 @@ def _build(
 
 def _check_target(output: Path, recipe: Recipe) -> None:
     """Refuse now a target that ``pack`` would refuse at the end."""
+    check_version(recipe.version)
     if not output.stem or output.name == "..":
         raise InvalidArgument(f"'{output}' cannot be the name of a bundle", "name a file, e.g. -o model.bundle")
     check_writable(output, or_folder=True)
@@ -232,6 +237,12 @@ def _check_target(output: Path, recipe: Recipe) -> None:
         raise AlreadyExists(f"'{output}' is a folder that holds no bundle", "choose another name")
     if not recipe.overwrite and not output.is_dir():
         raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
+
+
+def _opened(model: str | Path | Artifact) -> tuple[Artifact, SourceModel]:
+    """The model with its external data embedded, and the identity of the one that was given."""
+    given = model if isinstance(model, Artifact) else Artifact.from_file(model)
+    return self_contained(given), SourceModel(given.digest, given.format, given.name)
 
 
 @contextmanager
@@ -414,17 +425,21 @@ def _serving(variant: Variant, tuned: TuneResult, recipe: Recipe, machine: Machi
 
 def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
     """The chosen variant, and behind it FP32 on ONNX Runtime, unless the chosen one runs on any machine itself."""
-    first = _variant(chosen)
-    if not chosen.requires and chosen.engine == BASELINE_ENGINE:
-        return (first,), {first.file: chosen.artifact.data}
-    last = _variant(fallback(fp32, chosen.threads))
-    return (first, last), {first.file: chosen.artifact.data, last.file: fp32.data}
-
-
-def _variant(candidate: Candidate) -> Variant:
-    # Variants that run the same file share it: OpenVINO's FP32 and the FP32 to fall back to are one model.
-    file = f"models/{candidate.artifact.digest[:16]}.onnx"
-    return Variant(candidate.name, file, candidate.engine, candidate.precision, candidate.options, candidate.requires)
+    kept = (
+        [chosen]
+        if not chosen.requires and chosen.engine == BASELINE_ENGINE
+        else [chosen, fallback(fp32, chosen.threads)]
+    )
+    files: dict[str, bytes] = {}
+    variants = []
+    for one in kept:
+        # Variants of the same model share its files, e.g. OpenVINO's FP32 and the FP32 to fall back to.
+        placed = place(one.artifact)
+        main, *beside = placed
+        files |= placed
+        variant = Variant(one.name, main, one.engine, one.precision, one.options, one.requires)
+        variants.append(msgspec.structs.replace(variant, format=one.artifact.format, beside=tuple(beside)))
+    return tuple(variants), files
 
 
 def instances(cores: int, threads: int, call_ms: float) -> int:

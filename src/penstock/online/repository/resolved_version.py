@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from penstock.artifact import SUFFIXES, Artifact, local_path
-from penstock.bundle.open import is_bundle, open_bundle, peek_name
+from penstock.artifact import Artifact, local_path
+from penstock.bundle.open import Bundle, is_bundle, open_model, peek
 from penstock.config import did_you_mean
 from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
@@ -123,10 +123,10 @@ def define(
                 f"'{target}' is no model or bundle, but has folders of versions",
                 f"serve the repository with --model-repository {repository}",
             )
-        name = peek_name(target) if is_bundle(target) else target.stem
+        name, version = _identity(target)
         if name in found:
             raise AlreadyExists(f"two targets are called '{name}'", "rename one of the files")
-        found[name] = ModelSource(name, folder, {BY_HAND: target}, given.get(name, ModelConfig()))
+        found[name] = ModelSource(name, folder, {version: target}, given.get(name, ModelConfig()))
     for name in given:
         if name not in found:
             raise InvalidConfig(
@@ -134,6 +134,14 @@ def define(
                 did_you_mean(name, found) if found else "what a repository holds is configured by its config.pbtxt",
             )
     return list(found.values())
+
+
+def _identity(target: Path) -> tuple[str, str]:
+    """Name and version under which ``target``, given by hand, is served."""
+    if not is_bundle(target):
+        return target.stem, BY_HAND
+    manifest = peek(target)
+    return manifest.name, manifest.version
 
 
 def _repository_of(target: Path) -> Path | None:
@@ -165,9 +173,9 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _NONE) -
         instances=instances,
         isolation=_isolation(source, load_options),
     )
-    if not backend.engine and (is_bundle(path) or path.suffix.lower() not in SUFFIXES):
-        return _of_bundle(source, version, own, path)
-    artifact = Artifact.from_file(path)
+    artifact = Artifact.from_file(path) if backend.engine else open_model(path)
+    if isinstance(artifact, Bundle):
+        return _of_bundle(source, version, own, artifact)
     engine = backend.engine or usual_engine(artifact.format)
     options: dict[str, Any] = {"threads": 0, **engine_traits(engine).shared_options}
     if engine_traits(engine).takes_signature:
@@ -194,8 +202,8 @@ def _isolation(source: ModelSource, load_options: LoadOptions) -> Isolation:
     return "process" if word == "process" else "thread"
 
 
-def _of_bundle(source: ModelSource, version: str, load_options: LoadOptions, path: Path) -> ResolvedVersion:
-    bundle, machine = open_bundle(path), machine_facts()
+def _of_bundle(source: ModelSource, version: str, load_options: LoadOptions, bundle: Bundle) -> ResolvedVersion:
+    machine = machine_facts()
     variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
     if variant.name != serving.variant:
         _log.warning(

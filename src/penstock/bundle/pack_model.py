@@ -1,0 +1,61 @@
+"""Pack an existing model into a bundle as it is; nothing is optimised or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.artifact import Artifact, file_entries
+from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_version
+from penstock.bundle.pack import pack, place
+from penstock.engines.registry import engines_for, get_engine
+from penstock.errors import Unsupported
+from penstock.resources import machine_facts
+
+_MAX_BATCH = 64
+"""Batch limit of a batchable model that nobody tuned."""
+
+
+def pack_model(
+    model: str | Path | Artifact,
+    target: str | Path,
+    engine: str = "",
+    options: Mapping[str, Any] = {},
+    name: str = "",
+    version: str = "1",
+) -> Manifest:
+    """Write a bundle with the single variant ``model`` to ``target`` and return its manifest.
+
+    ``model`` may have any format that an engine runs, and any number of files. ``engine`` defaults to the format's usual engine,
+    ``name`` to the target's file name without its suffix. The model is loaded once, with ``options``, to read its signature.
+
+    Raises NotFound, Unsupported, InvalidModel, InvalidConfig, EngineUnavailable, AlreadyExists, ResourceExhausted.
+    """
+    check_version(version)
+    target = Path(target)
+    artifact = model if isinstance(model, Artifact) else Artifact.from_file(model)
+    engine = engine or next(iter(engines_for(artifact.format)), "")
+    if artifact.format not in get_engine(engine).formats:
+        known = ", ".join(engines_for(artifact.format))
+        raise Unsupported(f"engine '{engine}' does not run models of format '{artifact.format.value}'", f"use {known}")
+    loaded = get_engine(engine).load(artifact, options)
+    signature = loaded.signature
+    loaded.unload()
+    files, machine = place(artifact), machine_facts()
+    main, *beside = files
+    variant = Variant(engine, main, engine, "fp32", dict(options), format=artifact.format, beside=tuple(beside))
+    max_batch = _MAX_BATCH if signature.batchable else signature.smallest_batch
+    manifest = Manifest(
+        name=name or target.stem,
+        signature=signature,
+        variants=(variant,),
+        serving=ServingConfig(variant.name, options.get("threads") or machine.cores, 1, max_batch),
+        machine=machine,
+        files=file_entries(files),
+        provenance=artifact.provenance,
+        version=version,
+        source=SourceModel(artifact.digest, artifact.format, artifact.name),
+    )
+    pack(manifest, files, target)
+    return manifest
