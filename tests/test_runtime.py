@@ -11,7 +11,7 @@ import penstock
 from bundles import manifest_for, packed
 from penstock.artifact import Artifact
 from penstock.bundle.manifest import ServingConfig, Variant
-from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, NotFound, Unavailable
+from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, NotFound, Unavailable, Unsupported
 from penstock.runtime import Model
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
@@ -53,6 +53,12 @@ def test_a_plain_model_opens_under_its_name(tmp_path: Path) -> None:
     with penstock.open(written(tmp_path, LINEAR)) as model:
         assert (model.name, model.variant, model.manifest) == ("plain", None, None)
         np.testing.assert_allclose(model.infer({"x": X})["y"], Y, rtol=1e-5)
+
+
+def test_a_python_model_needs_a_server(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("x = 1")
+    with pytest.raises(Unsupported, match="runs only in a server .*penstock serve"):
+        penstock.open(tmp_path / "model.py")
 
 
 def test_lists_are_taken_where_their_type_fits(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import models
 from bundles import packed
 from penstock.bundle.open import open_bundle
+from penstock.bundle.pack_model import pack_model
 from penstock.cli.infer import write_npz
 from penstock.errors import ResourceExhausted
 from penstock.tensor import DataType
@@ -23,6 +24,26 @@ def test_a_bundle_answers_a_file(penstock, folder: Path) -> None:
     assert found["rows_per_second"] > 0
     with np.load("data.npz") as data, np.load("out.npz") as out:
         np.testing.assert_allclose(out["y"], data["x"] @ models.linear_weight(3, 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("packed_first", [True, False])
+def test_an_openvino_model_of_two_files(penstock, folder: Path, packed_first: bool) -> None:
+    pytest.importorskip("openvino")
+    import openvino_models  # noqa: PLC0415 - the package is optional
+
+    model = openvino_models.linear()
+    assert model.path is not None
+    if packed_first:
+        pack_model(model, "ir.bundle")
+    target = "ir.bundle" if packed_first else model.path
+    found = penstock("infer", target, "--inputs", "data.npz", "--outputs", "out.npz", "--json").json
+    assert (found["variant"], found["accuracy"]) == ("openvino" if packed_first else None, 1.0)
+
+
+def test_an_onnx_bundle_with_external_data(penstock, folder: Path) -> None:
+    pack_model(models.external_linear(folder), "a.bundle")
+    (folder / "w.bin").unlink()
+    assert penstock("infer", "a.bundle", "--inputs", "data.npz", "--json").json["accuracy"] == 1.0
 
 
 def test_a_person_reads_shapes_and_accuracy(penstock, folder: Path) -> None:

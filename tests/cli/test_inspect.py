@@ -6,7 +6,8 @@ import pytest
 
 from bundles import packed
 from evidences import evidence, points, record
-from penstock.bundle.manifest import ServingConfig, Variant
+from penstock.bundle.manifest import SCHEMA_VERSION, ServingConfig, Variant
+from penstock.bundle.pack_model import pack_model
 
 EVIDENCE = evidence(
     record("int8-best", 0.4, 0.985, precision="int8", status="chosen", reason="2.5x the original's speed"),
@@ -48,6 +49,29 @@ def test_a_person_sees_what_was_chosen_and_why_others_lost(penstock, bundle: Pat
     assert "int8-second" in done.out
     assert "int8-third" not in done.out
     assert "int8-third" in penstock("inspect", bundle, "--all").out
+
+
+def test_formats_files_version_and_source_are_shown(penstock, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    import openvino_models  # noqa: PLC0415 - the package is optional
+
+    artifact = openvino_models.linear()
+    pack_model(artifact, tmp_path / "ir.bundle", version="7")
+    done = penstock("inspect", tmp_path / "ir.bundle")
+    assert done.code == 0
+    assert f"version 7, made from {artifact.name} (sha256:{artifact.digest[:16]}" in done.out
+    assert "openvino is stored as openvino_ir in 2 file(s)" in done.out
+    manifest = penstock("inspect", tmp_path / "ir.bundle", "--json").json["manifest"]
+    assert (manifest["version"], manifest["schema_version"]) == ("7", SCHEMA_VERSION)
+    assert manifest["source"]["format"] == "openvino_ir"
+
+
+@pytest.mark.parametrize(("name", "has"), [("schema-1", "served as int8"), ("schema-2", "fp32 is coded in")])
+def test_bundles_of_older_schemas(penstock, name: str, has: str) -> None:
+    done = penstock("inspect", Path(__file__).parent.parent / "bundle" / "golden" / f"{name}.bundle")
+    assert done.code == 0
+    assert has in done.out
+    assert "version 1" in done.out
 
 
 def test_another_machine_is_noted(penstock, bundle: Path) -> None:

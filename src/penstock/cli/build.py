@@ -45,6 +45,7 @@ def build(
         typer.Option(help="Optimise single rows (latency) or batches of 16 (throughput)."),
     ] = "latency",
     name: Annotated[str, typer.Option(help="Name of the served model; default: the bundle's file name.")] = "",
+    model_version: Annotated[str, typer.Option(help="Version of the served model, a whole number.")] = "1",
     engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; repeatable.")] = None,
     threads: Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")] = None,
     method: Annotated[
@@ -73,6 +74,7 @@ def build(
     recipe = Recipe(
         contract=Contract(parse_share(max_accuracy_loss), parse_milliseconds(p99) if p99 else None, prove_accuracy),
         name=name,
+        version=model_version,
         engines=tuple(engine or ()),
         threads=parse_counts(threads) if threads else (),
         methods=_methods(method),

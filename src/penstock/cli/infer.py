@@ -19,7 +19,7 @@ from penstock.tensor import Array, DataType
 
 
 def infer(
-    bundle: Annotated[Path, typer.Argument(help="A bundle, or an ONNX file.", show_default=False)],
+    bundle: Annotated[Path, typer.Argument(help="A bundle or a model file.", show_default=False)],
     inputs: Annotated[
         Path,
         typer.Option(help="npz with arrays named after the model's inputs, one row per sample.", show_default=False),

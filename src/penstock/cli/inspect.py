@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.artifact import Format
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
@@ -77,7 +79,10 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         f"served as {escape(serving.variant)}: {serving.instances} instance(s) × {serving.threads} thread(s), "
         f"batches up to {serving.max_batch}; {size_bytes / 1024:.0f} KiB with {len(manifest.variants)} variant(s)"
     )
-    for line in _coded(manifest):
+    source = manifest.source
+    made = f", made from {escape(source.file) or 'a model in memory'} (sha256:{source.digest[:16]}…)" if source else ""
+    console.print(f"version {manifest.version}{made}")
+    for line in _special(manifest):
         console.print(line)
     evidence = manifest.evidence
     if evidence is None:
@@ -102,18 +107,19 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         console.print(f"note    {escape(note)}")
 
 
-def _coded(manifest: Manifest) -> list[str]:
-    """A line for each coded variant."""
+def _special(manifest: Manifest) -> Iterator[str]:
+    """A line for each variant that is not stored as one ONNX file."""
     stored = {entry.path: entry.size_bytes for entry in manifest.files}
-    return [
-        f"{escape(one.name)} is coded in {stored[one.file] / 1024:.1f} KiB, {one.decoded_bytes / 1024:.1f} KiB once it is loaded"
-        for one in manifest.variants
-        if one.coding
-    ]
+    for one in manifest.variants:
+        size = sum(stored[path] for path in one.paths) / 1024
+        if one.coding:
+            yield f"{escape(one.name)} is coded in {size:.1f} KiB, {one.decoded_bytes / 1024:.1f} KiB once it is loaded"
+        elif one.beside or one.format is not Format.ONNX:
+            yield f"{escape(one.name)} is stored as {one.format.value} in {len(one.paths)} file(s), {size:.1f} KiB"
 
 
 def _verdict(evidence: Evidence) -> str:
-    """What the chosen one gains and loses, with the 95 % intervals."""
+    """The gains and losses of the chosen candidate, with the 95 % intervals."""
     before, chosen = evidence.baseline, evidence.candidate(evidence.chosen)
     parts = [f"size {_kib(before.disk_bytes)} → {_kib(chosen.disk_bytes)} KiB"]
     if chosen.speedup is not None:
@@ -159,7 +165,7 @@ def _cells(record: CandidateRecord) -> list[str]:
 
 
 def _attempts(evidence: Evidence) -> Table:
-    """What a compression plan tried, in order."""
+    """The attempts of a compression plan, in order."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("step", "after", "speed", "loss", "KiB", "s"):
         table.add_column(title, justify="left" if title in ("step", "after") else "right", no_wrap=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import local_path
+from penstock.bundle.open import is_bundle, peek
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.model_source import ModelSource
@@ -126,15 +127,21 @@ class Layout(msgspec.Struct, frozen=True):
         if override and override.folder:
             raise InvalidArgument(f"the files of model '{name}' cannot be replaced: it was passed on the command line")
         known = self.by_hand[name]
-        (target,) = known.versions.values()
+        ((version, target),) = known.versions.items()
+        if is_bundle(target):
+            version = peek(target).version  # the file may have been replaced
         given = known.given
         if override:
             message = parse_json(name, override.config)
             check(message, name)
             given = typed(message)
-        fingerprints = {version: _digest(_files(target)) for version in known.versions}
+        fingerprints = {"": "", version: _digest(_files(target))}
         return msgspec.structs.replace(
-            known, given=given, fingerprints={"": "", **fingerprints}, fingerprint=self._fingerprint(target)
+            known,
+            versions={version: target},
+            given=given,
+            fingerprints=fingerprints,
+            fingerprint=self._fingerprint(target),
         )
 
     def _resolved(self, given: ModelConfig, folder: Path | None) -> ModelConfig:

@@ -123,7 +123,10 @@ def define(
                 f"'{target}' is no model or bundle, but has folders of versions",
                 f"serve the repository with --model-repository {repository}",
             )
-        name, version = _identity(target)
+        name, version = target.stem, BY_HAND
+        if is_bundle(target):
+            manifest = peek(target)
+            name, version = manifest.name, manifest.version
         if name in found:
             raise AlreadyExists(f"two targets are called '{name}'", "rename one of the files")
         found[name] = ModelSource(name, folder, {version: target}, given.get(name, ModelConfig()))
@@ -134,14 +137,6 @@ def define(
                 did_you_mean(name, found) if found else "what a repository holds is configured by its config.pbtxt",
             )
     return list(found.values())
-
-
-def _identity(target: Path) -> tuple[str, str]:
-    """Name and version under which ``target``, given by hand, is served."""
-    if not is_bundle(target):
-        return target.stem, BY_HAND
-    manifest = peek(target)
-    return manifest.name, manifest.version
 
 
 def _repository_of(target: Path) -> Path | None:
