@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import models
+from penstock.bundle.pack_model import pack_model
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound, PenstockError
 from penstock.online.repository.layout import Layout, check_name
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
+from penstock.online.repository.source import define
 
 
 def write(root: Path, *paths: str, text: str = "x") -> Path:
@@ -197,3 +200,15 @@ def test_what_replaces_a_configuration_and_the_files(tmp_path: Path) -> None:
 def test_names_that_no_model_can_have(name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be the name of a model"):
         check_name(name)
+
+
+def test_a_bundle_given_by_hand_that_is_replaced_brings_its_version(tmp_path: Path) -> None:
+    target = tmp_path / "m.bundle"
+    pack_model(models.linear(), target, version="4")
+    (first,) = define([target])
+    layout = Layout(by_hand={"m": first})
+    assert list(first.versions) == list(layout.define("m").versions) == ["4"]
+    target.unlink()
+    pack_model(models.linear(seed=1), target, version="5")
+    found = layout.define("m")
+    assert (found.versions, set(found.fingerprints)) == ({"5": target}, {"", "5"})
