@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.artifact import Step, file_entries
+from penstock.artifact import ProvenanceStep, file_entries
 from penstock.bundle.manifest import LatencyPoint, Manifest, ServingConfig, Variant
 from penstock.bundle.pack import pack
 from penstock.resources import MachineFacts
@@ -35,7 +35,7 @@ def manifest_for(files: Mapping[str, bytes], **changes: object) -> Manifest:
         serving=ServingConfig("fp32", 1, 1, max_batch=8, latency=(LatencyPoint(1, 0.1, 0.2),), p99_ms=5.0),
         machine=MACHINE,
         files=file_entries(files),
-        provenance=(Step("fold", "0" * 64, {"level": 1}, {"nodes": 3}),),
+        provenance=(ProvenanceStep("fold", "0" * 64, {"level": 1}, {"nodes": 3}),),
         tools={"penstock": "0.1.0"},
     )
     return msgspec.structs.replace(manifest, **changes)

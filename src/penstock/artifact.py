@@ -54,7 +54,7 @@ _MAX_FILES = 10_000
 _LFS = b"version https://git-lfs"
 
 
-class Step(msgspec.Struct, frozen=True):
+class ProvenanceStep(msgspec.Struct, frozen=True):
     """One entry of provenance: which step made the artifact, with which options, from which digest, and what it measured."""
 
     name: str
@@ -85,7 +85,7 @@ class Artifact(msgspec.Struct, frozen=True):
     """SHA-256 of ``data``, or of the list of all files if there are several."""
     path: Path | None = None
     """The main file on disk; None if the model is only in memory."""
-    provenance: tuple[Step, ...] = ()
+    provenance: tuple[ProvenanceStep, ...] = ()
     name: str = ""
     """File name of the main file; empty for the format's default."""
     beside: tuple[FileEntry, ...] = ()
@@ -94,12 +94,14 @@ class Artifact(msgspec.Struct, frozen=True):
     """Content of the files ``beside``, by path; empty if ``path`` is given."""
 
     @classmethod
-    def from_bytes(cls, data: bytes, format: Format = Format.ONNX, provenance: tuple[Step, ...] = ()) -> Artifact:
+    def from_bytes(
+        cls, data: bytes, format: Format = Format.ONNX, provenance: tuple[ProvenanceStep, ...] = ()
+    ) -> Artifact:
         return cls(data=data, format=format, digest=sha256(data), provenance=provenance)
 
     @classmethod
     def from_files(
-        cls, name: str, files: Mapping[str, bytes], format: Format, provenance: tuple[Step, ...] = ()
+        cls, name: str, files: Mapping[str, bytes], format: Format, provenance: tuple[ProvenanceStep, ...] = ()
     ) -> Artifact:
         """A model in memory: ``files`` by their path from the folder of the main one, which is called ``name``."""
         contents = {path: data for path, data in files.items() if path != name}
@@ -127,7 +129,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
     def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
         """The artifact that ``step`` made of this one."""
-        record = Step(step, self.digest, options, facts)
+        record = ProvenanceStep(step, self.digest, options, facts)
         return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record))
 
     def files(self) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.artifact import FileEntry, Format, Step
+from penstock.artifact import FileEntry, Format, ProvenanceStep
 from penstock.bundle.evidence import Evidence, LatencyPoint
 from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
 from penstock.pipeline import graph
@@ -111,7 +111,7 @@ class Manifest(msgspec.Struct, frozen=True):
     serving: ServingConfig
     machine: MachineFacts
     files: tuple[FileEntry, ...]
-    provenance: tuple[Step, ...] = ()
+    provenance: tuple[ProvenanceStep, ...] = ()
     evidence: Evidence | None = None
     tools: dict[str, str] = {}
     """Versions of the tools that built the bundle."""

@@ -23,7 +23,7 @@ import msgspec
 
 from penstock.bundle.coded.lanes import decode_blocks
 from penstock.bundle.coded.payloads import ITEM_SIZES, find_payloads
-from penstock.bundle.coded.tensors import Decoder, Tensor, deflate, encode_tensor, inflate
+from penstock.bundle.coded.tensors import CodedTensor, Decoder, deflate, encode_tensor, inflate
 from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, ResourceExhausted, Unsupported
 from penstock.resources import usable_memory
 
@@ -55,7 +55,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     model_bytes: int
     sha256: bytes
-    tensors: list[Tensor]
+    tensors: list[CodedTensor]
 
 
 def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
@@ -81,7 +81,7 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
         if stored or len(data) < options.min_tensor_bytes:
             continue
         place = (payload.name, payload.dtype, list(payload.shape), payload.start - at)
-        tensors.append(Tensor(*place, coded.codec, coded.half, coded.gap_bits, coded.streams))
+        tensors.append(CodedTensor(*place, coded.codec, coded.half, coded.gap_bits, coded.streams))
         blocks += [part for block in coded.blocks for part in (_CRC.pack(zlib.crc32(block)), block)]
         graph.append(model[at : payload.start])
         at = payload.stop

@@ -32,7 +32,7 @@ _STREAM_BYTES = 12
 """About what a stream costs beside its blocks and its table."""
 
 
-class Stream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SymbolStream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A row of symbols: ``count`` of them in blocks of ``sizes`` bytes, over an alphabet of which each symbol occurs."""
 
     count: int
@@ -43,7 +43,7 @@ class Stream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     sizes: list[int]
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What the description says of a tensor."""
 
     name: str
@@ -54,14 +54,14 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     codec: Codec
     half: bool
     gap_bits: int
-    streams: list[Stream]
+    streams: list[SymbolStream]
 
 
 class Coded(NamedTuple):
     """A tensor as coded: its streams, and their blocks in order."""
 
     codec: Codec
-    streams: list[Stream]
+    streams: list[SymbolStream]
     blocks: list[bytes]
     half: bool = False
     """Whether the alphabet of values is FP16, to be widened to the tensor's FP32."""
@@ -114,7 +114,7 @@ def inflate(data: bytes | memoryview, size: int) -> bytes:
 class Decoder:
     """Decodes one tensor in two steps, so that the blocks of many tensors can be decoded together."""
 
-    def __init__(self, tensor: Tensor, data: Sequence[memoryview], size: int) -> None:
+    def __init__(self, tensor: CodedTensor, data: Sequence[memoryview], size: int) -> None:
         """``data`` are its blocks; it takes ``size`` bytes. Raises IntegrityError if these cannot fit."""
         self.tensor = tensor
         self.size = size
@@ -137,7 +137,7 @@ class Decoder:
         for stream, kind in zip(tensor.streams, (first, np.dtype("<u2")), strict=False):
             self._add_stream(stream, kind)
 
-    def _add_stream(self, stream: Stream, kind: np.dtype[Any]) -> None:
+    def _add_stream(self, stream: SymbolStream, kind: np.dtype[Any]) -> None:
         alphabet = _read_alphabet(stream.alphabet, kind)
         self._alphabets.append(alphabet)
         _require(1 <= len(alphabet) <= MAX_ALPHABET and stream.count > 0)
@@ -197,7 +197,7 @@ def entropy_bytes(symbols: Array) -> float:
 
 
 def _stored(codec: Codec, data: bytes) -> Coded:
-    return Coded(codec, [Stream(0, b"", b"", [len(data)])], [data])
+    return Coded(codec, [SymbolStream(0, b"", b"", [len(data)])], [data])
 
 
 def _census(patterns: Array) -> tuple[Array, Array, Array]:
@@ -221,18 +221,18 @@ def _halved(alphabet: Array) -> tuple[Array, bool]:
     return (halves, True) if exact and (halves[1:] > halves[:-1]).all() else (alphabet, False)
 
 
-def _encode(index: Array, alphabet: Array, counts: Array, limit: int) -> tuple[Stream, list[bytes]]:
+def _encode(index: Array, alphabet: Array, counts: Array, limit: int) -> tuple[SymbolStream, list[bytes]]:
     """The stream of ``alphabet[index]`` and its blocks."""
     differences = np.diff(alphabet, prepend=alphabet[:1] * 0).tobytes()
     if len(alphabet) == 1:
-        return Stream(len(index), differences, b"", []), []
+        return SymbolStream(len(index), differences, b"", []), []
     enough = min(MAX_LENGTH, max(limit, int(log2(len(alphabet))) + 2))
     lengths = code_lengths(counts, enough)
     blocks = [encode_block(index[at : at + BLOCK], lengths) for at in range(0, len(index), BLOCK)]
-    return Stream(len(index), differences, _pack_nibbles(lengths), [len(block) for block in blocks]), blocks
+    return SymbolStream(len(index), differences, _pack_nibbles(lengths), [len(block) for block in blocks]), blocks
 
 
-def _streams(encoded: Sequence[tuple[Stream, list[bytes]]]) -> tuple[list[Stream], list[bytes]]:
+def _streams(encoded: Sequence[tuple[SymbolStream, list[bytes]]]) -> tuple[list[SymbolStream], list[bytes]]:
     return [stream for stream, _ in encoded], [block for _, blocks in encoded for block in blocks]
 
 
