@@ -26,7 +26,7 @@ def infer(
     ],
     outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this npz file.")] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Rows per call; default: what the bundle was tuned for.")
+        int | None, typer.Option(min=1, help="Rows per call; default: the batch that the bundle was tuned for.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
