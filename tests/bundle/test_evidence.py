@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from evidences import evidence, record
+from penstock.bundle.evidence import Evidence
+
+
+def test_candidates_are_found_by_name_the_original_among_them() -> None:
+    found = evidence(record("int8", 0.5), record("fp16", 0.8))
+    assert found.candidate("fp16").latency_ms == 0.8
+    assert found.candidate("original") is found.baseline
+    with pytest.raises(KeyError, match="int4"):
+        found.candidate("int4")
+
+
+def test_a_coded_candidate_takes_its_coded_bytes_on_disk() -> None:
+    plain = record("a", size_bytes=100)
+    assert plain.disk_bytes == 100
+    assert msgspec.structs.replace(plain, stored_bytes=10).disk_bytes == 10
+
+
+def test_the_optimised_graph_is_the_exact_one_on_the_originals_engine_and_threads() -> None:
+    others = [
+        record("int8", 0.3, precision="int8"),
+        record("pruned", 0.4, compression="prune"),
+        record("openvino", 0.5, engine="openvino"),
+        record("wide", 0.6, threads=4),
+        record("broken", None),
+    ]
+    assert evidence(*others).optimized is None
+    assert evidence(*others, record("fp32", 0.9)).optimized == record("fp32", 0.9)
+
+
+def test_round_trip() -> None:
+    found = evidence(record("int8", 0.5), record("broken", None), notes=("a note",), data={"evaluate": "0" * 64})
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Evidence) == found
