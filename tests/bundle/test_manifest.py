@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundles import manifest_for
-from penstock.bundle.manifest import SCHEMA_VERSION, PipelineStep, check_paths, check_version, decode, encode
+from penstock.bundle.manifest import SCHEMA_VERSION, DeclaredStep, check_paths, check_version, decode, encode
 from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
 
 _MANIFEST = manifest_for({"model.onnx": b"model"})
@@ -78,13 +78,13 @@ def test_variant_by_name() -> None:
 
 def test_a_pipeline_is_a_checked_graph_over_named_tensors() -> None:
     steps = (
-        PipelineStep("model", "fp32", {"x": "half"}, {"y": "y"}),
-        PipelineStep("halve", "scale", {"in": "x"}, {"out": "half"}),
+        DeclaredStep("model", "fp32", {"x": "half"}, {"y": "y"}),
+        DeclaredStep("halve", "scale", {"in": "x"}, {"out": "half"}),
     )
     manifest = decode(encode(msgspec.structs.replace(_MANIFEST, pipeline=steps)))
     assert (manifest.pipeline, manifest.schema_version) == (steps, SCHEMA_VERSION)
     assert [step.name for step in manifest.pipeline_graph().steps] == ["halve", "model"]
-    circle = msgspec.structs.replace(manifest, pipeline=(*steps, PipelineStep("s", "t", {"a": "b"}, {"c": "b"})))
+    circle = msgspec.structs.replace(manifest, pipeline=(*steps, DeclaredStep("s", "t", {"a": "b"}, {"c": "b"})))
     with pytest.raises(InvalidConfig, match="wait for one another"):
         circle.pipeline_graph()
 

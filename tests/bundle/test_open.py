@@ -21,8 +21,8 @@ from penstock.bundle.manifest import (
     MANIFEST,
     MANIFEST_DIGEST,
     SCHEMA_VERSION,
+    DeclaredStep,
     Manifest,
-    PipelineStep,
     Variant,
     encode,
 )
@@ -373,7 +373,7 @@ def test_a_link_in_an_archive(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_is_refused_until_it_can_be_run(tmp_path: Path) -> None:
-    step = PipelineStep("model", "fp32", {"x": "x"}, {"y": "y"})
+    step = DeclaredStep("model", "fp32", {"x": "x"}, {"y": "y"})
     path = packed(tmp_path / "a.bundle", pipeline=(step,))
     with pytest.raises(Unsupported, match="has a pipeline, which this version of Penstock cannot run"):
         open_bundle(path)
@@ -435,7 +435,7 @@ def test_a_newer_schema(tmp_path: Path) -> None:
         ),
         ({"version": "1.0"}, FILES, "version of bundle 'test' is '1.0'"),
         ({"version": "0"}, FILES, "version of bundle 'test' is '0'"),
-        ({"pipeline": (PipelineStep("s", "fp32", {"x": "nothing"}, {"y": "y"}),)}, FILES, "pipeline .* is invalid"),
+        ({"pipeline": (DeclaredStep("s", "fp32", {"x": "nothing"}, {"y": "y"}),)}, FILES, "pipeline .* is invalid"),
     ],
 )
 def test_a_manifest_that_contradicts_the_files(

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidArgument, Unavailable
-from penstock.perf.http_client import Address, Head
-from penstock.perf.loops import NO_CONNECTION, TIMED_OUT, WRONG, ClosedLoop, Loop, OpenLoop, Target, Window
+from penstock.perf.http_client import Address, AnswerHead
+from penstock.perf.loops import NO_CONNECTION, TIMED_OUT, WRONG, ClosedLoop, LoadWindow, Loop, OpenLoop, Target
 
 ADDRESS = Address("host", 1)
 REQUESTS = (b"0", b"1", b"2")
 
 
 class Peer:
-    """Opens connections; ``reply`` decides what becomes of the n-th request: a Head, None for silence, or a word for a loss."""
+    """Opens connections; ``reply`` decides what becomes of the n-th request: a AnswerHead, None for silence, or a word for a loss."""
 
-    def __init__(self, reply: Callable[[int], Head | str | None] = lambda _: Head(200, 0, None, False)) -> None:
+    def __init__(
+        self, reply: Callable[[int], AnswerHead | str | None] = lambda _: AnswerHead(200, 0, None, False)
+    ) -> None:
         self.reply = reply
         self.sent: list[bytes] = []
         self.opened = 0
@@ -59,7 +61,7 @@ class Pipe:
     def drop(self, why: str) -> None:
         self._on_lost(self, why)
 
-    def _answer(self, head: Head) -> None:
+    def _answer(self, head: AnswerHead) -> None:
         self.busy = False
         self._on_answer(self, head)
 
@@ -74,7 +76,7 @@ def figures(make: Callable[[Target], Loop], peer: Peer) -> dict[str, Any]:
 
 
 def closed(peer: Peer, connections: int = 1, count: int = 6, check: Any = None) -> dict[str, Any]:
-    window = Window(None, 0.0, 30.0, count)
+    window = LoadWindow(None, 0.0, 30.0, count)
     return figures(lambda target: ClosedLoop(target, connections, window, check), peer)
 
 
@@ -86,13 +88,18 @@ def test_a_closed_loop_sends_the_requests_in_turn_and_no_more_than_asked_for() -
 
 def test_a_closed_loop_opens_every_connection_before_it_sends() -> None:
     opened = []
-    peer = Peer(lambda _: opened.append(peer.opened) or Head(200, 0, None, False))
+    peer = Peer(lambda _: opened.append(peer.opened) or AnswerHead(200, 0, None, False))
     closed(peer, connections=4, count=8)
     assert opened == [4] * 8
 
 
 def test_errors_are_told_apart_by_kind() -> None:
-    heads = [Head(200, 0, None, False), Head(503, 0, None, False), Head(13, 0, None, False, "gRPC"), "connection lost"]
+    heads = [
+        AnswerHead(200, 0, None, False),
+        AnswerHead(503, 0, None, False),
+        AnswerHead(13, 0, None, False, "gRPC"),
+        "connection lost",
+    ]
     found = closed(Peer(lambda number: heads[number % 4]), count=8)
     assert found["errors_by_kind"] == {"HTTP 503": 2, "gRPC 13": 2, "connection lost": 2}
     assert (found["requests"], found["first_errors"]["HTTP 503"]) == (8, "said")
@@ -104,7 +111,7 @@ def test_an_answer_that_is_not_right_is_an_error() -> None:
 
 
 def test_a_connection_that_was_lost_or_closed_is_replaced() -> None:
-    outcomes = itertools.cycle([Head(200, 0, None, True), "lost"])
+    outcomes = itertools.cycle([AnswerHead(200, 0, None, True), "lost"])
     peer = Peer(lambda _: next(outcomes))
     assert closed(peer, count=6)["errors_by_kind"] == {"lost": 3}
     assert (len(peer.sent), peer.opened) == (6, 6)
@@ -125,13 +132,13 @@ def test_nobody_at_the_start_and_nothing_to_send_are_said() -> None:
     with pytest.raises(Unavailable, match="nobody listens"):
         closed(peer)
     with pytest.raises(InvalidArgument, match="no requests to send"):
-        ClosedLoop(Target(ADDRESS, (), peer.connect), 1, Window(), None)
+        ClosedLoop(Target(ADDRESS, (), peer.connect), 1, LoadWindow(), None)
 
 
 def opened(peer: Peer, arrivals: list[float], connections: int, timeout_s: float = 30.0) -> dict[str, Any]:
     """An open loop over a window that ends at once after the last of ``arrivals``, in which all of them are late."""
     due = itertools.chain(arrivals, itertools.repeat(1e9))
-    window = Window(0.01, 0.0, timeout_s)
+    window = LoadWindow(0.01, 0.0, timeout_s)
     return figures(lambda target: OpenLoop(target, connections, window, None, due), peer)
 
 

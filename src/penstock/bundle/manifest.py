@@ -72,7 +72,7 @@ class SourceModel(msgspec.Struct, frozen=True):
     """Its file name; empty if it came from memory."""
 
 
-class PipelineStep(msgspec.Struct, frozen=True):
+class DeclaredStep(msgspec.Struct, frozen=True):
     """One step of a pipeline over named tensors."""
 
     name: str
@@ -119,7 +119,7 @@ class Manifest(msgspec.Struct, frozen=True):
     version: str = "1"
     """The model's version: a positive whole number, as in a model repository."""
     source: SourceModel | None = None
-    pipeline: tuple[PipelineStep, ...] = ()
+    pipeline: tuple[DeclaredStep, ...] = ()
     """Reserved: a bundle with a pipeline is checked, but cannot be opened yet."""
 
     def variant(self, name: str) -> Variant:
@@ -134,7 +134,9 @@ class Manifest(msgspec.Struct, frozen=True):
     def pipeline_graph(self) -> graph.Graph:
         """The pipeline, checked. Raises InvalidConfig."""
         steps = [
-            graph.Step(one.name, one.inputs, one.outputs, Condition.parse(one.condition) if one.condition else None)
+            graph.PipelineStep(
+                one.name, one.inputs, one.outputs, Condition.parse(one.condition) if one.condition else None
+            )
             for one in self.pipeline
         ]
         return graph.declare(self.signature, steps)
