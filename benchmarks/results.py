@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 
 RESULTS = Path(__file__).parent / "results"
 REPORT = Path(__file__).parent / "RESULTS.md"

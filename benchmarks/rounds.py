@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.requests import grpc_request
 from benchmarks.results import Row, claim, fact
 from benchmarks.servers import Server, pinned, split_cores
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.perf.grpc_client import GrpcConnector
 from penstock.perf.http_client import Address, connect
 from penstock.perf.load import closed_loop, run

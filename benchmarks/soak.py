@@ -28,9 +28,9 @@ from benchmarks import models
 from benchmarks.requests import Region, grpc_answer, grpc_request, post, shared_region
 from benchmarks.servers import Server, penstock, pinned, split_cores
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Interval
 from penstock.engines.registry import get_engine
 from penstock.errors import Unavailable
+from penstock.measurement import Interval
 from penstock.perf import load
 from penstock.perf.grpc_client import GrpcConnector, Lane
 from penstock.perf.http_client import AnswerHead, HttpSession

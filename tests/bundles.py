@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import ProvenanceStep, file_entries
-from penstock.bundle.manifest import LatencyPoint, Manifest, ServingConfig, Variant
+from penstock.bundle.manifest import Manifest, ServingConfig, Variant
 from penstock.bundle.pack import pack
+from penstock.measurement import LatencyPoint
 from penstock.resources import MachineFacts
 from penstock.testing import DOUBLER
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.bundle.evidence import Accuracy, CandidateRecord, Conditions, Evidence, Interval, LatencyPoint
+from penstock.bundle.evidence import Accuracy, CandidateRecord, Evidence
+from penstock.measurement import Conditions, Interval, LatencyPoint
 
 QUIET = Conditions(load_before=0.1, load_after=1.0, steal_percent=0.0, dirty=False)
 

@@ -20,9 +20,9 @@ from benchmarks.compression.train import TASKS, train, trained
 from benchmarks.results import Row, claim, fact
 from penstock.artifact import Artifact
 from penstock.bundle.coded import decode, encode
-from penstock.bundle.evidence import Interval
 from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
+from penstock.measurement import Interval
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prunable_weights, prune

@@ -17,9 +17,9 @@ from benchmarks.results import Row, claim, fact
 from benchmarks.rounds import Side, burst, interleave, ratio, side
 from benchmarks.servers import penstock, pinned, split_cores
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import LatencyPoint
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
+from penstock.measurement import LatencyPoint
 from penstock.perf.measure import feed, repeat_rows
 from penstock.perf.profile import profile, rows_per_second
 from penstock.tensor import Array

@@ -18,8 +18,9 @@ from benchmarks import models
 from benchmarks.results import Row, claim, fact
 from penstock import runtime
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import CandidateRecord, Interval
+from penstock.bundle.evidence import CandidateRecord
 from penstock.engines.registry import get_engine
+from penstock.measurement import Interval
 from penstock.offline.build import BuildResult, Recipe, build
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract

@@ -18,9 +18,9 @@ from benchmarks.results import Row, claim
 from benchmarks.rounds import ratio
 from benchmarks.servers import pinned, split_cores
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Interval
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
+from penstock.measurement import Interval
 from penstock.perf.http_client import Address
 from penstock.perf.oip_client import infer_request
 from penstock.telemetry.batch_log import BatchLog

@@ -10,7 +10,7 @@ from benchmarks import in_process
 from benchmarks.in_process import InProcess, NullModel
 from benchmarks.results import Row, claim, fact
 from benchmarks.servers import pinned, split_cores
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 
 
 def run(quick: bool) -> list[Row]:

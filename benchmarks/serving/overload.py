@@ -14,7 +14,7 @@ from benchmarks import models
 from benchmarks.results import Row, claim, fact
 from benchmarks.rounds import Side, burst, ratio, side
 from benchmarks.servers import Server, penstock, pinned, split_cores
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.perf import load
 from penstock.perf.loops import LoadWindow
 from penstock.perf.oip_client import infer_request

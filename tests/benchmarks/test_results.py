@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import results
 from benchmarks.results import Operator, Result, Row, claim, fact, failed, skipped
-from penstock.bundle.evidence import Conditions, Interval
+from penstock.measurement import Conditions, Interval
 from penstock.resources import machine_facts
 
 MACHINE: dict[str, Any] = {

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evidences import evidence, points, record
-from penstock.bundle.evidence import Accuracy, Attempt, Evidence, Interval, LatencyPoint
+from penstock.bundle.evidence import Accuracy, Attempt, Evidence
+from penstock.measurement import Interval, LatencyPoint
 from penstock.perf.chart import Scale, attempts_chart, bar_chart, line_chart, pareto, pareto_chart, throughput_chart
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import models
-from penstock.bundle.evidence import LatencyPoint
 from penstock.engines.registry import get_engine
+from penstock.measurement import LatencyPoint
 from penstock.perf.profile import BATCHES, knee, profile, rows_per_second
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel

@@ -6,15 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.measurement import Conditions, Interval, LatencyPoint
+
 Status = Literal["baseline", "chosen", "outrun", "rejected", "failed"]
-
-
-class Interval(msgspec.Struct, frozen=True):
-    """An estimate with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Accuracy(msgspec.Struct, frozen=True):
@@ -85,24 +79,6 @@ class Attempt(msgspec.Struct, frozen=True):
     digest: str = ""
     """Of the model that it made; empty if there is none."""
     seconds: float = 0.0
-
-
-class LatencyPoint(msgspec.Struct, frozen=True):
-    """Latency of one forward call at one batch size, in milliseconds."""
-
-    batch: int
-    p50_ms: float
-    p99_ms: float
-
-
-class Conditions(msgspec.Struct, frozen=True):
-    """How quiet the machine was while measuring."""
-
-    load_before: float
-    load_after: float
-    steal_percent: float
-    dirty: bool
-    """Whether other work took so much of the machine that the figures deserve little trust."""
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.artifact import FileEntry, Format, ProvenanceStep
-from penstock.bundle.evidence import Evidence, LatencyPoint
+from penstock.bundle.evidence import Evidence
 from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
+from penstock.measurement import LatencyPoint
 from penstock.pipeline import graph
 from penstock.pipeline.condition import Condition
 from penstock.resources import MachineFacts

@@ -8,7 +8,8 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence, LatencyPoint
+from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence
+from penstock.measurement import LatencyPoint
 
 _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 24, 46

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from penstock.bundle.evidence import Conditions, Interval
 from penstock.clock import Clock, SystemClock
 from penstock.engines.base import LoadedModel
+from penstock.measurement import Conditions, Interval
 from penstock.tensor import Array
 
 Run = Callable[[], object]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.bundle.evidence import LatencyPoint
 from penstock.engines.base import LoadedModel
+from penstock.measurement import LatencyPoint
 from penstock.perf.measure import FEWEST_CALLS, feed, interleave, repeat_rows
 from penstock.tensor import Array
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
+from penstock.measurement import Interval
 from penstock.offline.compress.method import Aim, Made
 from penstock.offline.compress.outcome import Outcome
 from penstock.offline.judge.judge import Comparison

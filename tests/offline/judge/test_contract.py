@@ -7,9 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evidences import accuracy, record
-from penstock.bundle.evidence import CandidateRecord, Interval
+from penstock.bundle.evidence import CandidateRecord
 from penstock.cli.quantities import parse_milliseconds, parse_share
 from penstock.errors import ContractUnmet, InvalidConfig
+from penstock.measurement import Interval
 from penstock.offline.judge.contract import Contract, is_faster, unmet
 
 

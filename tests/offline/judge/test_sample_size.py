@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
 from penstock.errors import InvalidArgument
+from penstock.measurement import Interval
 from penstock.offline.judge.metrics import paired_interval
 from penstock.offline.judge.sample_size import samples_needed, too_few, unproved
 

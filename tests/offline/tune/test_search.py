@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import models
 from evidences import accuracy, points
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.tune.search import (
     FINALISTS,

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from penstock.online.repository.source import define
 
 import models
 from penstock.bundle.pack_model import pack_model
@@ -13,7 +14,6 @@ from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, Inval
 from penstock.online.repository.layout import Layout, check_name
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
-from penstock.online.repository.source import define
 
 
 def write(root: Path, *paths: str, text: str = "x") -> Path:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from penstock.artifact import Artifact, Step
+from penstock.artifact import Artifact, ProvenanceStep
 from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.storage.atomic import write_whole
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 class _Model(msgspec.Struct, frozen=True):
     data: bytes
-    provenance: tuple[Step, ...]
+    provenance: tuple[ProvenanceStep, ...]
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.offline.compress.method import Aim, Made
 from penstock.offline.judge.judge import Comparison
 

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
 from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidData, PenstockError, Unsupported
+from penstock.measurement import Interval
 from penstock.offline.judge.metrics import (
     Outputs,
     error_interval,

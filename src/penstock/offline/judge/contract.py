@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.bundle.evidence import Accuracy, CandidateRecord, Interval
+from penstock.bundle.evidence import Accuracy, CandidateRecord
 from penstock.errors import ContractUnmet, InvalidConfig
+from penstock.measurement import Interval
 
 FASTER = 1.01
 """A candidate counts as faster only if the lower bound of its speed-up is above this."""

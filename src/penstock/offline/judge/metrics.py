@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.tensor import Array
 
 Outputs = dict[str, Array]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from penstock.bundle.evidence import Accuracy, CandidateRecord, Interval, LatencyPoint, Status
+from penstock.bundle.evidence import Accuracy, CandidateRecord, Status
 from penstock.engines.base import LoadedModel
+from penstock.measurement import Interval, LatencyPoint
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import Timings

@@ -18,11 +18,12 @@ from contextlib import ExitStack
 
 import msgspec
 
-from penstock.bundle.evidence import Accuracy, CandidateRecord, Conditions, Interval, LatencyPoint
+from penstock.bundle.evidence import Accuracy, CandidateRecord
 from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import ContractUnmet, PenstockError
+from penstock.measurement import Conditions, Interval, LatencyPoint
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.judge.contract import Contract, unmet
 from penstock.offline.judge.judge import Judge

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
+from penstock.measurement import Interval
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.table import Kind
 from penstock.offline.judge.contract import Contract

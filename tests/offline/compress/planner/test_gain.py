@@ -5,9 +5,10 @@ import pytest
 
 import networks
 from penstock.bundle.coded import encode
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
 from penstock.dataset import make_dataset
 from penstock.errors import PenstockError
+from penstock.measurement import Interval
 from penstock.offline.compress.planner import gain as module
 from penstock.offline.compress.planner.gain import StepGain, gain_objection, measure
 from penstock.offline.judge.judge import Judge

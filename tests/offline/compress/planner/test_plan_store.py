@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import networks
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Accuracy, Attempt, Interval
+from penstock.bundle.evidence import Accuracy, Attempt
 from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.measurement import Interval
 from penstock.offline.compress.checkpoint import write_checkpoint
 from penstock.offline.compress.planner import plan_store as module
 from penstock.offline.compress.planner.plan_store import PlanStore, check_plan, read_model, remove_plan, write_model

@@ -5,8 +5,8 @@ import functools
 import msgspec
 
 import culprits
-from penstock.bundle.evidence import Interval
 from penstock.engines.registry import get_engine
+from penstock.measurement import Interval
 from penstock.offline.compress.precision.mixed import MixedOptions, choose, recovery
 from penstock.offline.compress.precision.sensitivity import SensitivityOptions, SensitivityReport, measure_sensitivity
 from penstock.offline.compress.precision.trials import Trials

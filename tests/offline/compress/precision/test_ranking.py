@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
+from penstock.measurement import Interval
 from penstock.offline.compress.precision.ranking import first_ranked, rank_again, rank_groups, tiers
 from penstock.offline.judge.judge import Judgement
 from penstock.offline.judge.metrics import mean_interval

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import culprits
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.offline.compress.precision import savings
 from penstock.offline.compress.precision.savings import Savings, measure_savings
 from penstock.perf.measure import Timings

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 import culprits
-from penstock.bundle.evidence import Interval
 from penstock.errors import InvalidConfig
+from penstock.measurement import Interval
 from penstock.offline.compress.precision import sensitivity
 from penstock.offline.compress.precision.savings import Savings
 from penstock.offline.compress.precision.sensitivity import (

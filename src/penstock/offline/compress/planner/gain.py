@@ -6,7 +6,8 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.coded import encode
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
+from penstock.measurement import Interval
 from penstock.offline.compress.table import Target
 from penstock.offline.judge.contract import is_faster
 from penstock.offline.judge.judge import ORIGINAL, Judge

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.judge.judge import Judgement
 from penstock.offline.judge.metrics import mean_interval

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from penstock.bundle.evidence import Interval
 from penstock.engines.registry import get_engine
+from penstock.measurement import Interval
 from penstock.offline.compress.precision.trials import Trials
 from penstock.perf.measure import Timings, speedup
 

@@ -11,8 +11,9 @@ import math
 
 import msgspec
 
-from penstock.bundle.evidence import Accuracy, Interval
+from penstock.bundle.evidence import Accuracy
 from penstock.errors import InvalidConfig
+from penstock.measurement import Interval
 from penstock.offline.compress.precision.groups import OperatorGroup
 from penstock.offline.compress.precision.ranking import Rank, first_ranked, rank_groups
 from penstock.offline.compress.precision.savings import Savings, measure_savings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from penstock.bundle.evidence import Interval
+from penstock.measurement import Interval
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.judge.judge import Judge, Judgement
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Interval
 from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
+from penstock.measurement import Interval
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
