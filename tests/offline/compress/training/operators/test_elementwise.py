@@ -155,10 +155,3 @@ def test_gelu(approximate: str) -> None:
 @pytest.mark.parametrize("shape", [(1,), (3, 1, 1), (3, 4, 5)])
 def test_prelu(shape: tuple[int, ...]) -> None:
     agree("PRelu", floats(2, 3, 4, 5), Const(floats(*shape, seed=1), np.float32))
-
-
-@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
-@pytest.mark.parametrize("opset", [9, 11, 12, 13, 18])
-@pytest.mark.parametrize("axis", [None, 0, 1, -1])
-def test_softmax(op_type: str, opset: int, axis: int | None) -> None:
-    agree(op_type, 5 * floats(2, 3, 4), opset=opset, **({} if axis is None else {"axis": axis}))

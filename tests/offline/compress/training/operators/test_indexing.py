@@ -43,15 +43,6 @@ def test_one_hot(axis: int) -> None:
     agree("OneHot", np.array([0, 2, -1, 7, -9], np.int64), Const(4), Const([0.5, 2.0], np.float32), axis=axis)
 
 
-@pytest.mark.parametrize("op_type", ["ArgMax", "ArgMin"])
-@pytest.mark.parametrize("keep", [0, 1])
-@pytest.mark.parametrize("last", [0, 1])
-@pytest.mark.parametrize("axis", [0, -1])
-def test_arg_max_and_min(op_type: str, keep: int, last: int, axis: int) -> None:
-    ties = np.random.default_rng(0).integers(0, 2, (3, 6)).astype(np.float32)
-    agree(op_type, ties, axis=axis, keepdims=keep, select_last_index=last, kinds=_INT)
-
-
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("axis", [0, -1])
 def test_top_k(largest: int, axis: int) -> None:
@@ -76,25 +67,3 @@ def test_cum_sum(exclusive: int, reverse: int, axis: int) -> None:
 
 def test_array_feature_extractor() -> None:
     agree("ArrayFeatureExtractor", floats(3, 6), Const([[0, 5, 2]]), domain="ai.onnx.ml")
-
-
-@pytest.mark.parametrize(
-    "op_type",
-    ["ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum",
-     "ReduceLogSumExp", "ReduceProd"],
-)  # fmt: skip
-@pytest.mark.parametrize("axes", [None, [0], [-1, 1]], ids=str)
-@pytest.mark.parametrize("keep", [0, 1])
-def test_reductions(op_type: str, axes: list[int] | None, keep: int) -> None:
-    x = floats(3, 4, 5, low=0.5)
-    agree(op_type, x, None if axes is None else Const(axes), keepdims=keep, opset=18)
-    agree(op_type, x, keepdims=keep, opset=11, **({} if axes is None else {"axes": axes}))
-
-
-def test_reduction_of_nothing() -> None:
-    agree("ReduceSum", _X, None, noop_with_empty_axes=1, opset=13)
-    agree("ReduceMean", _X, Const([]), noop_with_empty_axes=1, opset=18)
-
-
-def test_reduction_of_integers() -> None:
-    agree("ReduceProd", np.array([2, 3, 4], np.int64), keepdims=0, kinds=_INT)
