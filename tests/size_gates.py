@@ -14,29 +14,29 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_750,
-    "bundle": 1_850,
-    "cli": 3_250,
-    "engines": 1_700,
-    "offline": 1_050,
-    "offline/compress": 12_800,
-    "offline/judge": 800,
-    "offline/optimize": 1_850,
-    "offline/tune": 650,
+    "": 1_890,
+    "bundle": 1_800,
+    "cli": 3_260,
+    "engines": 1_610,
+    "offline": 660,
+    "offline/compress": 13_190,
+    "offline/judge": 660,
+    "offline/optimize": 1_670,
+    "offline/tune": 600,
     "online": 50,
-    "online/cache": 900,
+    "online/cache": 890,
     "online/instances": 3_280,
-    "online/repository": 4_750,
-    "online/scheduler": 2_900,
-    "online/server": 11_900,
+    "online/repository": 4_540,
+    "online/scheduler": 2_800,
+    "online/server": 11_660,
     "perf": 2_450,
     "pipeline": 450,
-    "protocol": 220,
-    "storage": 450,
-    "telemetry": 1_990,
+    "protocol": 200,
+    "storage": 410,
+    "telemetry": 1_960,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""
-WIDE_FOLDERS = {"cli": 24, "online/server/http": 16}
+WIDE_FOLDERS: dict[str, int] = {"cli": 24, "online/server/http": 18}
 """Folders that still hold more files than they may."""
 
 

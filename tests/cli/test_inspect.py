@@ -99,7 +99,7 @@ def test_the_report_replaces_nothing_but_a_report(penstock, bundle: Path, tmp_pa
     thesis.write_text("a year's work")
     done = penstock("inspect", bundle, "--report", thesis)
     assert done.code == 8
-    assert "is not a report" in done.err
+    assert "is not a Penstock build report" in done.err
     assert thesis.read_text() == "a year's work"
 
 
