@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.online.instances.process_halt import Halt
+
+
+class Process:
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def end_at_once(self) -> None:
+        self.ended += 1
+
+
+def test_only_processes_that_are_still_loading_are_ended() -> None:
+    halt, loading, loaded = Halt(), Process(), Process()
+    for process in (loading, loaded):
+        halt.hold(process)
+    halt.release(loaded)
+    halt.release(loaded)
+    assert halt.reason == ""
+    halt.end("the server stops")
+    assert (loading.ended, loaded.ended) == (1, 0)
+
+
+def test_nothing_is_loaded_any_more_and_nothing_is_ended_twice() -> None:
+    halt, process = Halt(), Process()
+    halt.hold(process)
+    halt.end("the server stops")
+    halt.end("the server stops again")
+    assert process.ended == 1
+    with pytest.raises(Unavailable, match="the server stops again"):
+        halt.hold(Process())
+
+
+def test_a_process_may_release_itself_while_it_is_ended() -> None:
+    halt = Halt()
+
+    class Releasing(Process):
+        def end_at_once(self) -> None:
+            super().end_at_once()
+            halt.release(self)
+
+    process = Releasing()
+    halt.hold(process)
+    halt.end("now")
+    assert process.ended == 1
