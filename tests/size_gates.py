@@ -21,14 +21,14 @@ ROOM_LINES = {
     "offline": 660,
     "offline/compress": 13_190,
     "offline/judge": 660,
-    "offline/optimize": 1_670,
+    "offline/optimize": 1_710,
     "offline/tune": 600,
     "online": 50,
     "online/cache": 890,
-    "online/instances": 3_280,
-    "online/repository": 4_540,
-    "online/scheduler": 2_800,
-    "online/server": 11_660,
+    "online/instances": 3_290,
+    "online/repository": 4_990,
+    "online/scheduler": 2_780,
+    "online/server": 11_640,
     "perf": 2_450,
     "pipeline": 450,
     "protocol": 200,
@@ -36,7 +36,7 @@ ROOM_LINES = {
     "telemetry": 1_960,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""
-WIDE_FOLDERS: dict[str, int] = {"cli": 24, "online/server/http": 18}
+WIDE_FOLDERS: dict[str, int] = {"cli": 24}
 """Folders that still hold more files than they may."""
 
 

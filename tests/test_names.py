@@ -12,26 +12,10 @@ ALLOWED: dict[str, str] = {}
 """Names that may be defined twice, with the reason; at most five."""
 PENDING: set[str] = {
     "Batches",
-    "Choice",
-    "Form",
     "Group",
     "HttpConnection",
-    "Kind",
     "Layer",
-    "Layout",
-    "Level",
-    "Limits",
-    "Loaded",
-    "Measured",
-    "Model",
-    "Place",
-    "Plan",
-    "Sample",
     "Sensitivity",
-    "Slot",
-    "State",
-    "Tensor",
-    "Version",
 }
 """Names that are still to be made unique; none may be added."""
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from penstock.artifact import Artifact, Format
+from penstock.artifact import Artifact
 from penstock.bundle.manifest import Manifest, Variant
 from penstock.bundle.open import open_model
 from penstock.engines.base import LoadedModel
@@ -81,9 +81,10 @@ def open(path: str | Path) -> Model:
     """
     opened = open_model(path)
     if isinstance(opened, Artifact):
-        if opened.format is Format.PYTHON:
+        engines = engines_for(opened.format)
+        if not engines:
             raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
-        return Model(Path(path).stem, get_engine(engines_for(opened.format)[0]).load(opened, {}))
+        return Model(Path(path).stem, get_engine(engines[0]).load(opened, {}))
     variant = opened.choose(machine_facts(), is_available)
     loaded = get_engine(variant.engine).load(opened.artifact(variant), variant.options)
     return Model(opened.name, loaded, variant, opened.manifest)

@@ -35,10 +35,13 @@ def pack_model(
     check_version(version)
     target = Path(target)
     artifact = model if isinstance(model, Artifact) else Artifact.from_file(model)
-    engine = engine or next(iter(engines_for(artifact.format)), "")
-    if artifact.format not in get_engine(engine).formats:
-        known = ", ".join(engines_for(artifact.format))
-        raise Unsupported(f"engine '{engine}' does not run models of format '{artifact.format.value}'", f"use {known}")
+    known = engines_for(artifact.format)
+    if not known:
+        raise Unsupported(f"models of format '{artifact.format.value}' cannot be in a bundle", "serve the file itself")
+    if engine and engine not in known:
+        hint = f"use {', '.join(known)}"
+        raise Unsupported(f"engine '{engine}' does not run models of format '{artifact.format.value}'", hint)
+    engine = engine or known[0]
     loaded = get_engine(engine).load(artifact, options)
     signature = loaded.signature
     loaded.unload()

@@ -14,6 +14,7 @@ from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, Inval
 from penstock.online.repository.layout import Layout, check_name
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
+from penstock.online.repository.resolved_version import define
 
 
 def write(root: Path, *paths: str, text: str = "x") -> Path:
