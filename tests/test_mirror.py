@@ -14,7 +14,7 @@ EXCEPTIONS = {
     "online/server/app.py": "the composition root, which tests/e2e and tests/online/server/test_http.py run whole",
 }
 """Files without a test of their name, with the reason."""
-MOST_PENDING = 31
+MOST_PENDING = 27
 """Files that still lack one. Lower it with every test that is added."""
 
 

@@ -20,7 +20,7 @@ WORDS = re.compile(
 )
 MESSAGES = {name for name, kind in vars(errors).items() if isinstance(kind, type)} | {"Finding"}
 """What is called with a message and a hint."""
-MOST_OFFENDERS = 10
+MOST_OFFENDERS = 7
 """Texts that still have such a word. Lower it with every one that is rewritten."""
 
 

@@ -73,7 +73,7 @@ class Dataset(msgspec.Struct, frozen=True):
         if parts < 2:
             raise InvalidData(
                 f"{self.count} sample(s) cannot be split into calibration and evaluation data",
-                f"give at least {2 * multiple} samples, or evaluation data of their own",
+                f"give at least {2 * multiple} samples, or separate evaluation data",
             )
 
     def _part(self, start: int, stop: int) -> Dataset:

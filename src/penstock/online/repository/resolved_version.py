@@ -134,7 +134,7 @@ def define(
         if name not in found:
             raise InvalidConfig(
                 f"settings were given for model '{name}', but no such model was passed on the command line",
-                did_you_mean(name, found) if found else "what a repository holds is configured by its config.pbtxt",
+                did_you_mean(name, found) if found else "configure the models of a repository in their config.pbtxt",
             )
     return list(found.values())
 
