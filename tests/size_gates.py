@@ -14,12 +14,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_890,
-    "bundle": 1_800,
-    "cli": 3_260,
+    "": 1_910,
+    "bundle": 1_810,
+    "cli": 1_990,
     "engines": 1_610,
     "offline": 660,
-    "offline/compress": 13_190,
+    "offline/compress": 14_720,
     "offline/judge": 660,
     "offline/optimize": 1_710,
     "offline/tune": 600,
@@ -28,15 +28,15 @@ ROOM_LINES = {
     "online/instances": 3_290,
     "online/repository": 4_990,
     "online/scheduler": 2_780,
-    "online/server": 11_640,
-    "perf": 2_450,
+    "online/server": 11_540,
+    "perf": 2_430,
     "pipeline": 450,
-    "protocol": 200,
+    "protocol": 350,
     "storage": 410,
     "telemetry": 1_960,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""
-WIDE_FOLDERS: dict[str, int] = {"cli": 24}
+WIDE_FOLDERS: dict[str, int] = {}
 """Folders that still hold more files than they may."""
 
 

@@ -9,12 +9,11 @@ SOURCE = TESTS.parent / "src" / "penstock"
 
 EXCEPTIONS = {
     "measurement.py": "three structs without behaviour",
-    "version.py": "a constant, which tests/test_public_api.py reads",
     "cli/serve.py": "tests/e2e/test_serve_*.py start the command as a process",
     "online/server/app.py": "the composition root, which tests/e2e and tests/online/server/test_http.py run whole",
 }
 """Files without a test of their name, with the reason."""
-MOST_PENDING = 27
+MOST_PENDING = 20
 """Files that still lack one. Lower it with every test that is added."""
 
 

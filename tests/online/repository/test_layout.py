@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from penstock.online.repository.source import define
 
 import models
 from penstock.bundle.pack_model import pack_model

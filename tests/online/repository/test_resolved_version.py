@@ -57,7 +57,7 @@ def test_load_options_go_before_what_the_bundle_was_tuned_for(tmp_path: Path) ->
     pack_model(LINEAR, tmp_path / "a.bundle")
     (source,) = define([tmp_path / "a.bundle"])
     found = find(source, "1", LoadOptions(max_batch=2, instances=3, isolation="process", processes=2))
-    assert (found.max_batch, found.instances, found.isolation, found.cores) == (2, 3, "process", ())
+    assert (found.max_batch, found.instances, found.load_options.isolation, found.cores) == (2, 3, "process", ())
 
 
 def test_a_bundle_with_several_files_comes_with_all_of_them(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_sequences_need_one_process(tmp_path: Path) -> None:
 def test_isolation_may_be_the_configurations(tmp_path: Path) -> None:
     (source,) = define([onnx(tmp_path)], {"linear": {"parameters": {"isolation": {"string_value": "process"}}}})
     found = find(source, "1")
-    assert (found.isolation, found.has_own_threads) == ("process", True)
+    assert (found.load_options.isolation, found.has_own_threads) == ("process", True)
     wrong = msgspec.structs.replace(source, given=msgspec.structs.replace(source.given, parameters={"isolation": "x"}))
     with pytest.raises(InvalidConfig, match=r"'parameters\[isolation\]' cannot be 'x'"):
         find(wrong, "1")

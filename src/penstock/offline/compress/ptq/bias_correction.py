@@ -234,7 +234,7 @@ def _own_bias(node: ir.Node) -> _Bias:
     if node.op_type == "MatMul":
         reader = graph.sole_consumer(node.outputs[0])
         if reader is None or reader.op_type != "Add":
-            raise Unsupported("a MatMul without an addition of its own after it")
+            raise Unsupported("the output of the MatMul is not read by a single Add")
         return _own_float(reader, int(reader.inputs[0] is node.outputs[0]), node)
     form = form_of(node)
     if form is None or form.alpha != 1 or form.beta != 1:
