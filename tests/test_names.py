@@ -11,7 +11,6 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 ALLOWED: dict[str, str] = {}
 """Names that may be defined twice, with the reason; at most five."""
 PENDING: set[str] = {
-    "HttpConnection",
     "Parts",
 }
 """Names that are still to be made unique; none may be added."""
