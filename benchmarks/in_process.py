@@ -92,8 +92,8 @@ class InProcess:
         access = Access(None, clock)
         table, resources = AccessTable(access), make_resources(self.dataplane, control, access, config)
         self._http = HttpContext(resources, table, config, connections)
-        service = GrpcService(self.dataplane, control, table, config.max_pipelined)
-        self._h2 = h2_connection.H2Context(service.methods, config, connections, clock)
+        self.service = GrpcService(self.dataplane, control, table, config.max_pipelined)
+        self._h2 = h2_connection.H2Context(self.service.methods, config, connections, clock)
 
     @property
     def statistics(self) -> ModelStatistics:

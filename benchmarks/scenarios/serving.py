@@ -9,6 +9,7 @@ from collections.abc import Callable
 from benchmarks.results import Row, skipped
 from benchmarks.serving import (
     compute_bound,
+    grpc_transport,
     idle_connections,
     large_tensors,
     null_model,
@@ -23,6 +24,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "idle_connections": idle_connections.run,
     "overload": overload.run,
     "null_model": null_model.run,
+    "grpc_transport": grpc_transport.run,
 }
 
 

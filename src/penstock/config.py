@@ -103,16 +103,20 @@ def resolve(
 ) -> Resolved[_Config]:
     """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
 
-    A flag of None counts as absent. ``assignments`` are the texts ``name=value`` of ``--set``; a list that is assigned twice
+    A flag of None counts as absent. ``into`` may name removed settings and their reasons in a class attribute ``REMOVED``.
+    ``assignments`` are the texts ``name=value`` of ``--set``; a list that is assigned twice
     holds the items of both.
     """
     kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
+    removed: Mapping[str, str] = getattr(into, "REMOVED", {})
     prefix = f"PENSTOCK_{section.upper()}_"
     values: dict[str, Any] = {}
     origins = dict.fromkeys(kinds, "default")
     for origin, shown, key, given in _given(prefix, file or {}, environment or {}, flags or {}, assignments):
         if key not in kinds:
             place = origin if origin == "--set" else f"the {origin}"
+            if key in removed:
+                raise InvalidConfig(f"setting '{shown}' in {place} was removed: {removed[key]}", "leave it out")
             raise InvalidConfig(f"unknown setting '{shown}' in {place}", did_you_mean(key, kinds))
         value = _convert(kinds[key], key, given, origin)
         if origin == origins[key] == "--set" and isinstance(value, tuple):

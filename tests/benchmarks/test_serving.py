@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.results import fact
 from benchmarks.scenarios import serving, telemetry_cost
-from benchmarks.serving import idle_connections, null_model, small_model
+from benchmarks.serving import grpc_transport, idle_connections, null_model, small_model
 
 
 def test_a_part_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +33,13 @@ def test_the_null_model_is_measured() -> None:
     rows = null_model.run(quick=True)
     assert all(row.value is not None and row.value > 100 for row in rows)
     assert rows[0].interval is not None
+
+
+@pytest.mark.slow
+def test_grpcio_is_slower() -> None:
+    (row,) = grpc_transport.run(quick=True)
+    assert row.value is not None
+    assert row.value > 1
 
 
 def test_descriptors_are_raised_as_far_as_is_allowed() -> None:

@@ -39,7 +39,8 @@ def rows(page: str, heading: str = "") -> dict[str, list[str]]:
 
 def options_of(command: str) -> set[str]:
     found = typer.main.get_command(make_app(command)).commands[command]
-    return {name for parameter in found.params for name in parameter.opts if name.startswith("--")} - {"--json"}
+    shown = [parameter for parameter in found.params if not getattr(parameter, "hidden", False)]
+    return {name for parameter in shown for name in parameter.opts if name.startswith("--")} - {"--json"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

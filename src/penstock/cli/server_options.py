@@ -45,6 +45,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
     own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "given"]
     options = [
         *(_parameter(setting.name, *_option(panel, setting)) for panel, setting in flags),
+        *(_parameter(name, str, typer.Option(hidden=True)) for name in ServerConfig.REMOVED),
         _parameter(
             "config", Path, typer.Option(help=escape("TOML file with a table [server] and tables [models.NAME]."))
         ),
@@ -60,7 +61,8 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     def body(**arguments: Any) -> None:
-        values = {setting.name: arguments.pop(setting.name) for _, setting in flags}
+        names = [*(setting.name for _, setting in flags), *ServerConfig.REMOVED]
+        values = {name: arguments.pop(name) for name in names}
         given = _read(arguments.pop("config"), values, arguments.pop("assignments") or [])
         command(given=given, **arguments)
 

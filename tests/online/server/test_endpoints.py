@@ -17,7 +17,7 @@ from h2_servers import Peer
 from handles import make_handle
 from http_servers import Client, get
 from penstock.clock import SystemClock
-from penstock.errors import InvalidConfig, Unavailable
+from penstock.errors import Unavailable
 from penstock.online.repository.served import ServedModels
 from penstock.online.server import endpoints as module
 from penstock.online.server.access.admission import ByteBudget
@@ -62,7 +62,7 @@ async def made(**settings: Any) -> AsyncIterator[Endpoints]:
     try:
         yield endpoints
     finally:
-        await endpoints.stop()
+        endpoints.stop()
         await repository.unload_all()
 
 
@@ -228,11 +228,6 @@ def test_ports_are_held_for_several_processes_until_all_have_ended() -> None:
         pass
 
 
-def test_grpcio_cannot_share_a_port() -> None:
-    with ExitStack() as held, pytest.raises(InvalidConfig, match="grpcio cannot share its port"):
-        Endpoints.reserve(ServerConfig(http_port=0, processes=2, grpc_implementation="grpcio"), held)
-
-
 def test_draining_closes_what_is_idle_on_every_port() -> None:
     async def run() -> None:
         async with made() as endpoints:
@@ -249,13 +244,13 @@ def test_draining_closes_what_is_idle_on_every_port() -> None:
     asyncio.run(run())
 
 
-def test_cutting_off_ends_all_connections_at_once() -> None:
+def test_stopping_ends_all_connections_at_once() -> None:
     async def run() -> None:
         async with made() as endpoints:
             found = await endpoints.listen()
             with ExitStack() as stack:
                 clients = await asyncio.to_thread(connected, found, stack)
-                endpoints.cut_off()
+                endpoints.stop()
                 assert await asyncio.to_thread(lambda: all(client.is_closed for client in clients))
 
     asyncio.run(run())

@@ -130,7 +130,7 @@ class Application:
             await self._close()
 
     async def _close(self) -> None:
-        await self._parts.endpoints.stop()
+        self._parts.endpoints.stop()
         self._parts.shared_memory.close()
         await self._parts.group.close(is_orphan=self._is_orphan)
         if self._parts.cache is not None:
@@ -179,7 +179,7 @@ class Application:
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             # A second signal: do not wait for requests in flight.
-            self._parts.endpoints.cut_off()
+            self._parts.endpoints.stop()
             _end_at_once()
         self._stop()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -36,6 +37,9 @@ PANELS = {
 class ServerConfig(msgspec.Struct, frozen=True):
     """Section ``server``: options of ``penstock serve``, ``PENSTOCK_SERVER_*``, or the table ``[server]`` of the file."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"grpc_implementation": "gRPC always runs on the server's own HTTP/2 (h2)"}
+    """Settings of earlier versions, each with the reason for its removal."""
+
     host: Flag[Annotated[str, msgspec.Meta(min_length=1)]] = "127.0.0.1"
     """Address to listen on. ``0.0.0.0`` accepts connections from other machines."""
     grpc_host: str = ""
@@ -56,8 +60,6 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Accept gRPC."""
     allow_metrics: Flag[bool] = True
     """Serve metrics."""
-    grpc_implementation: Flag[Literal["h2", "grpcio"]] = "h2"
-    """gRPC implementation: ``h2`` is the server's own; ``grpcio`` uses the package of that name and is slower."""
     dialects: tuple[Dialect, ...] = DIALECTS
     """Protocols of other servers that the HTTP port accepts beside the Open Inference Protocol."""
     server_name: str = "penstock"

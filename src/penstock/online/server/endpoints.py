@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from penstock.clock import Clock
-from penstock.errors import InvalidConfig, Unavailable
+from penstock.errors import Unavailable
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import AccessTable
@@ -58,21 +57,17 @@ class Endpoints:
         budget: ByteBudget,
     ) -> None:
         self._config = config
-        self._clock = clock
         for_metrics = Connections(_METRICS_CONNECTIONS)
         self._listener = Listener(connections, config, clock)
         self._metrics_listener = Listener(for_metrics, config, clock)
         table = AccessTable(access, config.http_restricted_api, config.grpc_restricted_protocol)
         self._service = GrpcService(dataplane, control, table, config.max_pipelined, budget)
-        self._grpcio: Any = None
-        self._budget = budget
         resources = make_resources(dataplane, control, access, config)
         http = HttpContext(resources, table, config, connections, budget)
         metrics = HttpContext(metrics_resources(control), table, config, for_metrics, budget)
         h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget)
-        is_own = config.grpc_implementation == "h2"
         self._http: Factory | None = (lambda: http_connection.Http1Connection(http)) if config.allow_http else None
-        self._grpc: Factory | None = (lambda: h2_connection.H2Connection(h2)) if config.allow_grpc and is_own else None
+        self._grpc: Factory | None = (lambda: h2_connection.H2Connection(h2)) if config.allow_grpc else None
         self._metrics: Factory = lambda: http_connection.Http1Connection(metrics)
 
     @staticmethod
@@ -81,8 +76,6 @@ class Endpoints:
 
         Raises Unavailable, InvalidConfig.
         """
-        if config.allow_grpc and config.grpc_implementation == "grpcio":
-            raise InvalidConfig("grpcio cannot share its port among processes", "use grpc_implementation = 'h2'")
         ports = {}
         wanted: list[tuple[_Name, bool]] = [
             ("http", config.allow_http),
@@ -105,8 +98,6 @@ class Endpoints:
             found["http"] = await self._listen("http", self._http, None if config.is_apart else self._grpc)
         if self._grpc is not None:
             found["grpc"] = await self._listen("grpc", None if config.is_apart else self._http, self._grpc)
-        elif config.allow_grpc:
-            found["grpc"] = await self._listen_grpcio()
         if config.allow_metrics:
             found["metrics"] = await self._listen("metrics", self._metrics, None)
         if config.unix_socket and (self._http or self._grpc):
@@ -129,20 +120,12 @@ class Endpoints:
         # Streams that have nothing to answer would keep their connections open for ever.
         asyncio.get_running_loop().call_later(grace_s + LAST_REQUEST_S, self._service.drain)
         drains = [listener.drain(grace_s, timeout_s) for listener in (self._listener, self._metrics_listener)]
-        if self._grpcio is not None:
-            drains.append(self._grpcio.drain(grace_s, timeout_s))
         await asyncio.gather(*drains)
 
-    def cut_off(self) -> None:
-        """End all connections at once."""
+    def stop(self) -> None:
+        """Close all sockets and abort all connections."""
         self._listener.stop()
         self._metrics_listener.stop()
-
-    async def stop(self) -> None:
-        """The same, and wait until nothing of it is left."""
-        self.cut_off()
-        if self._grpcio is not None:
-            await self._grpcio.stop()
 
     async def _listen(self, name: _Name, http: Factory | None, http2: Factory | None) -> str:
         config = self._config
@@ -157,17 +140,6 @@ class Endpoints:
         with _explained(config, name):
             listener = self._metrics_listener if name == "metrics" else self._listener
             return _written(*await listener.listen(endpoint))
-
-    async def _listen_grpcio(self) -> str:
-        try:
-            module = importlib.import_module("penstock.online.server.grpc.grpcio")
-        except ImportError as error:
-            raise Unavailable(f"grpcio is not available: {error}", "pip install 'penstock[grpcio]'") from None
-        self._grpcio = module.GrpcioServer(
-            self._service, self._config, self._config.port("grpc"), self._clock, self._budget
-        )
-        with _explained(self._config, "grpc"):
-            return _written(*await self._grpcio.start())
 
 
 def _written(host: str, port: int) -> str:

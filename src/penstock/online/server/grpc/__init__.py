@@ -1,1 +1,1 @@
-"""gRPC: the services, the codec, and the reference transport on ``grpcio``; our own transport is in ``h2``."""
+"""gRPC: the services and the codec; the transport is HTTP/2, in `h2`."""
