@@ -6,8 +6,9 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.offline.compress.pruning.iterative import IterativeOptions, Progress, prune_iteratively, retrain_pruned
+from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively, retrain_pruned
 from penstock.offline.compress.pruning.magnitude import sparsity
+from penstock.offline.compress.taps import Progress
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge, hold_out

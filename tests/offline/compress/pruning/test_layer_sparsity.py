@@ -34,7 +34,7 @@ def _data(labels: bool = False) -> Dataset:
 
 def _curve(name: str, size: int, losses: list[float]) -> LayerCurve:
     zeros = tuple(0.0 for _ in losses)
-    return LayerCurve(name, size, GRID, zeros, tuple(losses), zeros)
+    return LayerCurve(name, size, GRID, zeros, tuple(losses))
 
 
 @given(_values)
@@ -61,8 +61,8 @@ _losses = st.lists(st.floats(0, 1), min_size=4, max_size=4).map(lambda values: [
 def test_the_allocation_against_a_linear_program(layers: list[tuple[int, list[float]]], goal: float) -> None:
     """A mixture of measured points per layer is the same thing as a point on its convex hull."""
     curves = [_curve(f"w{n}", size, losses) for n, (size, losses) in enumerate(layers)]
-    found = allocate(curves, goal, "loss")
-    costs = np.concatenate([curve.fitted("loss") for curve in curves])
+    found = allocate(curves, goal)
+    costs = np.concatenate([curve.fitted() for curve in curves])
     sizes = np.concatenate([curve.size * np.array(GRID) for curve in curves])
     one_each = np.kron(np.eye(len(curves)), np.ones(len(GRID)))
     total = sum(curve.size for curve in curves)
@@ -75,13 +75,13 @@ def test_the_allocation_against_a_linear_program(layers: list[tuple[int, list[fl
 
 def test_a_layer_that_loses_much_keeps_more() -> None:
     easy, hard = _curve("easy", 100, [0, 0, 0.01, 0.02, 0.9]), _curve("hard", 100, [0, 0.2, 0.5, 0.8, 0.9])
-    found = allocate([hard, easy], 0.3, "loss")
+    found = allocate([hard, easy], 0.3)
     assert found.sparsities["easy"] == pytest.approx(0.6)
     assert found.sparsities["hard"] == 0
 
 
 def test_no_further_than_was_measured() -> None:
-    curve = LayerCurve("w", 10, (0.0, 0.5), (1.0, 0.9), (0.0, 0.1), (0.0, 0.1))
+    curve = LayerCurve("w", 10, (0.0, 0.5), (1.0, 0.9), (0.0, 0.1))
     with pytest.raises(InvalidConfig, match="beyond the measured 0.5"):
         allocate([curve], 0.6)
 
@@ -97,9 +97,9 @@ def test_curves_of_a_model(labels: bool) -> None:
     assert [curve.size for curve in found.curves] == [16 * 64, 64 * 64, 64 * 4]
     for curve in found.curves:
         assert curve.sparsities == (0.0, 0.5, 0.9)
-        assert curve.losses[0] == curve.divergences[0] == 0
+        assert curve.divergences[0] == 0
         assert 0 < curve.divergences[1] < curve.divergences[2]
-        assert curve.accuracies[1] == pytest.approx(found.accuracy - curve.losses[1])
+        assert curve.accuracies[0] == found.accuracy
     assert calls[0] == (0, 6)
     assert calls[-1] == (6, 6)
     assert msgspec.json.decode(msgspec.json.encode(found), type=LayerSensitivity) == found

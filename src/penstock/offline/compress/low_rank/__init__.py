@@ -1,1 +1,1 @@
-"""Layers split into thinner ones: matrix.py and convolution.py find the factors, rank_choice.py how thin, factorize.py does it."""
+"""Low rank: split layers into thinner ones."""

@@ -1,9 +1,9 @@
-"""Convolutions as two or three thinner ones. Weights are (outputs, inputs, *kernel), strides and pads belong to ``layers.py``.
+"""Decompose convolutions into two or three thinner ones. Weights are (outputs, inputs, *kernel).
 
-CHANNEL  the whole kernel to r channels, then 1×1: principal components of the results (Zhang et al. 2015, §3.1)
+CHANNEL  the whole kernel to r channels, then 1×1: the principal components of the results (Zhang et al. 2015, §3.1)
 SPATIAL  a column of the kernel to r channels, then a row (M. Jaderberg et al., "Speeding up Convolutional Neural Networks with
          Low Rank Expansions", 2014, scheme 2)
-TUCKER   1×1 to fewer channels, the kernel among them, 1×1 back (Y.-D. Kim et al., "Compression of Deep Convolutional Neural
+TUCKER   1×1 to fewer channels, the kernel on those, 1×1 back (Y.-D. Kim et al., "Compression of Deep Convolutional Neural
          Networks for Fast and Low Power Mobile Applications", 2016)
 """
 
@@ -21,22 +21,27 @@ _SWEEPS = 5
 
 
 class SplitForm(enum.Enum):
-    """How a layer is split. A matrix product has CHANNEL only."""
+    """How a layer is split. Matrix products only support CHANNEL."""
 
     CHANNEL = "channel"
     SPATIAL = "spatial"
     TUCKER = "tucker"
 
 
+Way = tuple[SplitForm | None, tuple[int, ...]]
+"""How to run a layer: form and ranks. (None, ()) runs it whole."""
+WHOLE: Way = (None, ())
+
+
 def forms(kernel: tuple[int, ...]) -> tuple[SplitForm, ...]:
-    """The ways to split a layer with that kernel, () being a matrix product."""
+    """The ways to split a layer with that kernel; () is a matrix product."""
     if math.prod(kernel) == 1:
         return (SplitForm.CHANNEL,)
     return tuple(SplitForm) if len(kernel) == 2 and min(kernel) > 1 else (SplitForm.CHANNEL, SplitForm.TUCKER)
 
 
 def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
-    """The shapes, in the order in which they are applied, of the factors of a layer of ``shape``; its own if ``form`` is None."""
+    """The shapes of a layer's factors, in the order of application. ``shape`` itself if ``form`` is None."""
     outputs, inputs, *kernel = shape
     ones = (1,) * len(kernel)
     match form:
@@ -51,12 +56,12 @@ def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[i
 
 
 def products(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> int:
-    """Multiplications for one place of the result, at stride 1; of the whole layer if ``form`` is None. As many as weights."""
+    """Multiplications per position of the result at stride 1, which is the number of weights. ``form`` None: unsplit."""
     return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 
 def rank_choices(shape: tuple[int, ...], form: SplitForm, count: int = 8) -> list[tuple[int, ...]]:
-    """Up to ``count`` ranks that multiply less than the whole layer, ascending, in multiples of 16, or 8 in narrow layers."""
+    """Up to ``count`` ranks that need fewer multiplications than the whole layer, ascending, in multiples of 16 or, if narrow, 8."""
     outputs, inputs, *_ = shape
     dense = products(shape, None)
     found: list[tuple[int, ...]]
@@ -72,7 +77,7 @@ def rank_choices(shape: tuple[int, ...], form: SplitForm, count: int = 8) -> lis
 def spatial(weight: Array, inputs: Moments | None) -> Decomposition:
     """Decompose a weight (outputs, inputs, height, width) into columns and rows of its kernel, for ``spatial_split``.
 
-    Errors are those of the weights, weighed by how much the input channels carry and go together.
+    Errors are errors of the weights, weighted by the second moments of the input channels.
     """
     outputs, channels, height, width = weight.shape
     matrix = weight.astype(np.float64).transpose(0, 3, 1, 2)
@@ -96,11 +101,10 @@ def spatial_split(found: Decomposition, rank: int, shape: tuple[int, ...]) -> Sp
 def tucker(
     weight: Array, ranks: tuple[int, int], inputs: Moments | None, results: Moments | None
 ) -> tuple[Split, float]:
-    """Factors (q, inputs, 1…), (p, q, *kernel) and (outputs, p, 1…) for ``ranks`` (q, p), and the error as in ``spatial``.
+    """Factors (q, inputs, 1…), (p, q, *kernel) and (outputs, p, 1…) for ``ranks`` (q, p), and their error as in ``spatial``.
 
-    The higher-order SVD, then sweeps that improve one side given the other (L. De Lathauwer et al., "On the Best Rank-1 and
-    Rank-(R1, …, RN) Approximation of Higher-Order Tensors", 2000). With data the results' side is that of their principal
-    components, and the inputs' side the best for it.
+    Higher-order SVD, then alternating sweeps (L. De Lathauwer et al., "On the Best Rank-1 and Rank-(R1, …, RN) Approximation of
+    Higher-Order Tensors", 2000). With data, the output side is fixed to the principal components of the results.
     """
     outputs, channels, *kernel = weight.shape
     ones = (1,) * len(kernel)
@@ -124,7 +128,7 @@ def tucker(
 
 
 def _root(inputs: Moments | None, channels: int) -> Array:
-    """Lower triangular L with L Lᵀ = E[xxᵀ] of the channels, and some of the identity; the identity without data."""
+    """Lower triangular L with L Lᵀ = E[xxᵀ] + λI of the channels; the identity without data."""
     if inputs is None or not np.trace(inputs.second) > 0:
         return np.eye(channels)
     second = inputs.second
@@ -132,7 +136,7 @@ def _root(inputs: Moments | None, channels: int) -> Array:
 
 
 def _leading(unfolded: Array, rank: int) -> Array:
-    """The leading ``rank`` left singular vectors of an array whose first axis is unfolded against the others."""
+    """The leading ``rank`` left singular vectors of an array unfolded along its first axis."""
     matrix = unfolded.reshape(len(unfolded), -1)
     return descending(matrix @ matrix.T)[1][:, :rank]
 

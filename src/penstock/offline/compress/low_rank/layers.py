@@ -1,4 +1,4 @@
-"""The layers of a graph that can be split, and their replacements."""
+"""Find the layers of a graph that can be split, replace them, and time them alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.low_rank.convolution import SplitForm
+from penstock.offline.compress.low_rank.convolution import SplitForm, Way, factor_shapes
 from penstock.offline.compress.low_rank.matrix import Split
+from penstock.offline.judge.race import race
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of, read_linear
 from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array
 
 _NARROW = 64
-"""A 1×1 convolution of fewer channels than this costs too little for two to be faster."""
+"""Two 1×1 convolutions of fewer channels than this are not faster than one."""
 _OPSET = 17
+_SECONDS_EACH = 0.06
+"""Time to spend on measuring one way to run a layer."""
 
 
 class SplittableLayer(NamedTuple):
@@ -39,7 +42,8 @@ class SplittableLayer(NamedTuple):
     @property
     def source(self) -> str:
         """The name of the input tensor."""
-        return f"{_source(self.node).name}"
+        value = self.node.inputs[0]
+        return f"{value.name if value else ''}"
 
     @property
     def kernel(self) -> tuple[int, ...]:
@@ -52,12 +56,15 @@ class SplittableLayer(NamedTuple):
 
 
 def layers(model: ir.Model) -> list[SplittableLayer]:
-    """The layers that can be split, in order: not grouped, not 1×1 on few channels, weights of more than one row and column."""
-    found = (read_layer(node) for node in graph.plain_nodes(model))
+    """The layers that can be split, in graph order.
+
+    Grouped convolutions, 1×1 convolutions on few channels, and weights of a single row or column are left out.
+    """
+    found = (_read_layer(node) for node in graph.plain_nodes(model))
     return [layer for layer in found if layer is not None]
 
 
-def read_layer(node: ir.Node) -> SplittableLayer | None:
+def _read_layer(node: ir.Node) -> SplittableLayer | None:
     value = graph.input_of(node, 1)
     weight = graph.constant(value)
     if weight is None or value is None or value.dtype != ir.DataType.FLOAT or graph.is_constant(node.inputs[0]):
@@ -76,18 +83,19 @@ def read_layer(node: ir.Node) -> SplittableLayer | None:
 
 
 def replace(layer: SplittableLayer, form: SplitForm, split: Split) -> None:
-    """Put the factors in the place of ``layer`` in its graph."""
+    """Replace ``layer`` in its graph by its factors."""
     owner = layer.node.graph
     assert isinstance(owner, ir.Graph)
-    values = [value for value in layer.node.inputs[1:] if value is not None]
-    graph.replace_by_nodes(layer.node, _chain(owner, layer, form, split, _source(layer.node)))
-    for value in values:
+    source, *constants = layer.node.inputs
+    assert source is not None
+    graph.replace_by_nodes(layer.node, _chain(owner, layer, form, split, source))
+    for value in filter(None, constants):
         if value.is_initializer() and not graph.is_used(value):
             owner.initializers.pop(f"{value.name}", None)
 
 
 def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Array], shape: Sequence[int]) -> Artifact:
-    """A model of ``layer`` split into ``factors``, or whole, and nothing else: x of ``shape`` to y."""
+    """A model that consists of ``layer``, split into ``factors`` or whole: x of ``shape`` to y."""
     rank = len(layer.weight.shape) if layer.kernel else len(shape)
     source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(list(shape)))
     owner = ir.Graph([source], [], nodes=[], opset_imports={"": _OPSET}, name="layer")
@@ -99,10 +107,27 @@ def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Arra
     return Artifact.from_bytes(to_bytes(ir.Model(owner, ir_version=8)))
 
 
+def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], threads: int) -> dict[Way, float]:
+    """Median milliseconds of every way to run ``layer`` alone on an input of ``shape``, interleaved.
+
+    Weights are random, since time does not depend on the values.
+    """
+
+    def random(shape: Sequence[int]) -> Array:
+        return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+    models = {
+        way: alone(layer, way[0], [random(factor) for factor in factor_shapes(layer.weight.shape, *way)], shape)
+        for way in ways
+    }
+    timings = race(models, {"x": random(shape)}, _SECONDS_EACH * len(models), threads)
+    return {way: timed.p50_ms for way, timed in timings.items()}
+
+
 def _chain(
     owner: ir.Graph, layer: SplittableLayer, form: SplitForm | None, split: Split, source: ir.Value
 ) -> list[ir.Node]:
-    """Nodes that apply the factors to ``source`` one after the other, the bias with the last; their constants are in ``owner``."""
+    """Nodes that apply the factors to ``source`` in turn, the last one with the bias. Their constants are added to ``owner``."""
     bias = layer.bias if split.shift is None or layer.bias is None else layer.bias + split.shift
     nodes: list[ir.Node] = []
     for number, (factor, owned) in enumerate(zip(split.factors, _owned(form, layer.kernel), strict=True)):
@@ -119,7 +144,7 @@ def _chain(
 
 
 def _owned(form: SplitForm | None, kernel: tuple[int, ...]) -> list[frozenset[int]]:
-    """For each factor, the axes of the kernel that are its own: their strides, pads and dilations go with it."""
+    """For each factor, the kernel axes whose strides, pads and dilations it takes over."""
     everything, nothing = frozenset(range(len(kernel))), frozenset[int]()
     return {
         None: [everything],
@@ -140,11 +165,5 @@ def _attributes(node: ir.Node, kernel: tuple[int, ...], owned: frozenset[int]) -
     auto = node.attributes.get("auto_pad")
     if auto is None or auto.as_string() == "NOTSET":
         return [*attributes, along("pads", 0, times=2)]
-    # Along an axis of kernel 1 and stride 1 it pads nothing.
+    # auto_pad has no effect along an axis of kernel 1 and stride 1.
     return [*attributes, ir.AttrString("auto_pad", auto.as_string())]
-
-
-def _source(node: ir.Node) -> ir.Value:
-    source = node.inputs[0]
-    assert source is not None
-    return source

@@ -1,10 +1,10 @@
-"""A matrix as the product of two thin ones, with the least change of its results.
+"""Approximate a matrix by the product of two thin ones, with the least change of its results.
 
-The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data are those of the singular value
-decomposition of W C^½ with C = E[xxᵀ] + λI, undone on the right. With U its left singular vectors that is Ŵ = U_r U_rᵀ W, and these
-are the eigenvectors of W C Wᵀ = E[(Wx)(Wx)ᵀ] + λ W Wᵀ: the principal components of the layer's results (X. Zhang et al.,
-"Accelerating Very Deep Convolutional Networks for Classification and Detection", 2015, §3.1). So the moments are taken on
-whichever side has fewer channels. Where a bias can take up the mean, x and Wx are centred first.
+The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data come from the singular value
+decomposition of W C^½, with C = E[xxᵀ] + λI. With its left singular vectors U, Ŵ = U_r U_rᵀ W. U are also the eigenvectors of
+W C Wᵀ = E[(Wx)(Wx)ᵀ] + λ W Wᵀ, the principal components of the layer's results (X. Zhang et al., "Accelerating Very Deep
+Convolutional Networks for Classification and Detection", 2015, §3.1). So moments are taken on the side with fewer channels. If the
+layer has a bias, it takes up the mean, and x and Wx are centred first.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from penstock.tensor import Array
 
 _RIDGE = 1e-4
-"""λ, such that the weights alone account for this share of the results' variance: directions that no sample took still count."""
+"""λ is chosen so that it adds this share to the results' variance. Directions that no sample took then still count."""
 
 
 class Moments:
-    """Mean and second moments of rows, accumulated in FP64; 8 · channels² bytes."""
+    """Mean and second moments of rows, accumulated in FP64. Takes 8 · channels² bytes."""
 
     def __init__(self, channels: int) -> None:
         self._sum = np.zeros(channels)
@@ -28,7 +28,7 @@ class Moments:
         self._count = 0
 
     def update(self, rows: Array) -> None:
-        """Add ``rows``, shape (rows, channels)."""
+        """Add ``rows`` of shape (rows, channels)."""
         rows = rows.astype(np.float64)
         self._sum += rows.sum(axis=0)
         self._products += rows.T @ rows
@@ -52,27 +52,27 @@ class Split(NamedTuple):
     """The factors of one layer."""
 
     factors: tuple[Array, ...]
-    """In the order in which they are applied, each (outputs, inputs, *kernel)."""
+    """In the order of application, each (outputs, inputs, *kernel)."""
     shift: Array | None = None
-    """Added to the bias of the last factor."""
+    """To be added to the bias of the last factor."""
 
 
 class Decomposition(NamedTuple):
-    """W at every rank: Ŵ = left[:, :r] @ right[:r], the columns in order of what they carry."""
+    """W at every rank r: Ŵ = left[:, :r] @ right[:r], with columns in descending order of ``carried``."""
 
     left: Array
     right: Array
     carried: Array
-    """The part of E‖Wx‖² in each column, descending; at least 0."""
+    """The part of E‖Wx‖² in each column, at least 0."""
     mean: Array | None
-    """E[Wx], where a bias can take it up."""
+    """E[Wx], if a bias takes it up."""
     projected: Array | None
     """E[right x]."""
 
     def at(self, rank: int, kernel: tuple[int, ...] = ()) -> Split:
-        """The factors of that rank, shapes (rank, inputs / prod(kernel), *kernel) and (outputs, rank, 1, …)."""
+        """The factors of ``rank``, of shapes (rank, inputs / prod(kernel), *kernel) and (outputs, rank, 1, …)."""
         left, right = self.left[:, :rank], self.right[:rank]
-        # Both factors get ranges of one order, for the quantisation that may follow.
+        # Balance the ranges of both factors, for a later quantisation.
         norms = np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1)
         balance = np.sqrt(np.where(norms[1] > 0, norms[0] / np.maximum(norms[1], 1e-150), 1.0))
         balance[balance == 0] = 1.0
@@ -83,14 +83,14 @@ class Decomposition(NamedTuple):
         return Split((first, second), self.mean - left @ self.projected[:rank])
 
     def error(self, rank: int) -> float:
-        """Relative error of the results at that rank: the root of the share that the other columns carry."""
+        """Relative error of the results at ``rank``: the root of the share that the remaining columns carry."""
         return float(np.sqrt(self.carried[rank:].sum() / max(self.carried.sum(), 1e-300)))
 
 
 def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centred: bool) -> Decomposition:
-    """Decompose ``weight``, shape (outputs, inputs), by the ``moments`` of Wx if ``of_results``, else of x; by none, plainly.
+    """Decompose ``weight`` (outputs, inputs). ``moments`` are those of Wx if ``of_results``, else of x; None: a plain SVD.
 
-    ``centred``: the layer has a bias, which takes up the mean.
+    ``centred`` says that the layer has a bias, which takes up the mean.
     """
     weight = weight.astype(np.float64)
     energy = float((weight * weight).sum())
@@ -106,7 +106,7 @@ def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centr
     if known is not None:
         ridge = _ridge(float(((weight @ known) * weight).sum()), energy)
         inner = known + ridge * inner
-    # Not Cholesky's root: of moments that are large where the weights are zero the ridge is lost in rounding.
+    # Cholesky would lose the ridge to rounding if moments are large where weights are zero.
     values, axes = descending(inner)
     sizes = np.sqrt(np.maximum(values, ridge))
     scaled = weight @ (axes * sizes)
@@ -117,11 +117,11 @@ def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centr
 
 
 def _ridge(total: float, energy: float) -> float:
-    """λ; 1 for data that are all zero, which leaves the plain decomposition."""
+    """λ; 1 for data that are all zero, which gives the plain decomposition."""
     return _RIDGE * total / energy if total > 0 and energy > 0 else 1.0
 
 
 def descending(symmetric: Array) -> tuple[Array, Array]:
-    """Eigenvalues, at least 0, and eigenvectors as columns, the largest first."""
+    """Eigenvalues, at least 0, and eigenvectors as columns, in descending order."""
     values, vectors = np.linalg.eigh(symmetric)
     return np.maximum(values[::-1], 0.0), vectors[:, ::-1]

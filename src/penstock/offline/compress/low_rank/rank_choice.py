@@ -1,4 +1,4 @@
-"""How thin each layer becomes: chosen for all layers together, by measured milliseconds and the error of the model's outputs."""
+"""Choose the ranks of all layers together, by measured milliseconds and the error of the model's outputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ class RankChoice(msgspec.Struct, frozen=True):
     """One way to run a layer."""
 
     ms: float
-    """Measured, of the layer alone."""
+    """Measured for the layer alone."""
     error: float
     """The estimated increase of the squared relative error of the model's outputs."""
     form: SplitForm | None = None
-    """None: whole."""
+    """None: unsplit."""
     ranks: tuple[int, ...] = ()
 
 
 def frontier(choices: Sequence[RankChoice]) -> list[RankChoice]:
-    """The choices that no other beats in both time and error, from the slowest; none that another makes useless in a greedy
-    descent, so that time is gained at a price that only rises (the lower convex hull).
+    """The lower convex hull of the choices over time and error, from the slowest.
+
+    Along it, each further millisecond costs more error than the one before.
     """
     best: list[RankChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.error, choice.ms)):
@@ -41,9 +42,9 @@ def price(slower: RankChoice, faster: RankChoice) -> float:
 
 
 def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
-    """From all layers whole to all at their fastest, the cheapest step next: for each stop, a place on every layer's frontier.
+    """The stops on the way from all layers whole to all at their fastest, always taking the cheapest step next.
 
-    ``options`` holds each layer's frontier. The first stop takes the first choice of all.
+    ``options`` holds each layer's frontier; a stop is one index into each.
     """
     at = [0] * len(options)
     stops = [tuple(at)]
@@ -60,13 +61,13 @@ def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
 
 
 def furthest(count: int, accept: Callable[[int], bool]) -> int:
-    """The last of ``count`` stops that ``accept`` takes, by bisection: it is called on about log2(count) of them.
+    """The last of ``count`` stops that ``accept`` takes, found by bisection with about log2(count) calls.
 
-    Where acceptance comes and goes along the way, one stop that it takes and whose next tried it does not. Stop 0 is accepted unasked.
+    Stop 0 is always accepted. If acceptance is not monotone, the result is an accepted stop before a rejected one.
     """
     good, bad = 0, count
     while bad - good > 1:
-        # The whole way first: often all of it is accepted.
+        # Try the last stop first, which is often accepted.
         middle = count - 1 if bad == count and good == 0 else (good + bad) // 2
         if accept(middle):
             good = middle

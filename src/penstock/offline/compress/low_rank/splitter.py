@@ -1,4 +1,4 @@
-"""The moments of every layer's data, and its factors at any rank."""
+"""Collect the moments of every layer's data, and compute its factors at any rank."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 
 from penstock.offline.compress.low_rank import convolution
-from penstock.offline.compress.low_rank.convolution import SplitForm
+from penstock.offline.compress.low_rank.convolution import SplitForm, Way
 from penstock.offline.compress.low_rank.layers import SplittableLayer
 from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Split, decompose
-from penstock.offline.compress.low_rank.timing import Way
 from penstock.offline.compress.taps import Progress, Taps
 from penstock.tensor import Array
 
 _ROWS = 4096
-"""Rows of a tensor of one batch that count towards its moments, evenly spaced: neighbouring pixels say much the same."""
+"""Rows per batch of a tensor that enter its moments, evenly spaced. Neighbouring pixels are nearly redundant."""
 
 
 class Splitter:
-    """Splits layers, by their moments after ``observe`` and by their weights alone without.
+    """Splits layers by the moments that ``observe`` collected, or by their weights alone.
 
-    Takes 8 · min(outputs, inputs)² bytes a layer for moments, for convolutions the sum of both squares, and 16 a weight for
-    decompositions, which are kept.
+    Takes 8 · min(outputs, inputs)² bytes a layer for moments (convolutions: the sum of both squares), and 16 bytes a weight for
+    cached decompositions.
     """
 
     def __init__(self, layers: Mapping[str, SplittableLayer]) -> None:
@@ -34,7 +33,7 @@ class Splitter:
         self._errors: dict[tuple[str, Way], float] = {}
 
     def observe(self, taps: Taps, progress: Progress) -> None:
-        """Moments of the results, or of what is read where that has fewer channels; of both for the kernels of convolutions."""
+        """Collect the moments of each layer's results or, if it has fewer channels, of its input; for convolutions of both."""
         wanted: dict[str, list[tuple[Moments, int, Array | None]]] = {}
         for layer in self._layers.values():
             outputs, inputs, *kernel = layer.weight.shape
@@ -61,13 +60,13 @@ class Splitter:
                 return self._tucker(name, ranks)[0]
 
     def error(self, name: str, form: SplitForm, ranks: tuple[int, ...]) -> float:
-        """Relative error of the layer's results, estimated from moments; of its weights without."""
+        """Estimated relative error of the layer's results; of its weights if there are no moments."""
         key = (name, (form, ranks))
         if key not in self._errors:
-            tucker = form is SplitForm.TUCKER
-            self._errors[key] = (
-                self._tucker(name, ranks)[1] if tucker else self._decomposition(name, form).error(ranks[0])
-            )
+            if form is SplitForm.TUCKER:
+                self._errors[key] = self._tucker(name, ranks)[1]
+            else:
+                self._errors[key] = self._decomposition(name, form).error(ranks[0])
         return self._errors[key]
 
     def describe(self, name: str, way: Way) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Iterative pruning: prune a little, retrain, and repeat while a contract is met.
 
 Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the cubic schedule of
-Zhu and Gupta, "To prune, or not to prune", 2017, §3: after level t of T the share ``1 - (1 - t/T)³`` of the goal is reached, in
-large steps while much is superfluous and in small ones at the end. The paper trains the connectivity first; here the model
-comes trained. What survives keeps its value and is trained on; what is gone stays gone, through every step of the optimiser.
+Zhu and Gupta, "To prune, or not to prune", 2017, §3: level t of T reaches the share ``1 - (1 - t/T)³`` of the goal, in large
+steps first and in small ones at the end. The model is already trained, so the paper's first phase is skipped. Surviving weights
+keep their values and are trained on; pruned weights stay zero.
 
-Each level starts from the file of the one before, so that a run which was interrupted goes on as if it had not been.
+Each level starts from the stored file of an earlier one, so an interrupted run continues to the same result.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.pruning.magnitude import Masks, PruneOptions, prunable_weights, prune, sparsity
 from penstock.offline.compress.pruning.rounds import RoundEntry, Rounds
+from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions, learning_rate
 from penstock.offline.compress.training.teacher import Teacher
@@ -32,35 +33,33 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge, hold_out
 from penstock.offline.optimize.model import load_model
 
-Progress = Callable[[int, int], None]
-
 
 class IterativeOptions(Options, frozen=True):
     """The goal, the schedule, and the allowed loss."""
 
     goal: PruneOptions = PruneOptions()
-    """Sparsity to end with, and weights to leave alone."""
+    """The sparsity to reach, and the weights to leave unpruned."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
-    """Times that pruning and retraining alternate on the way to the goal; one is one-shot pruning with retraining."""
+    """How often to prune and retrain on the way to the goal."""
     contract: Contract = Contract(max_accuracy_loss=0.005)
     """The contract that every level must meet on the held-out data; its latency is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
-    """Of each level; ``weight_decay`` is the L2 penalty. The paper retrains at a tenth of the original learning rate or less, by
-    SGD on labels; learning from the dense model's answers with AdamW bears more, and gains by it."""
+    """Training of each level; ``weight_decay`` is the L2 penalty. The paper retrains by SGD on labels, at a tenth of the original
+    learning rate or less. Distillation with AdamW tolerates a higher rate, and profits from it."""
     second_chance: NotNegative = 3.0
-    """A level that fails the contract is retrained for this many times ``retrain.epochs`` more; 0 for never."""
+    """Retrain a level that fails the contract for this many times ``retrain.epochs`` more; 0 disables this."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
-    """If it still fails, this many intermediate levels are tried, each half-way back to the last good one."""
+    """Number of intermediate levels to try after a failure, each halfway back to the last good one."""
     l1: NotNegative = 0.0
-    """L1 penalty of prunable weights: each step moves them by this times the learning rate towards zero. The paper finds L2
-    better where the survivors are retrained."""
+    """L1 penalty of prunable weights: each step moves them towards zero by this times the learning rate. The paper finds L2 better
+    where the survivors are retrained."""
 
 
 class PruningLevel(RoundEntry, frozen=True, kw_only=True):
     """One judged level."""
 
     factor: float
-    """Of the goal, between 0 and 1."""
+    """Share of the goal, from 0 to 1."""
     epochs: float
     sparsity: float = 0.0
 
@@ -72,36 +71,44 @@ def prune_iteratively(
     *,
     held_out: Dataset | None = None,
     folder: Path | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Progress = no_progress,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
-    """The sparsest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
+    """Return the sparsest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
 
-    Retraining distils from ``artifact``; labels join in if ``data`` has them. ``folder`` keeps every level: a run of the same
-    model, data and options goes on from there. The run ends before its next level when ``is_over``. The facts are the sparsity by
-    layer, every level in the order it was tried, and what the original loses at the same sparsities without retraining.
+    Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` keeps every level, so that a later call
+    with the same arguments continues there. The run ends before the next level once ``is_over()`` is true. The facts hold the
+    sparsity by layer, every level in order, and the accuracy of the original pruned to the same sparsities without retraining.
 
-    Raises ContractUnmet, with the levels as candidates, if not even the first level meets the contract; InvalidArgument if
-    ``folder`` holds another run; Unsupported for weights that cannot be trained; and as ``magnitude.prune``, ``Judge``, ``fit``.
+    Raises ContractUnmet, with the levels as candidates, if no level meets the contract; InvalidArgument if ``folder`` holds
+    another run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.
     """
     options = options or IterativeOptions()
     options.check()
-    # A goal that the rule refuses is refused now, not at the last level.
+    # Fail now, not at the last level, if the rule cannot reach the goal.
     options.goal.rule.masks(prunable_weights(load_model(artifact), options.goal))
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.retrain.threads)
-    levels = Rounds(PruningLevel, "level", artifact, judge, options.contract, lambda level: level.sparsity)
-    levels.keep_in(folder, data.digest, msgspec.to_builtins(options))
+    decides = data.digest, msgspec.to_builtins(options)
+    levels = Rounds(PruningLevel, "level", judge, options.contract, lambda level: level.sparsity, folder, *decides)
     teacher = Teacher(artifact, data)
+
+    def retrain(step: PruningLevel, checkpoint: Path | None) -> tuple[Artifact, PruningLevel]:
+        goal, seed = _towards(options.goal, step.factor), options.retrain.seed + len(levels.entries)
+        fit = msgspec.structs.replace(options.retrain, epochs=step.epochs, seed=seed)
+        start = levels.models[step.start]
+        model = retrain_pruned(start, data, teacher, goal, fit, l1=options.l1, checkpoint=checkpoint)
+        return model, msgspec.structs.replace(step, sparsity=sparsity(model, options.goal)["sparsity"])
+
     on_progress(0, options.levels)
     while not is_over() and (step := next_step(levels.entries, options)) is not None:
-        levels.take(lambda checkpoint, step=step: _retrain(levels, step, data, teacher, options, checkpoint))  # type: ignore[misc]
+        levels.take(lambda checkpoint, step=step: retrain(step, checkpoint))  # type: ignore[misc]
         on_progress(min(len(levels.entries), options.levels - 1), options.levels)
     on_progress(options.levels, options.levels)
     why = levels.entries[-1].objection if levels.entries else "there was no time for one"
     model, facts = levels.result(
-        f"no level of pruning meets the contract: at the least, {why}",
+        f"no level of pruning meets the contract: {why}",
         "allow a larger loss, more epochs, more levels, or more data",
     )
     facts |= {**sparsity(model, options.goal), "one_shot": _one_shot(artifact, levels, options.goal)}
@@ -109,7 +116,7 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """The next level after ``levels``, with factor, start and epochs; None at the goal, or if no tries are left. Pure."""
+    """The next level: its factor, start and epochs. None at the goal, or when no tries are left."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs
@@ -119,33 +126,16 @@ def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> Prun
             return PruningLevel(start=len(levels) - 1, factor=last.factor, epochs=epochs * options.second_chance)
     schedule = [1 - (1 - t / options.levels) ** 3 for t in range(1, options.levels + 1)]
     failed = [level.factor for level in levels if level.objection and level.factor > reached]
-    if not failed:
-        return next(
-            (PruningLevel(start=good, factor=factor, epochs=epochs) for factor in schedule if factor > reached), None
-        )
-    halves = {level.factor for level in levels} - set(schedule)
-    if len(halves) >= options.retries:
-        return None
-    return PruningLevel(start=good, factor=(reached + min(failed)) / 2, epochs=epochs)
-
-
-def _retrain(
-    levels: Rounds[PruningLevel],
-    step: PruningLevel,
-    data: Dataset,
-    teacher: Teacher,
-    options: IterativeOptions,
-    checkpoint: Path | None,
-) -> tuple[Artifact, PruningLevel]:
-    retrain, goal = options.retrain, _towards(options.goal, step.factor)
-    fit = msgspec.structs.replace(retrain, epochs=step.epochs, seed=retrain.seed + len(levels.entries))
-    start = levels.models[step.start]
-    model = retrain_pruned(start, data, teacher, goal, fit, l1=options.l1, checkpoint=checkpoint)
-    return model, msgspec.structs.replace(step, sparsity=sparsity(model, options.goal)["sparsity"])
+    if failed:
+        halves = {level.factor for level in levels} - set(schedule)
+        following = (reached + min(failed)) / 2 if len(halves) < options.retries else None
+    else:
+        following = next((factor for factor in schedule if factor > reached), None)
+    return None if following is None else PruningLevel(start=good, factor=following, epochs=epochs)
 
 
 def _one_shot(original: Artifact, levels: Rounds[PruningLevel], goal: PruneOptions) -> list[tuple[float, float]]:
-    """(sparsity, accuracy) of the original pruned at once to each level's sparsity, not retrained."""
+    """(sparsity, accuracy) of the original pruned to each level's sparsity without retraining."""
     points = {}
     for factor in sorted({level.factor for level in levels.entries}):
         pruned = prune(original, _towards(goal, factor))
@@ -167,10 +157,10 @@ def retrain_pruned(
     l1: float = 0.0,
     **hooks: Any,
 ) -> Artifact:
-    """``artifact`` pruned by ``options`` and trained to answer as ``teacher``: one level. ``hooks`` are those of ``recover``
-    except ``before_step`` and ``after_step``, which hold the masks.
+    """Prune ``artifact`` by ``options``, and train it to answer as ``teacher``: one level.
 
-    Raises Unsupported if a prunable weight cannot be trained, and as ``prune`` and ``recover``.
+    ``hooks`` are those of ``recover`` except ``before_step`` and ``after_step``. Raises Unsupported if a prunable weight cannot be
+    trained, and the errors of ``prune`` and ``recover``.
     """
     weights = prunable_weights(load_model(artifact), options)
     model = TrainableModel(artifact)
@@ -182,8 +172,11 @@ def retrain_pruned(
 
 
 class _Masking:
-    """Keeps pruned weights at zero: in the graph by a hook, through which no gradient comes back to them, and in the
-    parameters after every step, which moments and decay would move."""
+    """Keeps pruned weights at zero.
+
+    A weight hook masks them in the graph, so they receive no gradient. The parameters are masked again after every step, since
+    the optimiser's moments and weight decay would move them.
+    """
 
     def __init__(self, model: TrainableModel, masks: Masks, fit: FitOptions, l1: float) -> None:
         self._parameters = {name: model.weights[name] for name in masks}
@@ -200,6 +193,6 @@ class _Masking:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.mul_(self._masks[name])
-                if self._l1:  # the proximal step of the penalty, which reaches zero and does not cross it
+                if self._l1:  # the proximal step of the penalty does not cross zero
                     shrunk = (parameter.abs() - self._rate * self._l1).clamp_min(0)
                     parameter.copy_(parameter.sign() * shrunk)

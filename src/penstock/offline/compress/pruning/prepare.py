@@ -1,4 +1,4 @@
-"""Prepare a model for analysis: shapes become numbers, weights initialisers, and each transpose one node."""
+"""Prepare a model for analysis: shapes become constants, weights become initialisers, and each transpose becomes one node."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.offline.optimize.passes.dead_code import DeadCode
 
 
 def prepare(artifact: Artifact) -> ir.Model:
-    """The model of ``artifact`` with constants folded, unnamed by Identity, and with inferred shapes; it answers the same.
+    """Read an equivalent model with constants folded, constant Identity nodes removed, and shapes inferred.
 
-    Raises InvalidModel and Unsupported as ``read_proto``.
+    Raises the errors of ``read_proto``.
     """
     model = infer_shapes(read_proto(artifact))
     ConstantFolding().call(model)
@@ -28,8 +28,10 @@ def prepare(artifact: Artifact) -> ir.Model:
 
 
 def _one_transpose(last: ir.Node) -> None:
-    """Reshape to [-1, a, b], Transpose, Reshape to […, b, a] swaps the last two axes: so attention's keys are exported where
-    the batch is free, over sizes that are computed."""
+    """Replace Reshape to [-1, a, b], Transpose, Reshape to […, b, a] by one Transpose of the last two axes.
+
+    Exporters write the keys of attention like that where the batch is free.
+    """
     middle = _before(last, "Reshape")
     first = _before(middle, "Transpose")
     source = first.inputs[0] if first is not None and first.op_type == "Reshape" else None
@@ -44,7 +46,7 @@ def _one_transpose(last: ir.Node) -> None:
 
 
 def _before(node: ir.Node | None, op_type: str) -> ir.Node | None:
-    """The node whose only reader ``node``, an ``op_type``, is."""
+    """The producer of ``node``'s input, if ``node`` is an ``op_type`` and the only reader."""
     source = node.inputs[0] if node is not None and node.op_type == op_type and node.domain == "" else None
     if source is None or graph.sole_consumer(source) is None:
         return None

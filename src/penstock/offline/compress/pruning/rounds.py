@@ -1,6 +1,6 @@
-"""Pruning in rounds: each starts from an earlier one, is judged by a contract on held-out data, and is stored in a folder.
+"""Pruning in rounds: each starts from an earlier one, is judged against a contract on held-out data, and is kept in a folder.
 
-A run of the same model, data and options takes the rounds from such a folder, up to the first that is missing.
+A later run of the same model, data and options reads its first rounds from that folder.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class RoundEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One judged round."""
 
     start: int
-    """The round that it started from, -1 for the original."""
+    """The round that this one started from; -1 is the original."""
     accuracy: float = 0.0
     loss: float = 0.0
-    """On held-out samples, against the original."""
+    """Loss of accuracy on held-out samples, against the original."""
     objection: str = ""
-    """Why it does not meet the contract; empty if it does."""
+    """Why the round does not meet the contract; empty if it does."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -40,40 +40,44 @@ E = TypeVar("E", bound=RoundEntry)
 
 
 def last_good(entries: Sequence[RoundEntry]) -> int:
-    """The last round that meets the contract, -1 if none does."""
+    """The last round that meets the contract, or -1."""
     return max((number for number, entry in enumerate(entries) if not entry.objection), default=-1)
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far, and the models that may still be needed: the original, the best, the last good and the last."""
+    """The rounds of a run so far, and the models that are still needed: the original, the best, the last good and the last."""
 
     def __init__(
-        self, kind: type[E], name: str, original: Artifact, judge: Judge, contract: Contract, rank: Callable[[E], float]
+        self,
+        kind: type[E],
+        name: str,
+        judge: Judge,
+        contract: Contract,
+        rank: Callable[[E], float],
+        folder: Path | None,
+        *decides: object,
     ) -> None:
-        """The best is the first of highest ``rank`` that meets ``contract``; its latency is not looked at."""
+        """The best round is the first of highest ``rank`` that meets ``contract``, whose latency bound is ignored.
+
+        ``folder`` keeps every round. Two runs are the same if the original, the held-out data and ``decides`` (plain data) are.
+        """
         self.entries: list[E] = []
-        self.models = {-1: original}
+        self.models = {-1: judge.original}
         """By number of the round; -1 is the original."""
         self.judge = judge
-        self._kind, self._name, self._contract, self._rank = kind, name, contract, rank
-        self._folder: Path | None = None
-
-    def keep_in(self, folder: Path | None, *decides: object) -> None:
-        """Keep every round in ``folder``; another run is one of other models, held-out data or ``decides`` (plain data)."""
-        self._folder = folder
-        origin = [self.models[-1].digest, self.judge.data.digest, *decides]
-        self._origin = sha256(msgspec.json.encode(origin, order="sorted"))
+        self._kind, self._name, self._contract, self._rank, self._folder = kind, name, contract, rank, folder
+        self._origin = sha256(msgspec.json.encode([judge.original.digest, judge.data.digest, *decides], order="sorted"))
 
     @property
     def best(self) -> int:
-        """The number of the best round, -1 for none."""
+        """The number of the best round, or -1."""
         good = [number for number, entry in enumerate(self.entries) if not entry.objection]
         return max(good, key=lambda number: self._rank(self.entries[number]), default=-1)
 
     def take(self, make: Callable[[Path | None], tuple[Artifact, E] | None]) -> bool:
-        """Fetch a round from the folder, or ``make`` its model and entry, given a path for a checkpoint; false if it gives None.
+        """Read the next round from the folder, or ``make`` its model and entry. False if ``make`` returns None.
 
-        Raises InvalidArgument if the folder holds another run, or a damaged file.
+        ``make`` receives a path for a checkpoint. Raises InvalidArgument if the folder holds another run or a damaged file.
         """
         number = len(self.entries)
         path = self._folder / f"{self._name}-{number:03}.kept" if self._folder else None
@@ -87,7 +91,7 @@ class Rounds(Generic[E]):
             if path and checkpoint:
                 write_checkpoint(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
                 checkpoint.unlink(missing_ok=True)
-                # What is there of a later round went on from another one than this.
+                # A stored later round continued from a different model than this one.
                 path.with_name(f"{self._name}-{number + 1:03}.kept").unlink(missing_ok=True)
         self.models[number], entry = found
         self.entries.append(entry)

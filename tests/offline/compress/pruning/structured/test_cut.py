@@ -34,7 +34,7 @@ def _check(artifact: Artifact, shape: tuple[int, ...], seed: int) -> Structure:
     want = _answer(without_what_they_lead_to(structure, kept), x)
     # The same sums with fewer zeros among the terms: FP32 rounding, at the size of the answers.
     np.testing.assert_allclose(_answer(Artifact.from_bytes(cut), x), want, atol=1e-5 * max(1.0, np.abs(want).max()))
-    widths = {group.name: group.width for group in Structure(Artifact.from_bytes(cut)).groups}
+    widths = {group.name: group.units * group.unit_size for group in Structure(Artifact.from_bytes(cut)).groups}
     assert all(widths[name] == len(numbers) * structure.group(name).unit_size for name, numbers in kept.items())
     return structure
 

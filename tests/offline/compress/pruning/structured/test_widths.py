@@ -18,7 +18,7 @@ from penstock.offline.compress.pruning.structured.widths import Grid, best_units
 
 
 def _group(units: int, size: int = 1, frozen: tuple[int, ...] = ()) -> ChannelGroup:
-    return ChannelGroup("g", ("g",), units, size, frozen, "fixed" if frozen else "")
+    return ChannelGroup(("g",), np.arange(units), size, frozen, "fixed" if frozen else "")
 
 
 @pytest.mark.parametrize(

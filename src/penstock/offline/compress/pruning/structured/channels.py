@@ -1,6 +1,6 @@
-"""How operators hand channels on: layers, normalisation, elementwise operators, pooling, resizing.
+"""Rules of the operators that keep their axes: layers, normalisation, elementwise operators, pooling, resizing.
 
-``heads.py`` has the operators that move axes about.
+``heads.py`` has the operators that move axes or positions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from penstock.errors import Unsupported
-from penstock.offline.compress.pruning.structured.coupling import Axes, Coupling, Labels, Rule, describe
+from penstock.offline.compress.pruning.structured.coupling import ChannelSlot, Coupling, Labels, Rule, describe
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of
 from penstock.tensor import Array
@@ -26,7 +26,7 @@ ELEMENTWISE = _names(
     Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
     """
 )
-"""Each output element depends only on the input elements in its place."""
+"""Operators whose output elements depend only on the input elements at the same position."""
 _POOLING = _names("AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool")
 _REDUCTIONS = _names(
     """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"""
@@ -41,35 +41,30 @@ def weights_of(node: ir.Node, index: int) -> Array:
 
 
 def elementwise(coupling: Coupling, node: ir.Node) -> None:
-    """Operands broadcast from the last axis on; channels that meet in an axis are cut together."""
+    """Operands broadcast from the last axis; channels on the same axis are cut together."""
     if any(value is not None and value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
     ranks = [graph.rank(value) or 0 for value in node.inputs if value is not None]
     _only_first_output(node)
-    axes = [_meet(coupling, node, back) for back in range(max(ranks), 0, -1)]
-    coupling.write(node.outputs[0], axes)
+    coupling.axes[node.outputs[0]] = [_meet(coupling, node, back) for back in range(max(ranks), 0, -1)]
 
 
 def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The labels of the axis that is ``back`` from the end; constants that span it go along."""
+    """The joined labels of the axis ``back`` from the end. Constants that span it are cut along with it."""
     labelled: list[Labels] = []
     constants: list[tuple[int, int]] = []
     fixed: str | None = None
     for index, value in enumerate(node.inputs):
         axis = (graph.rank(value) or 0) - back
-        if (
-            value is None
-            or value.shape is None
-            or axis < 0
-            or (value.shape[axis] == 1 and not graph.is_constant(value))
-        ):
-            if value is not None and axis >= 0 and coupling.read(value)[axis] is not None:
-                coupling.freeze(coupling.read(value)[axis], f"{describe(node)} may stretch it")
+        if value is None or value.shape is None or axis < 0:
             continue
+        labels = coupling.read(value)[axis]
         if graph.is_constant(value):
             if value.shape[axis] != 1:
                 constants.append((index, axis))
-        elif (labels := coupling.read(value)[axis]) is not None:
+        elif value.shape[axis] == 1:
+            coupling.freeze(labels, f"{describe(node)} may broadcast it")
+        elif labels is not None:
             labelled.append(labels)
         else:
             fixed = value.name
@@ -79,93 +74,88 @@ def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
     for other in labelled[1:]:
         coupling.join(first, other)
     if fixed is not None:
-        coupling.freeze(first, f"{describe(node)} ties it to '{fixed}', whose width is fixed")
+        coupling.freeze(first, f"{describe(node)} combines it with '{fixed}', whose width is fixed")
     for index, axis in constants:
-        coupling.slot(node, index, axis, first)
+        coupling.slots.append(ChannelSlot(node, index, axis, first))
     return first
 
 
 def convolution(coupling: Coupling, node: ir.Node) -> None:
-    """Conv [O, I/g, …] and ConvTranspose [I, O/g, …]; bias [O]. Of several groups, whole ones can be cut."""
+    """Conv [O, I/g, …] and ConvTranspose [I, O/g, …]; bias [O]. Grouped convolutions can only lose whole groups."""
     weight, form = weights_of(node, 1), form_of(node)
     assert form is not None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None:
-        weights_of(node, 2)
+    bias = None if graph.input_of(node, 2) is None else weights_of(node, 2)
     x = coupling.read(node.inputs[0])
     if len(x) != weight.ndim:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
     for labels in x[:1] + x[2:]:
-        coupling.freeze(labels, f"{describe(node)} reads it as positions, not channels")
+        coupling.freeze(labels, f"{describe(node)} reads it as positions, not as channels")
     if form.groups == 1:
         made = coupling.fresh(weight.shape[form.outputs])
-        coupling.slot(node, 1, form.outputs, made, "makes")
+        coupling.slots.append(ChannelSlot(node, 1, form.outputs, made, "makes"))
         if x[1] is not None:
-            coupling.slot(node, 1, form.inputs, x[1], "reads")
+            coupling.slots.append(ChannelSlot(node, 1, form.inputs, x[1], "reads"))
     else:
         made = _grouped(coupling, node, weight, form.groups, x[1])
     if bias is not None:
-        coupling.slot(node, 2, 0, made)
-    coupling.write(node.outputs[0], [None, made, *(None for _ in x[2:])])
+        coupling.slots.append(ChannelSlot(node, 2, 0, made))
+    coupling.axes[node.outputs[0]] = [None, made, *(None for _ in x[2:])]
 
 
 def _grouped(coupling: Coupling, node: ir.Node, weight: Array, groups: int, read: Labels | None) -> Labels:
-    """The channels of one group of a convolution, in and out, are one unit. Depthwise: in is out."""
+    """The input and output channels of one group of a convolution form one unit."""
     outputs = weight.shape[1] * groups if node.op_type == "ConvTranspose" else weight.shape[0]
     if read is None:
-        return coupling.fixed(outputs, f"{describe(node)} has groups and reads channels that are fixed")
+        return coupling.fixed(outputs, f"{describe(node)} has groups and reads fixed channels")
     rows = read.reshape(groups, -1)
     for column in range(1, rows.shape[1]):
         coupling.join(rows[:, 0], rows[:, column])
     units = rows[:, 0]
     made: Labels = units.repeat(outputs // groups)
-    coupling.slot(node, 1, 0, units.repeat(weight.shape[0] // groups))
-    coupling.edits.append(lambda count: _set_int(node, "group", int(count(units).sum())))
+    coupling.slots.append(ChannelSlot(node, 1, 0, units.repeat(weight.shape[0] // groups)))
+    coupling.edits.append(lambda count: node.attributes.add(ir.AttrInt64("group", int(count(units).sum()))))
     return made
 
 
 def gemm(coupling: Coupling, node: ir.Node) -> None:
-    """[M, K] by [K, N], or [N, K] if ``transB``; the bias broadcasts to [M, N]."""
-    weight = weights_of(node, 1)
-    bias = graph.input_of(node, 2)
-    form = form_of(node)
+    """[M, K] by [K, N], or [N, K] with ``transB``; the bias broadcasts to [M, N]."""
+    weight, form = weights_of(node, 1), form_of(node)
+    bias = None if graph.input_of(node, 2) is None else weights_of(node, 2)
     assert form is not None
     if form.transposes_input:
         raise Unsupported(f"{describe(node)} transposes its input")
-    if bias is not None:
-        weights_of(node, 2)
     rows, read = [*coupling.read(node.inputs[0]), None, None][:2]
     made = coupling.fresh(weight.shape[form.outputs])
-    coupling.slot(node, 1, form.outputs, made, "makes")
+    coupling.slots.append(ChannelSlot(node, 1, form.outputs, made, "makes"))
     if read is not None:
-        coupling.slot(node, 1, form.inputs, read, "reads")
-    if bias is not None and bias.shape is not None and len(bias.shape) > 0 and bias.shape[-1] != 1:
-        coupling.slot(node, 2, len(bias.shape) - 1, made)
+        coupling.slots.append(ChannelSlot(node, 1, form.inputs, read, "reads"))
+    if bias is not None and bias.ndim and bias.shape[-1] != 1:
+        coupling.slots.append(ChannelSlot(node, 2, bias.ndim - 1, made))
     coupling.freeze(rows, f"{describe(node)} reads it as rows")
-    coupling.write(node.outputs[0], [None, made])
+    coupling.axes[node.outputs[0]] = [None, made]
 
 
 def channel_norm(coupling: Coupling, node: ir.Node) -> None:
-    """BatchNormalization, InstanceNormalization: one scale, bias, mean, variance for each channel, axis 1."""
+    """BatchNormalization and InstanceNormalization have one parameter of each kind per channel, axis 1."""
     _only_first_output(node)
     x = coupling.read(node.inputs[0])
     if len(x) < 2 or any(graph.constant(value) is None for value in node.inputs[1:]):
         raise Unsupported(f"the parameters of {describe(node)} are not constant")
     if x[1] is not None:
         for index in range(1, len(node.inputs)):
-            coupling.slot(node, index, 0, x[1])
-    coupling.write(node.outputs[0], list(x))
+            coupling.slots.append(ChannelSlot(node, index, 0, x[1]))
+    coupling.axes[node.outputs[0]] = list(x)
 
 
 def layer_norm(coupling: Coupling, node: ir.Node) -> None:
-    """Its mean and variance run over the axes from ``axis`` on: fewer channels, other statistics."""
+    """The statistics run over the axes from ``axis`` on, so they change with the number of channels."""
     _only_first_output(node)
     x = coupling.read(node.inputs[0])
     first = graph.int_attribute(node, "axis", -1) % max(1, len(x))
     parameters = [index for index in range(1, len(node.inputs)) if node.inputs[index] is not None]
     for index in parameters:
         if weights_of(node, index).ndim > len(x):
-            raise Unsupported(f"the parameters of {describe(node)} have an odd shape")
+            raise Unsupported(f"the parameters of {describe(node)} have more axes than its input")
     for axis, labels in enumerate(x):
         if labels is None or axis < first:
             continue
@@ -174,8 +164,8 @@ def layer_norm(coupling: Coupling, node: ir.Node) -> None:
             shape = weights_of(node, index).shape
             own = axis - len(x) + len(shape)
             if own >= 0 and shape[own] != 1:
-                coupling.slot(node, index, own, labels)
-    coupling.write(node.outputs[0], list(x))
+                coupling.slots.append(ChannelSlot(node, index, own, labels))
+    coupling.axes[node.outputs[0]] = list(x)
 
 
 def pooling(coupling: Coupling, node: ir.Node) -> None:
@@ -183,11 +173,11 @@ def pooling(coupling: Coupling, node: ir.Node) -> None:
     x = coupling.read(node.inputs[0])
     for labels in x[:1] + x[2:]:
         coupling.freeze(labels, f"{describe(node)} pools over it")
-    coupling.write(node.outputs[0], [None, *x[1:2], *(None for _ in x[2:])])
+    coupling.axes[node.outputs[0]] = [None, *x[1:2], *(None for _ in x[2:])]
 
 
 def reduction(coupling: Coupling, node: ir.Node) -> None:
-    """Sums, means and the like over some axes; over channels, the answer changes with their number."""
+    """A reduction over channels changes with their number."""
     x = coupling.read(node.inputs[0])
     listed = graph.ints_attribute(node, "axes")
     if graph.input_of(node, 1) is not None:
@@ -198,23 +188,23 @@ def reduction(coupling: Coupling, node: ir.Node) -> None:
     for axis in gone:
         coupling.blur(x[axis], f"{describe(node)} runs over it")
     keep = graph.int_attribute(node, "keepdims", 1)
-    axes: Axes = [None if axis in gone else labels for axis, labels in enumerate(x) if keep or axis not in gone]
-    coupling.write(node.outputs[0], axes)
+    kept = [None if axis in gone else labels for axis, labels in enumerate(x) if keep or axis not in gone]
+    coupling.axes[node.outputs[0]] = kept
 
 
 def softmax(coupling: Coupling, node: ir.Node) -> None:
     x = coupling.read(node.inputs[0])
     if not x:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
-    old = coupling.opset < 13  # then it runs over all axes from ``axis`` on
+    old = coupling.opset < 13  # before opset 13 it runs over all axes from ``axis`` on
     first = graph.int_attribute(node, "axis", 1 if old else -1) % len(x)
     for labels in x[first:] if old else x[first : first + 1]:
         coupling.freeze(labels, f"{describe(node)} runs over it")
-    coupling.write(node.outputs[0], list(x))
+    coupling.axes[node.outputs[0]] = list(x)
 
 
 def resize(coupling: Coupling, node: ir.Node) -> None:
-    """Axes with labels must keep their size: scale 1, or the size that they have, which is rewritten."""
+    """Axes with labels need scale 1, or their current size, which is rewritten."""
     x = coupling.read(node.inputs[0])
     scales, sizes = (graph.constant(graph.input_of(node, index)) for index in (2, 3))
     listed = graph.ints_attribute(node, "axes")
@@ -232,22 +222,22 @@ def resize(coupling: Coupling, node: ir.Node) -> None:
             set_entry(coupling, node, 3, position, labels)
         elif given is sizes or float(given[position]) != 1:
             coupling.freeze(labels, f"{describe(node)} resizes it")
-    coupling.write(node.outputs[0], list(x))
+    coupling.axes[node.outputs[0]] = list(x)
 
 
 def pad(coupling: Coupling, node: ir.Node) -> None:
     x = coupling.read(node.inputs[0])
     pads = weights_of(node, 1)
     if graph.input_of(node, 3) is not None or pads.size != 2 * len(x):
-        raise Unsupported(f"{describe(node)} pads some axes only")
+        raise Unsupported(f"{describe(node)} lists the axes to pad")
     for axis, labels in enumerate(x):
         if pads[axis] or pads[len(x) + axis]:
             coupling.freeze(labels, f"{describe(node)} pads it")
-    coupling.write(node.outputs[0], list(x))
+    coupling.axes[node.outputs[0]] = list(x)
 
 
 def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labels: Labels) -> None:
-    """Let entry ``position`` of a constant vector be the number of positions kept of ``labels``."""
+    """After a cut, set entry ``position`` of a constant vector to the number of positions kept of ``labels``."""
 
     def edit(count: Callable[[Labels], Array]) -> None:
         array = weights_of(node, index).copy()
@@ -258,7 +248,7 @@ def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labe
 
 
 def replace_constant(node: ir.Node, index: int, array: Array) -> None:
-    """Give one input a separate constant; other readers of the old one keep it."""
+    """Give one input a new constant. Other readers keep the old one."""
     old = node.inputs[index]
     assert isinstance(node.graph, ir.Graph)
     assert old is not None
@@ -268,10 +258,6 @@ def replace_constant(node: ir.Node, index: int, array: Array) -> None:
 def _only_first_output(node: ir.Node) -> None:
     if any(graph.is_used(output) for output in node.outputs[1:]):
         raise Unsupported(f"the second output of {describe(node)} is used")
-
-
-def _set_int(node: ir.Node, name: str, number: int) -> None:
-    node.attributes[name] = ir.AttrInt64(name, number)
 
 
 RULES: dict[str, Rule] = {

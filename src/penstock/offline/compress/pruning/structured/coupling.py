@@ -1,18 +1,18 @@
 """Which channels of a model depend on one another, and so can only be cut together.
 
-Every position of an axis carries an *atom*. A layer with constant weights makes new atoms for its outputs; every operator
-hands the atoms of its inputs on, and joins those that it brings together: Add joins the channels of its operands one by one,
-Concat strings them together, Flatten repeats each, a depthwise convolution hands them on, Reshape to heads joins those of one
-head. Joined atoms are a *unit*: what can be cut, everywhere at once. Units that some layer computes side by side are a *group*,
-of which a width can be chosen. (A finer form of the dependency graph of Fang et al., "DepGraph: Towards Any Structural
-Pruning", 2023: there layers are joined, here single positions, so that Concat, Split and Flatten need no index arithmetic.)
+Every position of an axis carries an *atom*. A layer with constant weights creates new atoms for its outputs. Every other
+operator passes on the atoms of its inputs, and joins those that it combines: Add joins the channels of its operands one by one,
+Concat concatenates them, Flatten repeats each, Reshape to heads joins those of one head. Joined atoms form a *unit*, which is cut
+everywhere at once. Units that a layer computes side by side form a *group*, whose width can be chosen. (DepGraph, Fang et al.,
+"Towards Any Structural Pruning", 2023, joins whole layers. Joining single positions instead makes index arithmetic for Concat,
+Split and Flatten unnecessary.)
 
-What an operator does not say it understands is never cut: its atoms are frozen, and the reason kept.
+Operators without a rule are never cut: their atoms are frozen, with a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -27,19 +27,19 @@ Labels = Array
 Axes = list[Labels | None]
 """The axes of a tensor; None is an axis that is never cut."""
 Count = Callable[[Labels], Array]
-"""Which positions of an axis are kept: booleans [length]."""
+"""Returns which positions of an axis are kept, as booleans [length]."""
 
 
 class ChannelSlot(NamedTuple):
-    """An axis of a constant, such as a weight, whose positions go with the units of ``labels``."""
+    """An axis of a constant, such as a weight, that is cut together with the units of ``labels``."""
 
     node: ir.Node
     operand: int
-    """Which input of ``node`` the constant is."""
+    """The input of ``node`` that is the constant."""
     axis: int
     labels: Labels
-    role: Literal["makes", "reads", "goes along"]
-    """Whether the layer computes these channels, sums over them, or treats each alone (biases of layers included)."""
+    role: Literal["makes", "reads", "goes along"] = "goes along"
+    """Whether the layer computes these channels, sums over them, or treats each alone, as a bias does."""
 
     @property
     def value(self) -> ir.Value:
@@ -48,67 +48,70 @@ class ChannelSlot(NamedTuple):
         return value
 
 
-class ChannelGroup(msgspec.Struct, frozen=True):
-    """Units side by side: all that can be said about the width of the layers that compute them."""
+class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
+    """Units side by side. Their number is the width of the layers that compute them."""
 
-    name: str
-    """The first layer of ``layers``."""
     layers: tuple[str, ...]
-    """By the names of their outputs, in the graph's order."""
-    units: int
+    """The layers by the names of their outputs, in graph order."""
+    roots: Labels
+    """The units."""
     unit_size: int
     """Channels of the first layer in one unit: 1, the size of a head, or that of a convolution's group."""
     frozen: tuple[int, ...]
-    """The units that cannot be cut."""
+    """Numbers of the units that cannot be cut."""
     reason: str
-    """Why not; empty if all can be cut."""
+    """Why they cannot be cut; empty if all can."""
+
+    @property
+    def name(self) -> str:
+        """The first layer."""
+        return self.layers[0]
+
+    @property
+    def units(self) -> int:
+        return len(self.roots)
 
     @property
     def cuttable(self) -> bool:
         return len(self.frozen) < self.units and self.units > 1
 
-    @property
-    def width(self) -> int:
-        """Channels of the first layer."""
-        return self.units * self.unit_size
-
 
 class Coupling:
-    """The atoms of a graph while the rules of its operators run, and afterwards its units and groups."""
+    """The atoms of a graph while the rules of its operators run; afterwards its units and groups."""
 
     def __init__(self, opset: int, second_choice: Collection[ir.Node] = ()) -> None:
         self.opset = opset
         self.second_choice = second_choice
-        """Nodes of ``choices`` that shall choose otherwise."""
+        """Nodes of ``choices`` that take their second choice."""
         self.choices: dict[ir.Node, Labels] = {}
-        """Nodes that could have laid the units along another axis, and the units that they made."""
+        """Nodes that could have put the units on another axis, with the units that they created."""
         self.axes: dict[ir.Value, Axes] = {}
         self.slots: list[ChannelSlot] = []
         self.edits: list[Callable[[Count], None]] = []
-        """Other changes of the graph that follow from the widths: constant shapes, sizes of parts, attributes."""
+        """Further changes of the graph that depend on the widths: constant shapes, sizes of parts, attributes."""
         self._parent: list[int] = []
         self._reasons: dict[int, str] = {}
         self._blurred: dict[int, str] = {}
         self._units_of: Labels | None = None
 
     def freeze_units(self) -> None:
-        """No more is joined: units are found by one look-up from now on."""
+        """End joining, so that finding units takes one look-up from now on."""
         self._units_of = np.array([self._root(atom) for atom in range(len(self._parent))], np.int64)
 
     def fresh(self, length: int) -> Labels:
-        """Atoms of their own for an axis."""
+        """New atoms for an axis."""
         start = len(self._parent)
         self._parent.extend(range(start, start + length))
         return np.arange(start, start + length)
 
     def fixed(self, length: int, reason: str) -> Labels:
-        """Labels of positions that stay."""
+        """Labels of positions that cannot be cut."""
         labels = np.repeat(self.fresh(1), length)
         self.freeze(labels, reason)
         return labels
 
     def join(self, first: Labels, second: Labels) -> None:
-        """Position by position; both have one length, or one of them has length 1."""
+        """Join position by position. The lengths are equal, or one of them is 1."""
         for pair in zip(*np.broadcast_arrays(first, second), strict=True):
             stays, goes = sorted(self._root(int(atom)) for atom in pair)
             if stays == goes:
@@ -119,16 +122,17 @@ class Coupling:
                     notes.setdefault(stays, notes.pop(goes))
 
     def freeze(self, labels: Labels | None, reason: str) -> None:
-        """Mark these positions as not to be cut; the first reason is kept."""
+        """Mark positions that cannot be cut. The first reason is kept."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._reasons.setdefault(root, reason)
 
     def blur(self, labels: Labels | None, reason: str) -> None:
-        """Say that these positions cannot be cut without a trace even if all they lead to is zero."""
+        """Mark positions whose removal changes what stays, even where they are zero: a mean or a norm runs over them."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._blurred.setdefault(root, reason)
 
     def freeze_blurred(self) -> None:
+        """Freeze all blurred positions."""
         for root, reason in self._blurred.items():
             self._reasons.setdefault(self._root(root), reason)
 
@@ -142,7 +146,7 @@ class Coupling:
         return self._reasons.get(self._root(unit), "")
 
     def read(self, value: ir.Value | None) -> Axes:
-        """The axes of an operand; those of inputs, constants and what is left out are never cut."""
+        """The axes of an operand. Those of inputs and constants are never cut."""
         if value is None:
             return []
         if value not in self.axes:
@@ -152,32 +156,31 @@ class Coupling:
     def write(self, value: ir.Value, axes: Axes) -> None:
         self.axes[value] = axes
 
-    def slot(self, node: ir.Node, operand: int, axis: int, labels: Labels, role: str = "goes along") -> None:
-        self.slots.append(ChannelSlot(node, operand, axis, labels, role))  # type: ignore[arg-type]
-
     def groups(self) -> list[ChannelGroup]:
-        """Every group that a layer makes, in the graph's order; frozen ones too."""
-        return [self._group(slots, roots) for slots, roots in self.members()]
-
-    def members(self) -> list[tuple[list[ChannelSlot], Labels]]:
-        """For each group the slots that make it, and its units in the order of their first appearance."""
-        makers = [(slot, _unique(self.roots(slot.labels))) for slot in self.slots if slot.role == "makes"]
-        found: list[tuple[list[ChannelSlot], Labels]] = []
-        for slot, roots in makers:
-            mine = [entry for entry in found if np.isin(roots, entry[1]).any()]
-            slots = [other for entry in mine for other in entry[0]] + [slot]
-            merged = _unique(np.concatenate([entry[1] for entry in mine] + [roots]))
-            found = [entry for entry in found if all(entry is not other for other in mine)]
-            found.append((slots, merged))
-        return sorted(found, key=lambda entry: self.slots.index(entry[0][0]))
+        """Every group, in graph order, including frozen ones."""
+        makers = [slot for slot in self.slots if slot.role == "makes"]
+        found: list[tuple[list[int], Labels]] = []
+        for number, slot in enumerate(makers):
+            numbers, units, apart = list[int](), list[Labels](), []
+            roots = self.roots(slot.labels)
+            for entry in found:
+                if np.isin(roots, entry[1]).any():
+                    numbers += entry[0]
+                    units.append(entry[1])
+                else:
+                    apart.append(entry)
+            together = np.concatenate([*units, roots])
+            first = np.unique(together, return_index=True)[1]
+            found = [*apart, ([*numbers, number], together[np.sort(first)])]
+        found.sort(key=lambda entry: entry[0][0])
+        return [self._group([makers[number] for number in numbers], roots) for numbers, roots in found]
 
     def _group(self, slots: list[ChannelSlot], roots: Labels) -> ChannelGroup:
         names = tuple(dict.fromkeys(slot.node.outputs[0].name or "" for slot in slots))
         first = self.roots(slots[0].labels)
         frozen = tuple(number for number, root in enumerate(roots.tolist()) if self.reason(root))
         reason = self.reason(int(roots[frozen[0]])) if frozen else ""
-        size = int((first == first[0]).sum())
-        return ChannelGroup(names[0], names, len(roots), size, frozen, reason)
+        return ChannelGroup(names, roots, int((first == first[0]).sum()), frozen, reason)
 
     def _root(self, atom: int) -> int:
         parent = self._parent
@@ -188,27 +191,8 @@ class Coupling:
 
 
 Rule = Callable[[Coupling, ir.Node], None]
-"""Hands labels on from a node's inputs to its outputs. Raises Unsupported, before it changed anything, with what it does not
-understand."""
+"""Passes labels on from a node's inputs to its outputs. Raises Unsupported, before any change, if it cannot."""
 
 
 def describe(node: ir.Node) -> str:
     return f"{node.op_type} '{node.outputs[0].name}'"
-
-
-def freeze_all(coupling: Coupling, values: Iterable[ir.Value | None], reason: str) -> None:
-    for value in values:
-        for labels in coupling.read(value):
-            coupling.freeze(labels, reason)
-
-
-def forget(coupling: Coupling, values: Collection[ir.Value]) -> None:
-    """Outputs about which nothing is known are never cut."""
-    for value in values:
-        coupling.write(value, [None] * (graph.rank(value) or 0))
-
-
-def _unique(labels: Labels) -> Labels:
-    """Without repetition, in the order of first appearance."""
-    _, first = np.unique(labels, return_index=True)
-    return np.asarray(labels[np.sort(first)])

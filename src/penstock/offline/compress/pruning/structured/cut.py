@@ -1,9 +1,9 @@
-"""What can be cut from a model, and the cut itself: weights sliced, constant shapes rewritten, all on the ONNX graph."""
+"""Find the channels that can be cut from a model, and cut them: slice weights and rewrite constant shapes in the ONNX graph."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -21,8 +21,6 @@ from penstock.offline.compress.pruning.structured.coupling import (
     Labels,
     Rule,
     describe,
-    forget,
-    freeze_all,
 )
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import to_bytes
@@ -30,7 +28,7 @@ from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
 Kept = Mapping[str, Sequence[int]]
-"""By group, the numbers of the units that stay. A group that is not named stays whole."""
+"""The numbers of the units that stay, by group. Other groups stay whole."""
 
 _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 
@@ -38,8 +36,7 @@ _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 class Structure:
     """A model's groups of channels, and the constants that depend on each.
 
-    ``exact`` leaves alone what cannot be cut without changing what stays: channels that LayerNormalization or a mean runs over.
-    The model is read with its constants folded, so that shapes stand in it as numbers.
+    ``exact`` freezes channels whose removal would change the others: those that LayerNormalization or a mean runs over.
     Raises InvalidModel and Unsupported as ``load_model``.
     """
 
@@ -47,26 +44,19 @@ class Structure:
         self.artifact = artifact
         self.exact = exact
         self.model = prepare(artifact)
-        self.coupling = analyse(self.model, exact=exact)
-        members = self.coupling.members()
-        self.groups: tuple[ChannelGroup, ...] = tuple(self.coupling.groups())
-        self._units: dict[str, Labels] = {
-            group.name: roots for group, (_, roots) in zip(self.groups, members, strict=True)
-        }
-
-    @property
-    def slots(self) -> list[ChannelSlot]:
-        return self.coupling.slots
+        self.coupling = _analyse(self.model, exact=exact)
+        self.slots = self.coupling.slots
+        self.groups = tuple(self.coupling.groups())
 
     def group(self, name: str) -> ChannelGroup:
-        """Raises InvalidArgument if there is none of that name."""
-        for group in self.groups:
-            if group.name == name:
-                return group
-        raise InvalidArgument(f"the model has no group '{name}'", f"its groups: {', '.join(self._units)}")
+        """The group called ``name``. Raises InvalidArgument if there is none."""
+        names = [group.name for group in self.groups]
+        if name not in names:
+            raise InvalidArgument(f"the model has no group '{name}'", f"its groups: {', '.join(names)}")
+        return self.groups[names.index(name)]
 
     def explain(self) -> list[str]:
-        """One line per group: its layers, the units that can be cut, and the reason why others cannot."""
+        """One line per group: its layers, how many units can be cut, and why the others cannot."""
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)
@@ -76,35 +66,38 @@ class Structure:
         return lines
 
     def unit_numbers(self, name: str, labels: Labels) -> Labels:
-        """For each position of an axis the number of its unit in group ``name``; -1 if it is not of that group."""
-        units = self._units[name]
+        """For each position of an axis, the number of its unit in group ``name``, or -1 if it belongs to another group."""
+        units = self.group(name).roots
         order = np.argsort(units)
         roots = self.coupling.roots(labels)
         at = np.searchsorted(units, roots, sorter=order).clip(max=len(units) - 1)
         return np.where(units[order[at]] == roots, order[at], -1)
 
     def count(self, kept: Kept) -> Count:
-        """Which positions of an axis stay under ``kept``. Raises InvalidArgument for units that are not, or must not be cut."""
+        """A function that returns which positions of an axis stay.
+
+        Raises InvalidArgument if ``kept`` names an unknown unit, leaves out a frozen one, or is empty.
+        """
         gone: list[int] = []
         for name, numbers in kept.items():
             group = self.group(name)
             chosen = set(numbers)
             if not chosen or not chosen <= set(range(group.units)) or not chosen >= set(group.frozen):
                 raise InvalidArgument(
-                    f"{len(chosen)} unit(s) of '{name}' are to stay, out of {group.units}",
+                    f"cannot keep {len(chosen)} unit(s) of '{name}', which has {group.units}",
                     f"keep at least one, numbers from 0 to {group.units - 1}, and all that are frozen",
                 )
-            gone += [int(root) for number, root in enumerate(self._units[name]) if number not in chosen]
+            gone += np.delete(group.roots, list(chosen)).tolist()
         missing = np.array(gone, np.int64)
         return lambda labels: ~np.isin(self.coupling.roots(labels), missing)
 
     def cut(self, kept: Kept) -> bytes:
-        """The model with only the units in ``kept``. Raises InvalidArgument if a tensor would have no channels left."""
-        fresh = Structure(self.artifact, exact=self.exact)  # edited in place
+        """The bytes of the model with only the units in ``kept``. Raises InvalidArgument if a tensor would lose all channels."""
+        fresh = Structure(self.artifact, exact=self.exact)  # the graph is edited in place
         count = fresh.count(kept)
         for value, axes in fresh.coupling.axes.items():
             if any(labels is not None and len(labels) and not count(labels).any() for labels in axes):
-                raise InvalidArgument(f"nothing would be left of '{value.name}'", "keep some of its channels")
+                raise InvalidArgument(f"no channel of '{value.name}' would be left", "keep some of its channels")
         _slice_constants(fresh.slots, count)
         for edit in fresh.coupling.edits:
             edit(count)
@@ -116,11 +109,11 @@ class Structure:
         return to_bytes(fresh.model)
 
 
-def analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
-    """The coupling of a model whose values carry what shape inference found.
+def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
+    """The coupling of a model with inferred shapes.
 
-    Where Reshape splits channels into axes of which any could carry the units ([heads, size], [3, width]), a second choice is
-    tried: for those that turn out frozen, then for all. The reading under which most can be cut, in finest units, is taken.
+    Where Reshape splits channels into several axes ([heads, size], [3, width]), either may carry the units. The second choice is
+    tried for those that end up frozen, then for all. The analysis that leaves most channels free, in the finest units, wins.
     """
     first = best = _follow(model, exact, frozenset())
     frozen = [node for node, labels in first.choices.items() if any(first.reason(int(atom)) for atom in labels)]
@@ -131,7 +124,7 @@ def analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
 
 
 def _freedom(coupling: Coupling) -> tuple[int, int]:
-    """How many channels of all layers can be cut, and in how many units."""
+    """The number of channels that can be cut, and of the units that they form."""
     made = [coupling.roots(slot.labels) for slot in coupling.slots if slot.role == "makes"]
     free = [root for roots in made for root in roots.tolist() if not coupling.reason(root)]
     return len(free), len(set(free))
@@ -143,16 +136,17 @@ def _follow(model: ir.Model, exact: bool, second_choice: frozenset[ir.Node]) -> 
         rule = _RULES.get(node.op_type) if node.domain == "" and not graph.has_subgraph(node) else None
         try:
             if rule is None:
-                raise Unsupported(f"{describe(node)} is not understood")
+                raise Unsupported(f"{describe(node)} has no rule")
             rule(coupling, node)
         except Unsupported as error:
-            freeze_all(coupling, node.inputs, error.message)
-            forget(coupling, node.outputs)
+            _freeze(coupling, node.inputs, error.message)
+            for value in node.outputs:
+                coupling.axes[value] = [None] * (graph.rank(value) or 0)
     for subgraph in model.graph.subgraphs():
         if subgraph is not model.graph:
             captured = [value for node in subgraph for value in node.inputs if value in coupling.axes]
-            freeze_all(coupling, captured, "a subgraph reads it")
-    freeze_all(coupling, model.graph.outputs, "an output of the model is made of it")
+            _freeze(coupling, captured, "a subgraph reads it")
+    _freeze(coupling, model.graph.outputs, "an output of the model depends on it")
     if exact:
         coupling.freeze_blurred()
     coupling.freeze_units()
@@ -160,19 +154,25 @@ def _follow(model: ir.Model, exact: bool, second_choice: frozenset[ir.Node]) -> 
     return coupling
 
 
+def _freeze(coupling: Coupling, values: Iterable[ir.Value | None], reason: str) -> None:
+    for value in values:
+        for labels in coupling.read(value):
+            coupling.freeze(labels, reason)
+
+
 def _keep_something(coupling: Coupling) -> None:
-    """A part of a group that stands alone, such as a half after Split, must not lose all: its first unit stays."""
-    groups = [set(roots.tolist()) for _, roots in coupling.members()]
+    """Freeze the first unit of every separate part of a group, such as a half after Split, so that none loses all channels."""
+    groups = [set(group.roots.tolist()) for group in coupling.groups()]
     for value, axes in coupling.axes.items():
         for labels in axes:
             mine = set() if labels is None else set(coupling.roots(labels).tolist())
             whole = any(group <= mine for group in groups) or any(coupling.reason(root) for root in mine)
             if labels is not None and mine and not whole:
-                coupling.freeze(labels[:1], f"something must be left of '{value.name}'")
+                coupling.freeze(labels[:1], f"'{value.name}' must keep a channel")
 
 
 def _slice_constants(slots: Sequence[ChannelSlot], count: Count) -> None:
-    """Slice every use of a constant; uses that are sliced alike go on sharing it, in its old place if there are no others."""
+    """Slice every use of a constant. Uses with equal slices keep sharing it."""
     cuts: dict[ir.Value, dict[tuple[ir.Node, int], dict[int, Array]]] = defaultdict(lambda: defaultdict(dict))
     for slot in slots:
         kept = count(slot.labels)

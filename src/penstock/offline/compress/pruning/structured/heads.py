@@ -1,8 +1,8 @@
-"""How operators that move axes and positions about hand channels on: Reshape, Transpose, MatMul, Concat, Split, Slice, Gather.
+"""Rules of the operators that move axes or positions: Reshape, Transpose, MatMul, Concat, Split, Slice, Gather.
 
-Attention needs no pattern. Queries, keys and values are split by Reshape into heads, which makes each head one unit
-of the layer before; MatMul joins the heads of queries and keys, then of shares and values; the Reshape that strings the heads
-together again hands the units to the output projection.
+Attention needs no pattern of its own. Reshape splits queries, keys and values into heads, so each head becomes one unit of the layer
+before. MatMul joins the heads of queries and keys, then those of attention weights and values. The Reshape that concatenates the
+heads passes the units to the output projection.
 """
 
 from __future__ import annotations
@@ -14,54 +14,54 @@ import onnx_ir as ir
 
 from penstock.errors import Unsupported
 from penstock.offline.compress.pruning.structured.channels import replace_constant, set_entry, weights_of
-from penstock.offline.compress.pruning.structured.coupling import Axes, Coupling, Labels, Rule, describe
+from penstock.offline.compress.pruning.structured.coupling import Axes, ChannelSlot, Coupling, Labels, Rule, describe
 from penstock.offline.optimize import graph
 
 Dim = int | str | None
 Block = tuple[slice, slice]
-"""Axes of the input and axes of the output of a Reshape that hold the same elements in the same order."""
+"""Input axes and output axes of a Reshape that hold the same elements in the same order."""
 
 
 def matmul(coupling: Coupling, node: ir.Node) -> None:
-    """By a matrix [K, N] of weights, or of two activations: then batch axes are joined, and what is summed over stays."""
+    """A product with a weight matrix [K, N], or of two activations, whose batch axes are joined and whose summed axis is frozen."""
     left, right = node.inputs
     if graph.is_constant(right) and len(weights_of(node, 1).shape) == 2 and coupling.read(left):
         x = coupling.read(left)
         made = coupling.fresh(weights_of(node, 1).shape[1])
-        coupling.slot(node, 1, 1, made, "makes")
+        coupling.slots.append(ChannelSlot(node, 1, 1, made, "makes"))
         if x[-1] is not None:
-            coupling.slot(node, 1, 0, x[-1], "reads")
-        coupling.write(node.outputs[0], [*x[:-1], made])
+            coupling.slots.append(ChannelSlot(node, 1, 0, x[-1], "reads"))
+        coupling.axes[node.outputs[0]] = [*x[:-1], made]
         return
     a, b = coupling.read(left), coupling.read(right)
     if min(len(a), len(b)) < 2 or graph.is_constant(left) or graph.is_constant(right):
-        raise Unsupported(f"{describe(node)} multiplies by constants that are no plain matrix on the right")
+        raise Unsupported(f"{describe(node)} multiplies by a constant that is not a matrix on the right")
     for labels in (a[-1], b[-2]):
         coupling.freeze(labels, f"{describe(node)} sums over it")
     batch: Axes = [_same_axis(coupling, node, back) for back in range(max(len(a), len(b)), 2, -1)]
-    coupling.write(node.outputs[0], [*batch, a[-2], b[-1]])
+    coupling.axes[node.outputs[0]] = [*batch, a[-2], b[-1]]
 
 
 def _same_axis(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The labels of a batch axis, ``back`` from the end. One that is stretched or meets a fixed one stays."""
+    """The labels of the batch axis ``back`` from the end. It is frozen if it broadcasts, or if the other operand's is fixed."""
     found = [coupling.read(value)[-back] for value in node.inputs if len(coupling.read(value)) >= back]
     labelled = [labels for labels in found if labels is not None]
     if len(labelled) == 2 and len(labelled[0]) == len(labelled[1]):
         coupling.join(*labelled)
         return labelled[0]
     for labels in labelled:
-        coupling.freeze(labels, f"{describe(node)} multiplies it with what is fixed")
+        coupling.freeze(labels, f"{describe(node)} multiplies it with a fixed axis")
     return None
 
 
 def transpose(coupling: Coupling, node: ir.Node) -> None:
     x = coupling.read(node.inputs[0])
     order = graph.ints_attribute(node, "perm") or list(range(len(x)))[::-1]
-    coupling.write(node.outputs[0], [x[axis] for axis in order] if x else [])
+    coupling.axes[node.outputs[0]] = [x[axis] for axis in order] if x else []
 
 
 def reshape(coupling: Coupling, node: ir.Node) -> None:
-    """Reshape, Flatten, Squeeze, Unsqueeze: which input axes became which output axes follows from their sizes."""
+    """Reshape, Flatten, Squeeze, Unsqueeze: match input axes to output axes by their sizes."""
     source, target = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or target.shape is None:
         raise Unsupported(f"the shapes around {describe(node)} are not known")
@@ -72,12 +72,12 @@ def reshape(coupling: Coupling, node: ir.Node) -> None:
         left -= set(range(len(x))[before])
         result[after] = _regroup(coupling, node, x[before], dims[before], made[after])
     for axis in left:
-        coupling.freeze(x[axis], f"it is not known what {describe(node)} makes of it")
+        coupling.freeze(x[axis], f"{describe(node)} reshapes it in an unknown way")
     if node.op_type == "Reshape":
         for position, labels in enumerate(result):
             if labels is not None:
                 _let_shape_follow(coupling, node, position, labels)
-    coupling.write(target, result)
+    coupling.axes[target] = result
 
 
 def _dims(value: ir.Value) -> list[Dim]:
@@ -86,21 +86,20 @@ def _dims(value: ir.Value) -> list[Dim]:
 
 
 def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
-    """Runs of axes of equal product, from the last axis while sizes are known, then from the first."""
-    ends = [(0, 0)]
-    for run in _run(before[::-1], after[::-1]):
-        ends.append(run)
-        (i0, j0), (i, j) = ends[-2:]
+    """Runs of axes with equal products, from the last axis backwards while sizes are known, then from the first."""
+    i0 = j0 = 0
+    for i, j in _run(before[::-1], after[::-1]):
         yield slice(len(before) - i, len(before) - i0), slice(len(after) - j, len(after) - j0)
-    i, j = ends[-1]
-    last = (0, 0)
-    for run in _run(before[: len(before) - i], after[: len(after) - j]):
-        yield slice(last[0], run[0]), slice(last[1], run[1])
-        last = run
+        i0, j0 = i, j
+    before, after = before[: len(before) - i0], after[: len(after) - j0]
+    i0 = j0 = 0
+    for i, j in _run(before, after):
+        yield slice(i0, i), slice(j0, j)
+        i0, j0 = i, j
 
 
 def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
-    """Where products of leading dimensions agree. An unknown or free dimension agrees with itself by name only."""
+    """The positions at which products of leading dimensions agree. A free dimension only equals one of the same name."""
     i = j = 0
     while i < len(before) and j < len(after):
         a, b = before[i], after[j]
@@ -122,12 +121,12 @@ def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
 
 
 def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], after: list[Dim]) -> Axes:
-    """The labels of one block after Reshape; of several output axes one can keep them, and its positions become units."""
+    """The labels of one block after Reshape. One of several output axes keeps them; its positions become units."""
     held = [axis for axis, labels in enumerate(x) if labels is not None]
     result: Axes = [None] * len(after)
     if len(held) != 1:
         for axis in held:
-            coupling.freeze(x[axis], f"{describe(node)} mixes it with another")
+            coupling.freeze(x[axis], f"{describe(node)} merges it with another axis")
         return result
     if len(before) == len(after) == 1:
         return list(x)
@@ -147,9 +146,10 @@ def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], afte
 
 
 def _axis_of_units(coupling: Coupling, node: ir.Node, grid: Labels) -> tuple[int, bool]:
-    """The axis along which units differ, if there is one; else the last but one: of [heads, size] or [3, heads, size] heads.
+    """The axis that carries the units, and whether it was a choice.
 
-    The second choice is the last axis. Also whether there was a choice.
+    If the units differ along one axis only, it is that one. Otherwise the last but one (heads, of [heads, size] or
+    [3, heads, size]), and as second choice the last.
     """
     wide = [axis for axis, size in enumerate(grid.shape) if size > 1]
     roots = coupling.roots(grid.reshape(-1)).reshape(grid.shape)
@@ -157,7 +157,9 @@ def _axis_of_units(coupling: Coupling, node: ir.Node, grid: Labels) -> tuple[int
         rows = np.moveaxis(roots, axis, 0).reshape(grid.shape[axis], -1)
         if (rows == rows[:, :1]).all():
             return axis, False
-    return (wide[-1 if node in coupling.second_choice else -2], True) if len(wide) > 1 else ((wide or [0])[0], False)
+    if len(wide) < 2:
+        return (wide or [0])[0], False
+    return wide[-1 if node in coupling.second_choice else -2], True
 
 
 def _known(dims: list[Dim]) -> tuple[int, ...]:
@@ -165,7 +167,7 @@ def _known(dims: list[Dim]) -> tuple[int, ...]:
 
 
 def _let_shape_follow(coupling: Coupling, node: ir.Node, position: int, labels: Labels) -> None:
-    """Rewrite the entry of the shape that says how many there are; one that copies (0) or infers (-1) follows of itself."""
+    """Rewrite the axis's entry in the shape. Entries that copy (0) or infer (-1) the size need no change."""
     holder, index, offset = _entry(node, position)
     size = None if holder is None else int(weights_of(holder, index).reshape(-1)[offset])
     if holder is not None and size is not None and size > 0:
@@ -173,11 +175,11 @@ def _let_shape_follow(coupling: Coupling, node: ir.Node, position: int, labels: 
         return
     copied = (coupling.read(node.inputs[0]) + [None] * position)[position] if size == 0 else None
     if size != -1 and (copied is None or not np.array_equal(coupling.roots(copied), coupling.roots(labels))):
-        coupling.freeze(labels, f"its size is computed for {describe(node)}")
+        coupling.freeze(labels, f"{describe(node)} computes its size")
 
 
 def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
-    """Which constant, an input of which node, holds an entry of the shape: the shape itself, or a part of its Concat."""
+    """The node, input and offset of the constant that holds an entry of the shape: the shape itself, or a part of its Concat."""
     shape = node.inputs[1]
     if graph.is_constant(shape):
         return node, 1, position
@@ -195,7 +197,7 @@ def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
 
 
 def concat(coupling: Coupling, node: ir.Node) -> None:
-    """Along the axis, labels are strung together; across it, they meet."""
+    """Labels are concatenated along the axis, and joined across the others."""
     parts = [coupling.read(value) for value in node.inputs]
     if any(value is None or value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
@@ -205,36 +207,34 @@ def concat(coupling: Coupling, node: ir.Node) -> None:
         found = [part[other] for part in parts]
         labelled = [labels for labels in found if labels is not None]
         if other == axis or not labelled:
-            result.append(_string(coupling, node, axis) if other == axis and labelled else None)
+            result.append(_concatenated(coupling, node, axis) if other == axis and labelled else None)
             continue
         for labels in labelled[1:]:
             coupling.join(labelled[0], labels)
         if len(labelled) < len(found):
-            coupling.freeze(labelled[0], f"{describe(node)} puts it beside what is fixed")
+            coupling.freeze(labelled[0], f"{describe(node)} combines it with a fixed axis")
         result.append(labelled[0])
-    coupling.write(node.outputs[0], result)
+    coupling.axes[node.outputs[0]] = result
 
 
-def _string(coupling: Coupling, node: ir.Node, axis: int) -> Labels | None:
+def _concatenated(coupling: Coupling, node: ir.Node, axis: int) -> Labels | None:
     pieces: list[Labels] = []
     for value in node.inputs:
         labels = coupling.read(value)[axis]
         size = value.shape[axis] if value is not None and value.shape is not None else None
-        if labels is None and not isinstance(size, int):
-            for other in node.inputs:
-                coupling.freeze(coupling.read(other)[axis], f"{describe(node)} strings it with what has no known size")
-            return None
         if labels is None and isinstance(size, int):
-            labels = coupling.fixed(
-                size, f"{describe(node)} takes it from '{value.name if value else ''}', which is fixed"
-            )
-        assert labels is not None
+            name = value.name if value else ""
+            labels = coupling.fixed(size, f"{describe(node)} takes it from '{name}', which is fixed")
+        if labels is None:
+            for other in node.inputs:
+                coupling.freeze(coupling.read(other)[axis], f"{describe(node)} has an operand of unknown size")
+            return None
         pieces.append(labels)
     return np.concatenate(pieces)
 
 
 def split(coupling: Coupling, node: ir.Node) -> None:
-    """Each part keeps what is left of its positions; the sizes of the parts are rewritten."""
+    """The sizes of the parts are rewritten."""
     x = coupling.read(node.inputs[0])
     if not x:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
@@ -243,11 +243,11 @@ def split(coupling: Coupling, node: ir.Node) -> None:
     parts: list[Labels | None] = [None] * len(node.outputs)
     if labels is not None:
         sizes = _part_sizes(node, len(labels))
-        made = list(np.split(labels, np.cumsum(sizes)[:-1]))
+        made = np.split(labels, np.cumsum(sizes)[:-1])
         parts = [*made]
         coupling.edits.append(lambda count: _write_sizes(node, coupling.opset, [int(count(p).sum()) for p in made]))
     for output, part in zip(node.outputs, parts, strict=True):
-        coupling.write(output, [*x[:axis], part, *x[axis + 1 :]])
+        coupling.axes[output] = [*x[:axis], part, *x[axis + 1 :]]
 
 
 def _part_sizes(node: ir.Node, length: int) -> list[int]:
@@ -273,12 +273,12 @@ def _write_sizes(node: ir.Node, opset: int, sizes: list[int]) -> None:
 
 
 def slices(coupling: Coupling, node: ir.Node) -> None:
-    """Of an axis with labels, constant bounds and step 1; the bounds are rewritten."""
+    """An axis with labels needs constant bounds and step 1; the bounds are rewritten."""
     x = list(coupling.read(node.inputs[0]))
     if graph.input_of(node, 1) is None or not x:
-        raise Unsupported(f"{describe(node)} has an old form")
+        raise Unsupported(f"{describe(node)} has its bounds as attributes, as before opset 10")
     if not any(labels is not None for labels in x):
-        coupling.write(node.outputs[0], x)
+        coupling.axes[node.outputs[0]] = x
         return
     starts, ends = weights_of(node, 1), weights_of(node, 2)
     axes = weights_of(node, 3) if graph.input_of(node, 3) is not None else np.arange(len(starts))
@@ -288,16 +288,16 @@ def slices(coupling: Coupling, node: ir.Node) -> None:
         if labels is None:
             continue
         if steps[position] != 1:
-            raise Unsupported(f"{describe(node)} takes it in steps")
+            raise Unsupported(f"{describe(node)} has a step other than 1")
         start, end, _ = slice(int(starts[position]), int(ends[position])).indices(len(labels))
         x[axis] = labels[start:end]
         set_entry(coupling, node, 1, position, labels[:start])
         set_entry(coupling, node, 2, position, labels[: max(start, end)])
-    coupling.write(node.outputs[0], x)
+    coupling.axes[node.outputs[0]] = x
 
 
 def gather(coupling: Coupling, node: ir.Node) -> None:
-    """From a table of weights, which is a layer; from an activation along an axis that stays, or by constant positions."""
+    """A lookup in a weight table is a layer. A lookup in an activation needs an axis without labels, or constant positions."""
     data, indices = node.inputs
     if data is None or data.shape is None or indices is None or indices.shape is None:
         raise Unsupported(f"the shapes around {describe(node)} are not known")
@@ -306,17 +306,17 @@ def gather(coupling: Coupling, node: ir.Node) -> None:
     picked: Axes = [None] * indices.shape.rank()
     if graph.is_constant(data) and len(x) == 2 and axis == 0:
         made = coupling.fresh(weights_of(node, 0).shape[1])
-        coupling.slot(node, 0, 1, made, "makes")
-        coupling.write(node.outputs[0], [*picked, made])
+        coupling.slots.append(ChannelSlot(node, 0, 1, made, "makes"))
+        coupling.axes[node.outputs[0]] = [*picked, made]
         return
     labels = x[axis]
     if labels is not None:
         order = weights_of(node, 1)
         if order.ndim != 1:
-            raise Unsupported(f"{describe(node)} takes out single positions of it")
+            raise Unsupported(f"{describe(node)} takes single positions of it")
         picked = [labels[order]]
         coupling.edits.append(lambda count: _write_order(node, order % len(labels), count(labels)))
-    coupling.write(node.outputs[0], [*x[:axis], *picked, *x[axis + 1 :]])
+    coupling.axes[node.outputs[0]] = [*x[:axis], *picked, *x[axis + 1 :]]
 
 
 def _write_order(node: ir.Node, order: Labels, kept: Labels) -> None:
@@ -324,7 +324,7 @@ def _write_order(node: ir.Node, order: Labels, kept: Labels) -> None:
 
 
 def shape(coupling: Coupling, node: ir.Node) -> None:
-    """Sizes that are read are computed with, so they stay: those that Gather and Slice by constants take, else all."""
+    """Freeze every axis whose size is read: those that Gather and Slice take by constants, else all."""
     x = coupling.read(node.inputs[0])
     first, last = graph.int_attribute(node, "start", 0), graph.int_attribute(node, "end", len(x))
     sizes = x[first:last]
@@ -333,7 +333,7 @@ def shape(coupling: Coupling, node: ir.Node) -> None:
         taken |= set(np.arange(len(sizes))[_picked(use.node)].reshape(-1).tolist())
     for position in taken:
         coupling.freeze(sizes[position], f"{describe(node)} reads its size")
-    coupling.write(node.outputs[0], [None])
+    coupling.axes[node.outputs[0]] = [None]
 
 
 def _picked(node: ir.Node) -> Labels | slice:

@@ -95,9 +95,9 @@ def shrink(
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.threads)
-    rounds = Rounds(Round, "round", artifact, judge, options.contract, lambda entry: entry.speedup)
-    # What a run to a lower speed-up did is the beginning of one to a higher.
-    rounds.keep_in(folder, data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0)))
+    # A run to a lower speed-up is the beginning of a run to a higher one.
+    decides = data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0))
+    rounds = Rounds(Round, "round", judge, options.contract, lambda entry: entry.speedup, folder, *decides)
     shrinker = _Shrinker(artifact, data, options)
     while not is_over() and (move := next_move(rounds.entries, options)) is not None:
         on_progress(sum(entry.cut for entry in rounds.entries), options.rounds + 1)
