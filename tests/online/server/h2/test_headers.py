@@ -12,7 +12,7 @@ from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE, HeaderReader, literal, trailers
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
-METHOD = GrpcMethod(b"/a/B", unary=lambda call, data: None)
+METHOD = GrpcMethod(unary=lambda call, data: None)
 USUAL = {":method": "POST", ":scheme": "http", ":path": "/a/B", "content-type": "application/grpc"}
 
 
@@ -21,7 +21,7 @@ def decode(block: bytes) -> list[tuple[str, str]]:
 
 
 def reader(max_header_bytes: int = 8192) -> HeaderReader:
-    return HeaderReader({METHOD.path: METHOD}, max_header_bytes)
+    return HeaderReader({b"/a/B": METHOD}, max_header_bytes)
 
 
 def test_requests() -> None:
