@@ -126,12 +126,12 @@ class GrpcServer:
 
     def methods(self) -> dict[bytes, GrpcMethod]:
         unary = {ECHO: self._echo, FAIL: self._fail, BREAK: self._break, HOLD: self._hold, FLOOD: self._flood}
-        table = {path.encode(): GrpcMethod(path.encode(), unary=method) for path, method in unary.items()}
+        table = {path.encode(): GrpcMethod(unary=method) for path, method in unary.items()}
         streams: dict[str, Callable[[GrpcCall], Receiver]] = {
             CHAT: lambda call: Chat(self, call),
             STALL: lambda call: Stall(self, call),
         }
-        return table | {path.encode(): GrpcMethod(path.encode(), stream=method) for path, method in streams.items()}
+        return table | {path.encode(): GrpcMethod(stream=method) for path, method in streams.items()}
 
     def _echo(self, call: GrpcCall, data: Buffer) -> None:
         self.metadata = dict(call.metadata)

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from penstock.online.server.grpc.encoder import varint
 from penstock.protocol import messages
+from penstock.protocol.varint import write_varint
 from penstock.tensor import DataType, to_wire
 
 TYPED = {
@@ -71,7 +71,7 @@ def typed_request(given_arrays: list[np.ndarray], **fields: Any) -> Any:
 
 
 def field(number: int, content: bytes) -> bytes:
-    return bytes((number << 3 | 2,)) + varint(len(content)) + content
+    return bytes((number << 3 | 2,)) + write_varint(len(content)) + content
 
 
 def reencoded(data: bytes, source: random.Random) -> bytes:
@@ -82,7 +82,7 @@ def reencoded(data: bytes, source: random.Random) -> bytes:
     for tag, content in fields:
         size = len(content)
         padded = bytes((size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14))
-        made += bytes((tag,)) + (padded if source.random() < 0.3 else varint(size)) + content
+        made += bytes((tag,)) + (padded if source.random() < 0.3 else write_varint(size)) + content
         made += source.choice(
             [b"", b"\x7a\x02ab", b"\x40\x96\x01", b"\x8a\x08\x00", b"\x45abcd", b"\x49abcdefgh", AN_EMPTY_GROUP]
         )

@@ -11,9 +11,10 @@ from google.protobuf.message import DecodeError
 
 from penstock.online.server.answer_form import TEXT
 from penstock.online.server.grpc.decoder import GrpcRequestDecoder, request_id
-from penstock.online.server.grpc.encoder import GrpcAnswerEncoder, varint
+from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
+from penstock.protocol.varint import write_varint
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import DataType
 from tests.fuzz.answers import Meaning, meaning
@@ -121,7 +122,7 @@ class ProtobufTarget:
         if len(parts) % 3 == 0 and random.random() < 0.6:
             parts = list(parts)
             for index in range(1, len(parts), 3):
-                parts[index] = varint(len(parts[index + 1]))
+                parts[index] = write_varint(len(parts[index + 1]))
         return b"".join(parts)
 
     def run(self, data: bytes) -> None:

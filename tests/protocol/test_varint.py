@@ -5,12 +5,13 @@ from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-d
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.varint import read_varint
+from penstock.protocol.varint import read_varint, write_varint
 
 
 @given(st.integers(0, 2**64 - 1), st.binary(max_size=3), st.binary(max_size=3))
-def test_it_reads_what_protobuf_writes(value: int, before: bytes, after: bytes) -> None:
+def test_it_reads_and_writes_as_protobuf_does(value: int, before: bytes, after: bytes) -> None:
     number = _VarintBytes(value)
+    assert write_varint(value) == number
     data = before + number + after
     assert read_varint(data, len(before), len(data)) == (value, len(before) + len(number))
 

@@ -1,10 +1,24 @@
-"""Protobuf's numbers of variable length, for readers that walk a message without parsing it."""
+"""Protobuf's variable-length integers, for code that reads or writes messages without the protobuf classes."""
 
 from __future__ import annotations
 
+_SMALL = [bytes((number,)) for number in range(0x80)]
 
-def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """The number at ``position``, and where it ends. Raises ValueError if it does not before ``end``, or within ten bytes."""
+
+def write_varint(number: int) -> bytes:
+    """``number`` (>= 0) as protobuf encodes it."""
+    if number < 0x80:
+        return _SMALL[number]
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+def read_varint(data: bytes | bytearray | memoryview, position: int, end: int) -> tuple[int, int]:
+    """The number at ``position``, and its end. Raises ValueError if it does not end before ``end``, or within ten bytes."""
     value = 0
     for shift in range(0, 70, 7):
         if position == end:

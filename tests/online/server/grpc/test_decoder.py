@@ -258,7 +258,7 @@ def test_parameters_are_bounded_in_number() -> None:
     message = messages.ModelInferRequest(model_name="m")
     for number in range(1025):
         message.parameters[str(number)].int64_param = number
-    with pytest.raises(InvalidArgument, match="1025 parameters are more than the 1024"):
+    with pytest.raises(InvalidArgument, match="1025 parameters exceed the limit of 1024"):
         decode(message)
     del message.parameters["7"]
     assert len(decode(message).parameters) == 1024

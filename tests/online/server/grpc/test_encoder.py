@@ -9,7 +9,7 @@ from tritonclient.grpc import InferResult, service_pb2
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.grpc.encoder import GrpcAnswerEncoder, encode_parameters, streamed, streamed_error, varint
+from penstock.online.server.grpc.encoder import GrpcAnswerEncoder, encode_parameters, streamed, streamed_error
 from penstock.protocol import messages
 from penstock.request import InferResponse
 from penstock.tensor import DataType, to_wire
@@ -111,12 +111,6 @@ def test_outputs_in_shared_memory_leave_an_empty_entry() -> None:
 def test_errors_on_a_stream_name_their_request() -> None:
     answer = messages.ModelStreamInferResponse.FromString(streamed_error(InvalidArgument("no", "do"), "7"))
     assert (answer.error_message, answer.infer_response.id) == ("no (do)", "7")
-
-
-@given(st.integers(0, 2**40))
-def test_lengths_are_varints(number: int) -> None:
-    expected = messages.StatisticDuration(count=number).SerializeToString()[1:]
-    assert varint(number) == (expected or b"\x00")
 
 
 def test_memory_of_what_was_written_is_bounded() -> None:

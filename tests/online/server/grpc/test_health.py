@@ -49,14 +49,13 @@ def test_a_watch_is_told_once_of_each_change_until_it_ends() -> None:
         for call, service in ((known, "known"), (unknown, "absent")):
             checks.watch(call).message(asked(service))
         for server.is_ready in (True, False, False, True):
-            checks.look()
+            checks.announce()
         unknown.cancel()
-        assert checks._timer is not None
         checks.drain(Unavailable("stopping"))
         assert states(known) == [SERVING, NOT_SERVING, SERVING]
         assert states(unknown) == [UNKNOWN]
         assert str(known.error) == "stopping"
-        assert checks._timer is None
+        assert not checks._watches
 
     asyncio.run(run())
 
@@ -71,7 +70,7 @@ def test_readiness_is_looked_at_while_somebody_watches() -> None:
         async with asyncio.timeout(20):
             await told.wait()
         call.cancel()
-        assert checks._timer is None
+        assert not checks._watches
 
     asyncio.run(run())
 

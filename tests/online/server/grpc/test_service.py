@@ -46,7 +46,6 @@ def test_every_rpc_of_the_schema_is_there_in_its_kind() -> None:
     for path, rpc in wanted.items():
         streams = rpc.client_streaming or rpc.server_streaming
         assert (methods[path].stream is not None, methods[path].unary is None) == (streams, streams)
-        assert methods[path].path == path
 
 
 def test_a_service_that_stops_refuses_inference_and_nothing_else() -> None:
@@ -66,9 +65,7 @@ def test_a_service_that_stops_refuses_inference_and_nothing_else() -> None:
     stopping.drain()
     calls = [FakeCall(), FakeCall()]
     infer.unary(calls[0], b"")
-    receiver = stream(calls[1])
-    receiver.message(b"")
-    receiver.half_close()
+    assert stream(calls[1]) is None
     for call in [*open_calls, *calls]:
         assert call.error is not None
         assert call.error.code is Code.UNAVAILABLE

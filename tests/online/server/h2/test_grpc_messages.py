@@ -67,7 +67,7 @@ def test_what_is_received_of_a_message_is_not_between() -> None:
 def test_a_length_is_checked_before_anything_is_kept() -> None:
     reader = MessageReader(LIMIT)
     reader.feed(PREFIX.pack(0, LIMIT + 1))
-    with pytest.raises(ResourceExhausted, match="100001 bytes, more than the 100000"):
+    with pytest.raises(ResourceExhausted, match="100001 bytes exceeds the limit of 100000"):
         reader.next()
 
 
@@ -90,9 +90,9 @@ def test_compression(encoding: bytes, compress: object) -> None:
     assert content_of(1, packed, encoding, LIMIT) == b"abc" * 1000
     assert content_of(0, b"abc", encoding, LIMIT) == b"abc"
     assert content_of(1, compress(bytes(LIMIT)), encoding, LIMIT) == bytes(LIMIT)  # type: ignore[operator]
-    with pytest.raises(ResourceExhausted, match="more than the 100000"):
+    with pytest.raises(ResourceExhausted, match="exceeds the limit of 100000"):
         content_of(1, compress(bytes(LIMIT + 1)), encoding, LIMIT)  # type: ignore[operator]
-    with pytest.raises(InvalidArgument, match="ends before"):
+    with pytest.raises(InvalidArgument, match="is cut off"):
         content_of(1, packed[:-3], encoding, LIMIT)
     with pytest.raises(InvalidArgument, match="is not"):
         content_of(1, b"nonsense", encoding, LIMIT)
@@ -111,5 +111,5 @@ def test_a_bomb_is_not_blown_up() -> None:
 
 @pytest.mark.parametrize(("flag", "encoding"), [(1, b""), (1, b"identity"), (2, b"gzip")])
 def test_compressed_without_an_agreement(flag: int, encoding: bytes) -> None:
-    with pytest.raises(PenstockError, match="no encoding was agreed on"):
+    with pytest.raises(PenstockError, match="no grpc-encoding"):
         content_of(flag, b"abc", encoding, LIMIT)

@@ -361,7 +361,7 @@ def test_a_client_that_does_not_read_loses_its_call(peer: Peer, server: GrpcServ
     assert server.cancelled.acquire(timeout=PATIENCE_S)
     peer.send(h2.window_update(1, 1 << 20))
     answer = peer.answer(1)
-    assert (answer.status, answer.message) == (8, "over 1000000 bytes of answers are unread")
+    assert (answer.status, answer.message) == (8, "the client has left more than 1000000 bytes of answers unread")
     assert len(answer.messages) <= 1
 
 
@@ -445,7 +445,10 @@ def test_headers_that_are_too_large(peer: Peer, server: GrpcServer) -> None:
 def test_a_message_over_the_limit_is_refused_by_its_prefix(peer: Peer) -> None:
     peer.send(peer.headers(1), data_frame(1, struct.pack(">BI", 0, 6_000_001)))
     answer = peer.answer(1)
-    assert (answer.status, answer.message) == (8, "a message of 6000001 bytes, more than the 6000000 that are taken")
+    assert (answer.status, answer.message) == (
+        8,
+        "a message of 6000001 bytes exceeds the limit of 6000000 (send less, or raise 'max_request_bytes')",
+    )
     assert peer.reset(1) == ErrorCode.NO_ERROR
 
 

@@ -1,10 +1,10 @@
-"""The methods of the inference service that are not inference: health, metadata, statistics, and control over the server."""
+"""All methods of the inference service except inference: health, metadata, statistics, and control of the server."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from google.protobuf import json_format
@@ -15,8 +15,8 @@ from penstock.online.repository.triton.schema import to_message
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.call import GrpcCall, Unary
-from penstock.online.server.grpc.decoder import check_version
+from penstock.online.server.grpc.call import GrpcCall
+from penstock.online.server.grpc.decoder import check_version, parameter_values
 from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
@@ -24,12 +24,13 @@ from penstock.tensor import Buffer
 
 _log = logging.getLogger(__name__)
 
+Unary = Callable[[GrpcCall, Buffer, str], None]
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
-"""From a request and the client's name to the answer. Raises PenstockError."""
+"""Takes a request and the client's name, and returns the answer. Raises PenstockError."""
 
 
 def parse(kind: Any, data: Buffer) -> Message:
-    """A message of class ``kind``. Raises InvalidArgument."""
+    """Parse a message of class ``kind``. Raises InvalidArgument."""
     try:
         return kind.FromString(bytes(data))
     except DecodeError as error:
@@ -37,7 +38,7 @@ def parse(kind: Any, data: Buffer) -> Message:
 
 
 class GrpcControl:
-    """All unary methods but ModelInfer, by name. Belongs to the event loop."""
+    """All unary methods except ModelInfer. Belongs to the event loop."""
 
     def __init__(self, dataplane: DataPlane, control: ControlPlane, access: Access) -> None:
         self._dataplane = dataplane
@@ -46,7 +47,7 @@ class GrpcControl:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def methods(self) -> dict[str, Unary]:
-        """By name."""
+        """The methods by name."""
         answers: dict[str, Answer] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -79,7 +80,7 @@ class GrpcControl:
                 call.finish(error)
                 return
             if isinstance(reply, Coroutine):
-                # It outlives a cancelled call: half a change is worse than one that no client waits for.
+                # A change is completed even if the client cancels the call.
                 task = asyncio.get_running_loop().create_task(_reply_later(call, reply))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -119,7 +120,7 @@ class GrpcControl:
         return json_format.ParseDict({"model_stats": statistics}, messages.ModelStatisticsResponse())
 
     def _named(self, request: Message, client: str) -> tuple[str, str]:
-        """The model and version that ``request`` is about. Raises InvalidArgument, PermissionDenied."""
+        """The model and version that ``request`` names. Raises InvalidArgument, PermissionDenied."""
         self._access.check(client, request.name)
         return request.name, check_version(request.name, request.version)
 
@@ -134,11 +135,11 @@ class GrpcControl:
         return messages.RepositoryIndexResponse(models=rows)
 
     async def _load(self, request: Message, client: str) -> Message:
-        await self._control.load(request.model_name, _values(request.parameters))
+        await self._control.load(request.model_name, parameter_values(request.parameters))
         return messages.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Message, client: str) -> Message:
-        await self._control.unload(request.model_name, _values(request.parameters))
+        await self._control.unload(request.model_name, parameter_values(request.parameters))
         return messages.RepositoryModelUnloadResponse()
 
     # Shared memory
@@ -167,7 +168,7 @@ class GrpcControl:
         raise Unsupported(NO_CUDA, "register system shared memory")
 
     def _cuda_unregister(self, request: Message, client: str) -> Message:
-        """Clients forget all regions of either kind before they register their own."""
+        """Do nothing, without an error: clients unregister all regions of both kinds before they register their own."""
         return messages.CudaSharedMemoryUnregisterResponse()
 
     # Settings
@@ -181,7 +182,7 @@ class GrpcControl:
         return response
 
     async def _log_settings(self, request: Message, client: str) -> Message:
-        settings = await self._control.log_settings(_values(request.settings) or None)
+        settings = await self._control.log_settings(parameter_values(request.settings) or None)
         response = messages.LogSettingsResponse()
         for name, value in settings.items():
             setting = response.settings[name]
@@ -205,24 +206,13 @@ async def _reply_later(call: GrpcCall, reply: Awaitable[Message]) -> None:
         _reply(call, await reply)
     except PenstockError as error:
         call.finish(error)
-    except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+    except Exception:  # noqa: BLE001 - the client needs an answer
         _log.exception("a call failed")
         call.finish(PenstockError("internal error"))
 
 
-def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as Python's own values. Raises InvalidArgument for one without."""
-    found = {}
-    for name, parameter in parameters.items():
-        choice = parameter.WhichOneof("parameter_choice")
-        if choice is None:
-            raise InvalidArgument(f"parameter '{name}' has no value")
-        found[name] = getattr(parameter, choice)
-    return found
-
-
 def _trace_value(values: list[str]) -> Any:
-    """None, which clears, without values; one value is itself."""
+    """A single value, or several as a list; None, which clears the setting, if there are none."""
     if not values:
         return None
     return values[0] if len(values) == 1 else values

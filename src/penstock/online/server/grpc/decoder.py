@@ -1,13 +1,14 @@
-"""The Open Inference Protocol's wire form over gRPC: ``ModelInferRequest`` in. Free of sockets.
+"""Decodes ``ModelInferRequest`` of the Open Inference Protocol. Knows no sockets.
 
-``grpc/request_wire.py`` takes a message apart; its raw tensors become views of the received buffer. Everything else, except the id,
-is the same in successive requests, and is parsed once, by the protobuf class. The positions are remembered too, so that a message
-like an earlier one is not even walked.
+``grpc/request_wire.py`` takes a message apart; raw tensors become views of the received buffer. A client's requests usually differ
+only in the id and the tensors, so the protobuf class parses the rest once. The decoder also remembers the positions, and does not
+walk a message that is laid out like an earlier one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
 _MAX_KNOWN_BYTES = 2048
 _MAX_UNUSUAL_BYTES = 1 << 20
-"""Most bytes that the protobuf class is given uncounted."""
+"""Maximum bytes of a message in an unusual form, which the protobuf class parses whole."""
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
@@ -55,41 +56,40 @@ _CONTENTS = {
 }
 """The one field of InferTensorContents for a datatype; FP16 and BF16 have none."""
 _AS_IN_MEMORY = frozenset({DataType.BOOL, DataType.FP32, DataType.FP64})
-"""Those whose elements lie in the message as in memory."""
+"""Datatypes with the same bytes in a message as in memory."""
 
 
-class _Understood(RequestLayout):
-    """A request understood."""
+class _GrpcLayout(RequestLayout):
+    """A request without its id and its raw tensors."""
 
     model_name: str = ""
     model_version: str = ""
     raw: list[TensorLayout] = []
-    """Those whose elements are in ``raw_input_contents``, in that order."""
+    """The inputs with elements in ``raw_input_contents``, in that order."""
 
 
 class _Message(msgspec.Struct):
-    """Where things are in messages of one length that differ in nothing but id and raw tensors."""
+    """Messages of one length that differ only in id and raw tensors."""
 
     fixed: list[tuple[int, int, bytes]]
-    """What else there is: from where, to where, and what."""
+    """Start, end and bytes of each part that is always the same."""
     parts: Parts
-    layout: _Understood
+    layout: _GrpcLayout
 
 
 class GrpcRequestDecoder:
-    """Reads requests; remembers what clients repeat apart from ids and tensors. Belongs to the event loop."""
+    """Decodes requests; remembers everything that clients repeat. Belongs to the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
-        self._known = BoundedCache[bytes, _Understood]()
+        self._known = BoundedCache[bytes, _GrpcLayout]()
         self._messages = BoundedCache[int, _Message]()
 
     def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
-        """The request in ``data``, a serialized ModelInferRequest, and the form of its answer, which holds the shared memory
-        that the request uses.
+        """The request in ``data``, a serialized ModelInferRequest, and the form of its answer.
 
-        Numeric raw tensors are views of ``data``; parameters may be shared with other requests. Raises InvalidArgument,
-        NotFound, Unsupported.
+        The form holds a lease of the request's shared memory until it is released. Numeric raw tensors are views of ``data``;
+        parameters may be shared with other requests. Raises InvalidArgument, NotFound, Unsupported.
         """
         message = self._messages.get(len(data))
         if message is not None:
@@ -109,7 +109,7 @@ class GrpcRequestDecoder:
         return InferRequest(model_name, inputs, layout.model_version, identity, outputs, parameters), form
 
     def _take_apart(self, data: Buffer) -> tuple[_Message, Buffer]:
-        """Where everything lies in ``data``, or in the plain message that says the same."""
+        """The positions in ``data``, with ``data`` itself or, if its form is unusual, the equivalent plain message."""
         parts = split(data)
         if parts is None:
             data = _rewrite(data)
@@ -119,8 +119,8 @@ class GrpcRequestDecoder:
         layout = self._known.get(rest)
         is_known = layout is not None
         if layout is None:
-            layout = _understand(_parse(rest), bool(raw))
-            # Typed contents differ from one request to the next.
+            layout = _layout(_parse(rest), bool(raw))
+            # Typed contents are part of the rest, and differ in every request.
             is_known = len(rest) <= _MAX_KNOWN_BYTES and not layout.arrays
             if is_known:
                 self._known.remember(rest, layout)
@@ -137,7 +137,7 @@ class GrpcRequestDecoder:
 
 
 def request_id(data: Buffer) -> str:
-    """The id in a ModelInferRequest that was refused; empty if there is none to be found."""
+    """The id in a ModelInferRequest that was refused; empty if it has none or cannot be read."""
     try:
         parts = split(data)
         return _text(data, parts.identity) if parts is not None else ""
@@ -146,13 +146,26 @@ def request_id(data: Buffer) -> str:
 
 
 def check_version(model_name: str, version: str) -> str:
-    """``version`` as it came. Raises InvalidArgument if it is neither empty nor a number."""
+    """``version`` unchanged. Raises InvalidArgument if it is neither empty nor a number."""
     if version and not _VERSION.fullmatch(version):
         raise InvalidArgument(
             f"failed to get model version from specified version string '{version}' of model '{model_name}'",
             "version should be an integral value > 0",
         )
     return version
+
+
+def parameter_values(parameters: Mapping[str, Any]) -> Parameters:
+    """Protobuf parameters as Python values. Raises InvalidArgument if one has no value."""
+    found = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidArgument(
+                f"parameter '{name}' has invalid type. It should be either 'int', 'bool', 'double', or 'string'."
+            )
+        found[name] = getattr(parameter, choice)
+    return found
 
 
 def _parse(data: Buffer) -> Message:
@@ -163,9 +176,9 @@ def _parse(data: Buffer) -> Message:
 
 
 def _rewrite(data: Buffer) -> bytes:
-    """The plain message that says what ``data`` says in an unusual way."""
+    """The plain message that is equivalent to ``data``, whose form is unusual."""
     if len(data) > _MAX_UNUSUAL_BYTES:
-        raise InvalidArgument("the message is not a ModelInferRequest")
+        raise InvalidArgument(f"the message of {len(data)} bytes is not a ModelInferRequest")
     message = _parse(data)
     message.DiscardUnknownFields()
     return bytes(message.SerializeToString())
@@ -181,10 +194,10 @@ def _text(data: Buffer, span: tuple[int, int]) -> str:
         raise InvalidArgument("the message is not a ModelInferRequest: its id is not UTF-8") from None
 
 
-def _understand(message: Message, has_raw: bool) -> _Understood:
-    """Everything that can be known without the raw tensors but that there are some."""
+def _layout(message: Message, has_raw: bool) -> _GrpcLayout:
+    """The layout of a message without its raw tensors; ``has_raw``: it had some."""
     version = check_version(message.model_name, message.model_version)
-    layout = _Understood(parameters=_values(message.parameters), model_name=message.model_name, model_version=version)
+    layout = _GrpcLayout(parameters=_values(message.parameters), model_name=message.model_name, model_version=version)
     check_bytes_elements(sum(element_count(one.shape) for one in message.inputs if one.datatype == "BYTES"))
     check_names(tensor.name for tensor in message.inputs)
     for tensor in message.inputs:
@@ -199,7 +212,7 @@ def _understand(message: Message, has_raw: bool) -> _Understood:
     return layout
 
 
-def _note_input(layout: _Understood, tensor: Message, has_raw: bool) -> None:
+def _note_input(layout: _GrpcLayout, tensor: Message, has_raw: bool) -> None:
     datatype, count = find_datatype(tensor.name, tensor.datatype), element_count(tensor.shape)
     size = count * datatype.itemsize if datatype.itemsize else VARIABLE
     noted = TensorLayout(tensor.name, datatype, tuple(tensor.shape), size)
@@ -223,7 +236,7 @@ def _note_input(layout: _Understood, tensor: Message, has_raw: bool) -> None:
         layout.raw.append(noted)
 
 
-def _note_output(layout: _Understood, output: Message, classification: dict[str, int]) -> None:
+def _note_output(layout: _GrpcLayout, output: Message, classification: dict[str, int]) -> None:
     what, parameters = f"output '{output.name}'", _values(output.parameters)
     if "classification" in parameters:
         count = whole_number(what, parameters, "classification")
@@ -236,18 +249,9 @@ def _note_output(layout: _Understood, output: Message, classification: dict[str,
 
 
 def _values(parameters: Any) -> Parameters:
-    """Parameters as Python's own values. Raises InvalidArgument, also if there are more than anybody needs."""
     if len(parameters) > MAX_PARAMETERS:
-        raise InvalidArgument(f"{len(parameters)} parameters are more than the {MAX_PARAMETERS} that are taken")
-    found = {}
-    for name, parameter in parameters.items():
-        choice = parameter.WhichOneof("parameter_choice")
-        if choice is None:
-            raise InvalidArgument(
-                f"parameter '{name}' has invalid type. It should be either 'int', 'bool', 'double', or 'string'."
-            )
-        found[name] = getattr(parameter, choice)
-    return found
+        raise InvalidArgument(f"{len(parameters)} parameters exceed the limit of {MAX_PARAMETERS}")
+    return parameter_values(parameters)
 
 
 def _from_contents(model_name: str, tensor: TensorLayout, contents: Message, count: int) -> Array:
@@ -263,7 +267,7 @@ def _from_contents(model_name: str, tensor: TensorLayout, contents: Message, cou
                 f"'{field.name}', expected '{expected}' for datatype '{datatype.value}'"
             )
     values = getattr(contents, expected)
-    # Before anything of the declared shape is made: the count is what the message really holds.
+    # Checked before memory is allocated for the declared shape.
     if len(values) != count:
         raise InvalidArgument(
             f"input '{tensor.name}' of shape {list(tensor.shape)} for model '{model_name}' needs {count} elements, "
@@ -274,7 +278,7 @@ def _from_contents(model_name: str, tensor: TensorLayout, contents: Message, cou
         array[:] = list(values)
         return array.reshape(tensor.shape)
     if datatype in _AS_IN_MEMORY and count:
-        # A hundred times as fast as one element after the other: the elements end the message. Unknown fields would come after.
+        # The elements end the message, unless unknown fields follow; a view of them is 100 times as fast as a loop.
         contents.DiscardUnknownFields()
         data = contents.SerializeToString()
         return np.ndarray(tensor.shape, datatype.dtype, data, len(data) - tensor.size_bytes)
@@ -285,7 +289,7 @@ def _from_contents(model_name: str, tensor: TensorLayout, contents: Message, cou
 
 
 def _array(model_name: str, tensor: TensorLayout, data: Buffer, start: int, end: int) -> Array:
-    """The raw tensor from ``start`` to ``end`` of ``data``."""
+    """The raw tensor in ``data[start:end]``."""
     size_bytes = tensor.size_bytes
     if size_bytes == end - start and size_bytes and tensor.datatype is not DataType.BOOL:
         return np.ndarray(tensor.shape, tensor.datatype.dtype, data, start)

@@ -1,7 +1,7 @@
-"""Answers as the Open Inference Protocol writes them over gRPC: ``ModelInferResponse``. Free of sockets.
+"""Encodes answers as ``ModelInferResponse`` of the Open Inference Protocol. Knows no sockets.
 
-The message is written in parts, without the protobuf class, so that a large tensor goes to the socket from where the model left
-it. It always has ``raw_output_contents``, as clients expect, one for each output.
+The message is written in parts, without the protobuf class, so that large tensors are not copied. It always has one
+``raw_output_contents`` for each output, as clients expect.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from penstock.errors import PenstockError
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.request_layout import BoundedCache
 from penstock.protocol import messages
+from penstock.protocol.varint import write_varint
 from penstock.request import InferResponse, Parameters
 from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _SMALL_BYTES = 4096
 
-# Tags: a field's number times eight, plus two for what has a length.
+# Tags: the field's number times eight, plus two for a field with a length.
 _ID = b"\x1a"
 _OUTPUT = b"\x2a"
 _RAW = b"\x32"
@@ -26,7 +27,7 @@ _NOTHING = b"\x32\x00"
 
 
 class GrpcAnswerEncoder:
-    """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
+    """Encodes answers; remembers the parts that recur. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._heads = BoundedCache[tuple[str, str], bytes]()
@@ -35,7 +36,7 @@ class GrpcAnswerEncoder:
     def __call__(self, response: InferResponse, form: AnswerForm) -> list[Buffer]:
         """The message in parts; outputs with a place in shared memory are written there.
 
-        Raises what writing there raises.
+        Raises InvalidArgument, ResourceExhausted if shared memory cannot take an output.
         """
         text = self._head(response)
         raw: list[Buffer] = []
@@ -48,10 +49,10 @@ class GrpcAnswerEncoder:
                 continue
             size = array.nbytes
             if size < _SMALL_BYTES and array.dtype.kind not in "OSU" and array.dtype.isnative:
-                small += _RAW + varint(size) + array.tobytes()
+                small += _RAW + write_varint(size) + array.tobytes()
             else:
                 data = to_wire(array)
-                raw += (small + _RAW + varint(len(data)), data)
+                raw += (small + _RAW + write_varint(len(data)), data)
                 small = b""
         if not raw:
             return [text + small]
@@ -69,7 +70,7 @@ class GrpcAnswerEncoder:
             head = self._heads.remember(key, bytes(message.SerializeToString()))
         if response.id:
             identity = response.id.encode()
-            head += _ID + varint(len(identity)) + identity
+            head += _ID + write_varint(len(identity)) + identity
         return head + encode_parameters(response.parameters) if response.parameters else head
 
     def _describe(self, name: str, array: Array) -> bytes:
@@ -77,23 +78,23 @@ class GrpcAnswerEncoder:
         datatype = DataType.from_numpy(array.dtype).value
         output = messages.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=array.shape)
         data = output.SerializeToString()
-        return self._described.remember((name, array.dtype.num, array.shape), _OUTPUT + varint(len(data)) + data)
+        return self._described.remember((name, array.dtype.num, array.shape), _OUTPUT + write_varint(len(data)) + data)
 
 
 def streamed(parts: Sequence[Buffer]) -> list[Buffer]:
     """The ModelStreamInferResponse that holds a ModelInferResponse."""
-    return [_STREAMED + varint(sum(map(len, parts))), *parts]
+    return [_STREAMED + write_varint(sum(map(len, parts))), *parts]
 
 
 def streamed_error(error: PenstockError, identity: str) -> bytes:
-    """The ModelStreamInferResponse that says why the request of that id has no answer."""
+    """The ModelStreamInferResponse that rejects the request with the id ``identity``."""
     answer = messages.ModelInferResponse(id=identity)
     response = messages.ModelStreamInferResponse(error_message=str(error), infer_response=answer)
     return bytes(response.SerializeToString())
 
 
 def encode_parameters(parameters: Parameters) -> bytes:
-    """The field ``parameters`` of an answer. Values are bool, int, float or str; others become text."""
+    """The field ``parameters`` of an answer. Values that are not bool, int, float or str become text."""
     message = messages.ModelInferResponse()
     for name, value in parameters.items():
         parameter = message.parameters[name]
@@ -109,18 +110,3 @@ def encode_parameters(parameters: Parameters) -> bytes:
             case _:
                 parameter.string_param = str(value)
     return bytes(message.SerializeToString(deterministic=True))
-
-
-def varint(number: int) -> bytes:
-    """``number`` (>= 0) as protobuf writes lengths."""
-    if number < 0x80:
-        return _SMALL[number]
-    digits = bytearray()
-    while number > 0x7F:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    digits.append(number)
-    return bytes(digits)
-
-
-_SMALL = [bytes((number,)) for number in range(0x80)]

@@ -1,4 +1,4 @@
-"""gRPC's standard health check: whether the server as a whole, and the inference service, can be asked."""
+"""gRPC's standard health check, for the whole server and for the inference service."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from penstock.protocol import messages
 from penstock.tensor import Buffer
 
 INTERVAL_S = 0.25
-"""How often readiness is looked at while somebody watches."""
+"""Seconds between two checks of a watched service."""
 
 _Status = messages.HealthCheckResponse
 
 
 class Health:
-    """Answers Check and Watch. Belongs to the event loop."""
+    """The methods Check and Watch. Belongs to the event loop."""
 
     def __init__(self, is_ready: Callable[[], bool], services: frozenset[str]) -> None:
-        """``services`` are the names that may be asked for, besides the empty one of the server as a whole."""
+        """``services``: known names, besides the empty name, which means the whole server."""
         self._is_ready = is_ready
         self._services = services | {""}
         self._watches: set[_Watch] = set()
-        self._timer: asyncio.TimerHandle | None = None
 
     def check(self, call: GrpcCall, data: Buffer, client: str = "") -> None:
         """The unary method."""
@@ -36,59 +35,45 @@ class Health:
         except PenstockError as error:
             call.finish(error)
             return
-        call.send(self.answer(service))
+        call.send(self._answer(service))
         call.finish()
 
     def watch(self, call: GrpcCall, client: str = "") -> _Watch:
         """The streaming method."""
-        watch = _Watch(call, self)
+        watch = _Watch(call, self._answer, self._watches.discard)
         self._watches.add(watch)
-        call.on_cancel = lambda: self.forget(watch)
         return watch
 
-    def answer(self, service: str) -> bytes:
-        """The state of ``service`` now, serialized."""
+    def announce(self) -> None:
+        """Send each watching client the state if it has changed."""
+        for watch in tuple(self._watches):
+            watch.announce()
+
+    def drain(self, error: PenstockError) -> None:
+        """Send each watching client the last state, and end its call with ``error``."""
+        for watch in tuple(self._watches):
+            watch.announce()
+            watch.end(error)
+
+    def _answer(self, service: str) -> bytes:
         if service not in self._services:
             status = _Status.SERVICE_UNKNOWN
         else:
             status = _Status.SERVING if self._is_ready() else _Status.NOT_SERVING
         return bytes(_Status(status=status).SerializeToString())
 
-    def look(self) -> None:
-        """Tell those who watch what has changed."""
-        for watch in tuple(self._watches):
-            watch.look()
-
-    def drain(self, error: PenstockError) -> None:
-        """Tell those who watch the last state, and end their calls."""
-        self.look()
-        for watch in tuple(self._watches):
-            watch.end(error)
-
-    def forget(self, watch: _Watch) -> None:
-        """It is over."""
-        self._watches.discard(watch)
-        if not self._watches and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def look_regularly(self) -> None:
-        """Poll while there are watchers: readiness depends on models that may fail at any time without notice."""
-        if self._timer is None and self._watches:
-            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look_again)
-
-    def _look_again(self) -> None:
-        self._timer = None
-        self.look()
-        self.look_regularly()
-
 
 class _Watch:
-    def __init__(self, call: GrpcCall, health: Health) -> None:
+    """One call of Watch. It polls, since readiness depends on models, which may fail at any time."""
+
+    def __init__(self, call: GrpcCall, answer: Callable[[str], bytes], ended: Callable[[_Watch], None]) -> None:
         self._call = call
-        self._health = health
+        self._answer = answer
+        self._ended = ended
         self._service: str | None = None
-        self._told = b""
+        self._sent = b""
+        self._timer: asyncio.TimerHandle | None = None
+        call.on_cancel = self._stop
 
     def message(self, data: Buffer) -> None:
         try:
@@ -97,19 +82,27 @@ class _Watch:
             self._service = parse(messages.HealthCheckRequest, data).service
         except PenstockError as error:
             self.end(error)
-            return
-        self._health.look_regularly()
-        self.look()
+        else:
+            self._poll()
 
     def half_close(self) -> None:
         if self._service is None:
             self.end(InvalidArgument("Watch takes one request"))
 
-    def look(self) -> None:
-        if self._service is not None and (answer := self._health.answer(self._service)) != self._told:
-            self._told = answer
+    def announce(self) -> None:
+        if self._service is not None and (answer := self._answer(self._service)) != self._sent:
+            self._sent = answer
             self._call.send(answer)
 
     def end(self, error: PenstockError) -> None:
-        self._health.forget(self)
+        self._stop()
         self._call.finish(error)
+
+    def _poll(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._poll)
+        self.announce()
+
+    def _stop(self) -> None:
+        self._ended(self)
+        if self._timer is not None:
+            self._timer.cancel()

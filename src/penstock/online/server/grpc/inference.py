@@ -1,4 +1,4 @@
-"""Inference over gRPC: what unary and streamed requests have in common, and the unary method."""
+"""Inference over gRPC: the unary method, and the steps that it shares with streams."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _log = logging.getLogger(__name__)
 
 
 class Inference:
-    """From messages to the data plane and back. Belongs to the event loop."""
+    """Passes requests to the data plane and answers back. Belongs to the event loop."""
 
     def __init__(self, dataplane: DataPlane, budget: ByteBudget | None = None) -> None:
         self.budget = budget or ByteBudget(0)
-        """Holds the messages of streams until they are answered; that of a unary call is its transport's to count."""
+        """Counts the messages of streams until they are answered; the transport counts those of unary calls."""
         self.dataplane = dataplane
         self.decode = GrpcRequestDecoder(dataplane.shared_memory)
         self._write = GrpcAnswerEncoder()
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Refuse requests from now on."""
+        """Refuse further requests."""
         self._is_stopping = True
 
     def check_open(self) -> None:
@@ -44,7 +44,7 @@ class Inference:
     def submit(
         self, call: GrpcCall, client: str, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> Cancellable | None:
-        """Hand a request of ``call`` to the data plane; see ``DataPlane.infer``."""
+        """Pass a request of ``call`` to the data plane; see ``DataPlane.infer``."""
         request.deadline, request.client = call.deadline, client
         if self.dataplane.tracer.enabled:
             request.traceparent = _header(call, "traceparent")
@@ -52,14 +52,14 @@ class Inference:
         return self.dataplane.infer(handle, request, done, decoupled)
 
     def encode(self, handle: Handle, response: InferResponse, form: AnswerForm) -> list[Buffer] | PenstockError:
-        """The answer of ``handle`` as a ModelInferResponse in parts, or why it cannot be written."""
+        """The answer of ``handle`` as a ModelInferResponse in parts, or the error that prevented it."""
         try:
             if form.classification:
                 classify_outputs(response, form.classification, handle)
             return self._write(response, form)
         except PenstockError as error:
             return error
-        except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+        except Exception:  # noqa: BLE001 - the client needs an answer
             _log.exception("the answer could not be encoded")
             return PenstockError("internal error")
 
@@ -92,7 +92,7 @@ class Inference:
 
 
 def stopping() -> Unavailable:
-    """The error for requests while the server stops, in Triton's words, which clients look for."""
+    """The error for requests while the server stops. Clients look for Triton's wording."""
     return Unavailable("GRPC server is shutting down and has stopped accepting new requests.")
 
 

@@ -1,4 +1,4 @@
-"""gRPC's standard reflection: tools ask which services there are, and for the files that describe them."""
+"""gRPC's standard reflection, which lists the services and the files that describe them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.protocol.messages import Message
 from penstock.tensor import Buffer
 
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
-"""Packages of the same service; older tools know the second only."""
+"""Packages of the same service; older tools know only the second."""
 
 
 class Reflection:
-    """One call of either version: answers each message at once, in order."""
+    """One call of either version. Answers each message at once, in order."""
 
     def __init__(self, call: GrpcCall, package: str, services: list[str], ended: Callable[[Reflection], None]) -> None:
         self._call = call
@@ -32,20 +32,17 @@ class Reflection:
         try:
             request = parse(self._request, data)
         except PenstockError as error:
-            self._end(error)
+            self.drain(error)
             return
         response = self._response(valid_host=request.host, original_request=request)
         self._fill(request, response)
         self._call.send(response.SerializeToString())
 
     def half_close(self) -> None:
-        self._end(None)
+        self.drain(None)
 
-    def drain(self, error: PenstockError) -> None:
-        """End it, since nothing is under way between two messages."""
-        self._end(error)
-
-    def _end(self, error: PenstockError | None) -> None:
+    def drain(self, error: PenstockError | None) -> None:
+        """End the call at once: between two messages no answer is due."""
         self._ended(self)
         self._call.finish(error)
 
@@ -62,7 +59,7 @@ class Reflection:
             elif kind == "all_extension_numbers_of_type":
                 name = request.all_extension_numbers_of_type
                 messages.POOL.FindMessageTypeByName(name)
-                # There are no extensions in this version of the language.
+                # proto3 has no extensions.
                 response.all_extension_numbers_response.base_type_name = name
             else:
                 _fail(response, Code.NOT_FOUND if kind else Code.INVALID_ARGUMENT, "no such extension")
@@ -71,7 +68,7 @@ class Reflection:
 
 
 def _add_files(response: Message, file: Any) -> None:
-    """``file`` and those that it needs, the former first."""
+    """Add ``file`` and then its dependencies, direct and indirect."""
     found = {file.name: file}
     waiting = [file]
     while waiting:

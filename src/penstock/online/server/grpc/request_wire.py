@@ -1,6 +1,6 @@
-"""Walks the outermost fields of a serialized ModelInferRequest for the positions of its id and raw tensors. Pure.
+"""Finds the id and the raw tensors among the outermost fields of a serialized ModelInferRequest. Pure.
 
-A message that is not in the plain form that clients send is left to the protobuf class, so that the two cannot differ.
+A message that is not in the plain form that clients send is left to the protobuf class, so that both always agree.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.errors import InvalidArgument
+from penstock.protocol.varint import read_varint
 from penstock.tensor import Buffer
 
 _MAX_LENGTH_BYTES = 5
 _MAX_FIELDS = 4096
-"""Most fields on the outside of a request. Each input is one, and the smallest makes fifty times its bytes in memory."""
+"""Maximum outermost fields of a request. Each input is one, and the smallest takes fifty times its bytes in memory."""
 
-# A field's tag is its number times eight, plus two for what has a length, as all of ModelInferRequest have.
+# A tag is the field's number times eight, plus two for a field with a length, as all fields of ModelInferRequest are.
 _WITH_LENGTH = 2
 _ID, _RAW = 3 << 3 | _WITH_LENGTH, 7 << 3 | _WITH_LENGTH
 _LAST_FIELD = 7
@@ -22,18 +23,20 @@ _NONE = (0, 0)
 
 
 class Parts(NamedTuple):
-    """A request taken apart: all but the id and the raw tensors, and where those begin and end."""
+    """A request taken apart."""
 
     rest: bytes
+    """All fields except the id and the raw tensors."""
     identity: tuple[int, int]
-    """Equal if there is no id."""
+    """Start and end of the id; equal if there is none."""
     raw: list[tuple[int, int]]
+    """Start and end of each raw tensor."""
 
 
 def split(data: Buffer) -> Parts | None:
     """Take a serialized ModelInferRequest apart; None if only the protobuf class can decide whether it is one.
 
-    Raises InvalidArgument if it has more fields than a request needs.
+    Raises InvalidArgument if it has more than 4096 fields.
     """
     position, size, begin, fields = 0, len(data), 0, 0
     rest: list[Buffer] = []
@@ -52,7 +55,7 @@ def split(data: Buffer) -> Parts | None:
             if length & 0x80:
                 length, start = _varint(data, position + 1)
             end = start + length
-            # Of several ids the last one holds, but all have to be text.
+            # The last of several ids counts, but all of them have to be UTF-8.
             if end > size or (tag == _ID and identity != _NONE):
                 return None
             if tag == _RAW:
@@ -65,7 +68,7 @@ def split(data: Buffer) -> Parts | None:
             if begin != position:
                 rest.append(data[begin:position])
             begin = position = end
-    except IndexError:
+    except (IndexError, ValueError):
         return None
     if position != size:
         return None
@@ -75,7 +78,7 @@ def split(data: Buffer) -> Parts | None:
 
 
 def between(data: Buffer, holes: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
-    """What of ``data`` is not in ``holes``, which stand in order and do not overlap."""
+    """Start, end and bytes of the parts of ``data`` between ``holes``, which are sorted and do not overlap."""
     at, found = 0, []
     for start, end in [*holes, (len(data), 0)]:
         if at < start:
@@ -85,13 +88,13 @@ def between(data: Buffer, holes: list[tuple[int, int]]) -> list[tuple[int, int, 
 
 
 def _skip(data: Buffer, position: int) -> int:
-    """The end of the field at ``position``, of another kind than those of a request; it is left to the protobuf class.
+    """The end of the field at ``position``, which is not one of a request; the protobuf class will parse it.
 
-    Raises IndexError if it is not a plain one either.
+    Raises ValueError if the field is not plain either.
     """
     tag, start = _varint(data, position)
     if tag >> 3 <= _LAST_FIELD:
-        raise IndexError
+        raise ValueError
     match tag & 7:
         case 0:
             return _varint(data, start)[1]
@@ -102,15 +105,8 @@ def _skip(data: Buffer, position: int) -> int:
             return start + length
         case 5:
             return start + 4
-    raise IndexError
+    raise ValueError
 
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    """The number at ``position``, and where it ends. Raises IndexError if it is cut off or too long to be a length."""
-    number = 0
-    for index in range(_MAX_LENGTH_BYTES):
-        byte = data[position + index]
-        number |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return number, position + index + 1
-    raise IndexError
+    return read_varint(data, position, min(len(data), position + _MAX_LENGTH_BYTES))

@@ -1,9 +1,10 @@
-"""All that is offered over gRPC, as one table of methods, free of any transport."""
+"""All gRPC services of the server as one table of methods, independent of the transport."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.online.server.access.admission import ByteBudget
@@ -11,7 +12,7 @@ from penstock.online.server.access.auth import credential
 from penstock.online.server.access.table import AccessTable, Guard
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.call import ClosedReceiver, GrpcCall, GrpcMethod, Receiver, Streaming, Unary
+from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Receiver
 from penstock.online.server.grpc.control import GrpcControl
 from penstock.online.server.grpc.health import Health
 from penstock.online.server.grpc.inference import Inference, stopping
@@ -22,13 +23,15 @@ from penstock.tensor import Buffer
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 
+T = TypeVar("T")
+
 
 class _Stream(Protocol):
     def drain(self, error: PenstockError) -> None: ...
 
 
 class GrpcService:
-    """Answers calls from the planes. Belongs to the event loop; the transports run ``methods``."""
+    """Answers calls from the data plane and the control plane. Belongs to the event loop; the transport runs ``methods``."""
 
     def __init__(
         self,
@@ -38,53 +41,48 @@ class GrpcService:
         max_stream_requests: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        """``max_stream_requests`` (>= 1) are worked on at once for one stream; more wait. ``budget``: None is no limit.
+        """``max_stream_requests`` (>= 1) of one stream are in progress at once; further ones wait. ``budget``: None is no limit.
 
-        ``access`` guards every method; one that is not in it is closed.
+        ``access`` guards every method and closes those that it does not list.
         """
         self._max_stream_requests = max_stream_requests
         self._inference = Inference(dataplane, budget)
         self._health = Health(lambda: dataplane.server_ready, frozenset({INFERENCE}))
         self._streams: set[_Stream] = set()
         self.methods = self._table(GrpcControl(dataplane, control, access.access), access)
-        """By path."""
+        """The methods by path, as in HTTP/2's ``:path``: ``/inference.GRPCInferenceService/ModelInfer``."""
 
     def announce_health(self) -> None:
-        """Tell those who watch the health that it has changed."""
-        self._health.look()
+        """Send a change of readiness to the clients that watch it."""
+        self._health.announce()
 
     def drain(self) -> None:
-        """Refuse inference from now on, and end each stream once it is answered, so that a transport can wait for all calls."""
+        """Refuse inference from now on, and end each stream once it is answered, so that no call keeps a connection open."""
         self._inference.stop()
         self._health.drain(stopping())
         for stream in tuple(self._streams):
             stream.drain(stopping())
 
     def _table(self, control: GrpcControl, access: AccessTable) -> dict[bytes, GrpcMethod]:
-        unary: dict[str, Unary] = {f"{INFERENCE}/{name}": run for name, run in control.methods().items()}
+        unary = {f"{INFERENCE}/{name}": run for name, run in control.methods().items()}
         unary |= {f"{INFERENCE}/ModelInfer": self._inference.infer, f"{HEALTH}/Check": self._health.check}
-        stream: dict[str, Streaming] = {
+        stream: dict[str, Callable[..., Receiver | None]] = {
             f"{INFERENCE}/ModelStreamInfer": self._infer_stream,
             f"{HEALTH}/Watch": self._health.watch,
         }
         for package in VERSIONS:
             stream[f"{package}.ServerReflection/ServerReflectionInfo"] = partial(self._reflect, package)
-        table = [
-            GrpcMethod(f"/{path}".encode(), unary=_guarded_unary(run, access.of_method(_name(path))))
-            for path, run in unary.items()
-        ]
-        table += [
-            GrpcMethod(f"/{path}".encode(), stream=_guarded_stream(start, access.of_method(_name(path))))
-            for path, start in stream.items()
-        ]
-        return {method.path: method for method in table}
+        guards = {path: access.of_method(path.rpartition("/")[2]) for path in (*unary, *stream)}
+        table = {path: GrpcMethod(unary=_guarded(run, guards[path])) for path, run in unary.items()}
+        table |= {path: GrpcMethod(stream=_guarded(start, guards[path])) for path, start in stream.items()}
+        return {f"/{path}".encode(): method for path, method in table.items()}
 
-    def _infer_stream(self, call: GrpcCall, client: str = "") -> Receiver:
+    def _infer_stream(self, call: GrpcCall, client: str = "") -> Receiver | None:
         try:
             self._inference.check_open()
         except PenstockError as error:
             call.finish(error)
-            return ClosedReceiver()
+            return None
         stream = InferStream(call, client, self._inference, self._max_stream_requests, self._streams.discard)
         self._streams.add(stream)
         return stream
@@ -96,41 +94,18 @@ class GrpcService:
         return stream
 
 
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def _admit(guard: Guard, call: GrpcCall) -> str:
-    """The client's name. Raises what the guard raises."""
-    metadata = call.metadata
-    return guard(credential(metadata.get("authorization"), metadata.get("x-api-key")), metadata)
-
-
-def _guarded_unary(run: Unary, guard: Guard | None) -> Unary:
+def _guarded(run: Callable[..., T], guard: Guard | None) -> Callable[..., T | None]:
+    """``run``, called with the client's name as the last argument once ``guard`` has admitted the call."""
     if guard is None:
         return run
 
-    def guarded(call: GrpcCall, data: Buffer, client: str = "") -> None:
+    def guarded(call: GrpcCall, *data: Buffer) -> T | None:
+        metadata = call.metadata
         try:
-            client = _admit(guard, call)
+            client = guard(credential(metadata.get("authorization"), metadata.get("x-api-key")), metadata)
         except PenstockError as error:
             call.finish(error)
-        else:
-            run(call, data, client)
-
-    return guarded
-
-
-def _guarded_stream(start: Streaming, guard: Guard | None) -> Streaming:
-    if guard is None:
-        return start
-
-    def guarded(call: GrpcCall, client: str = "") -> Receiver:
-        try:
-            client = _admit(guard, call)
-        except PenstockError as error:
-            call.finish(error)
-            return ClosedReceiver()
-        return start(call, client)
+            return None
+        return run(call, *data, client)
 
     return guarded

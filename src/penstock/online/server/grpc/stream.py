@@ -1,4 +1,4 @@
-"""One ``ModelStreamInfer`` call: any number of requests, each with its answers, or with an error that the stream survives."""
+"""One call of ``ModelStreamInfer``: any number of requests, each with answers, or with an error that does not end the stream."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 
 
-class _Question(msgspec.Struct, eq=False):
-    """A request that has not had its last answer; or, of one that must wait for those before it, not sent it."""
+class _Pending(msgspec.Struct, eq=False):
+    """A request whose last answer has not been sent."""
 
     id: str
     form: AnswerForm
     size: int
-    """Bytes of the server's budget that it holds."""
+    """Bytes that the request takes of the server's budget."""
     handle: Handle | None = None
-    """The model version that answers; None if there is none."""
+    """The model version that answers; None if it was not found."""
     wants_empty_final: bool = False
     cancel: Callable[[], object] | None = None
     ready: list[Buffer] | None = None
+    """The answer, while it waits for those of earlier requests."""
 
     @property
     def decoupled(self) -> bool:
@@ -40,25 +41,25 @@ class _Question(msgspec.Struct, eq=False):
 
 
 class InferStream:
-    """Receives the requests. Those of one model are answered in order; a decoupled model's answers go out as they come."""
+    """Receives the requests. A model's requests are answered in order; a decoupled model's answers are sent at once."""
 
     def __init__(
         self, call: GrpcCall, client: str, inference: Inference, limit: int, ended: Callable[[InferStream], None]
     ) -> None:
-        """``limit`` (>= 1) is the most requests that are worked on at once; more wait with the transport."""
+        """``limit`` (>= 1): maximum requests in progress; further ones wait in the transport."""
         self._call = call
         self._client = client
         self._inference = inference
         self._limit = limit
         self._ended = ended
         self._ends_on_error = call.metadata.get("triton_grpc_error") == "true"
-        self._questions: set[_Question] = set()
-        self._in_order: dict[str, deque[_Question]] = {}
+        self._requests: set[_Pending] = set()
+        self._in_order: dict[str, deque[_Pending]] = {}
         self._is_open = True
         self._is_paused = False
         self._is_half_closed = False
         self._refusal: PenstockError | None = None
-        """Why no more requests are taken."""
+        """The error for further requests; None while they are accepted."""
         call.on_cancel = self._close
 
     def message(self, data: Buffer) -> None:
@@ -75,7 +76,7 @@ class InferStream:
             self._refuse(error, request_id(data))
             return
         self._ask(request, form, len(data))
-        if len(self._questions) >= self._limit and self._is_open and not self._is_paused:
+        if len(self._requests) >= self._limit and self._is_open and not self._is_paused:
             self._is_paused = True
             self._call.pause()
 
@@ -84,7 +85,7 @@ class InferStream:
         self._end_if_done()
 
     def drain(self, error: PenstockError) -> None:
-        """Answer what has been asked, and no more: that is refused with ``error``."""
+        """Answer the requests in progress, and refuse further ones with ``error``."""
         self._refusal = error
         self._end_if_done()
 
@@ -99,75 +100,75 @@ class InferStream:
             handle = self._inference.dataplane.acquire(name, request.model_version, self._client)
         except PenstockError as error:
             refusal = error
-        question = _Question(request.id, form, size, handle, wants_empty_final)
-        self._questions.add(question)
-        if not question.decoupled:
-            self._in_order.setdefault(name, deque()).append(question)
+        pending = _Pending(request.id, form, size, handle, wants_empty_final)
+        self._requests.add(pending)
+        if not pending.decoupled:
+            self._in_order.setdefault(name, deque()).append(pending)
 
         def done(outcome: Outcome) -> None:
-            self._answer(question, outcome, name)
+            self._answer(pending, outcome, name)
 
         if handle is None:
             assert refusal is not None
             done(refusal)
             return
-        pending = self._inference.submit(self._call, self._client, handle, request, done, decoupled=True)
-        if pending is not None:
-            question.cancel = pending.cancel
+        submitted = self._inference.submit(self._call, self._client, handle, request, done, decoupled=True)
+        if submitted is not None:
+            pending.cancel = submitted.cancel
 
-    def _answer(self, question: _Question, outcome: Outcome, model_name: str) -> None:
-        """Send it, or keep it until it is its turn."""
+    def _answer(self, pending: _Pending, outcome: Outcome, model_name: str) -> None:
+        """Send the outcome, or keep it until earlier requests are answered."""
         is_last = isinstance(outcome, PenstockError) or outcome.final
         if self._is_open:
-            message = self._message(question, outcome)
+            message = self._message(pending, outcome)
             if isinstance(message, PenstockError):
                 if self._ends_on_error:
-                    self._release(question)
+                    self._release(pending)
                     self._close()
                     self._call.finish(message)
                     return
-                message = [streamed_error(message, question.id)]
-            if not question.decoupled:
-                question.ready = message
+                message = [streamed_error(message, pending.id)]
+            if not pending.decoupled:
+                pending.ready = message
                 self._send_in_order(model_name)
             elif message:
                 self._call.send(*message)
         if is_last:
-            self._release(question)
-            if question.decoupled:
-                self._questions.discard(question)
+            self._release(pending)
+            if pending.decoupled:
+                self._requests.discard(pending)
             self._go_on()
 
-    def _release(self, question: _Question) -> None:
-        """Give back what the request holds."""
-        question.form.release()
-        self._inference.budget.give(question.size)
-        question.size = 0
+    def _release(self, pending: _Pending) -> None:
+        """Release the request's shared memory and budget."""
+        pending.form.release()
+        self._inference.budget.give(pending.size)
+        pending.size = 0
 
-    def _message(self, question: _Question, outcome: Outcome) -> list[Buffer] | PenstockError:
-        """The answer as it is sent; empty for one that says nothing but that it was the last, unless asked for."""
+    def _message(self, pending: _Pending, outcome: Outcome) -> list[Buffer] | PenstockError:
+        """The message to send; empty if it would only mark the end, unless the client asked for that."""
         if isinstance(outcome, PenstockError):
             return outcome
-        handle = question.handle
+        handle = pending.handle
         assert handle is not None
         if handle.decoupled:
-            if outcome.final and not outcome.outputs and not question.wants_empty_final:
+            if outcome.final and not outcome.outputs and not pending.wants_empty_final:
                 return []
             outcome.parameters = {**outcome.parameters, _FINAL: outcome.final}
-        answer = self._inference.encode(handle, outcome, question.form)
+        answer = self._inference.encode(handle, outcome, pending.form)
         return answer if isinstance(answer, PenstockError) else streamed(answer)
 
     def _send_in_order(self, model_name: str) -> None:
         queue = self._in_order[model_name]
         while queue and queue[0].ready is not None:
-            question = queue.popleft()
-            self._questions.discard(question)
-            self._call.send(*question.ready or ())
+            pending = queue.popleft()
+            self._requests.discard(pending)
+            self._call.send(*pending.ready or ())
         if not queue:
             del self._in_order[model_name]
 
     def _refuse(self, error: PenstockError, identity: str) -> None:
-        """Answer a request that was not even asked."""
+        """Answer a request that was not passed to the data plane."""
         if self._ends_on_error:
             self._close()
             self._call.finish(error)
@@ -175,13 +176,13 @@ class InferStream:
             self._call.send(streamed_error(error, identity))
 
     def _go_on(self) -> None:
-        if self._is_paused and self._is_open and len(self._questions) < self._limit:
+        if self._is_paused and self._is_open and len(self._requests) < self._limit:
             self._is_paused = False
             self._call.resume()
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self._is_open and not self._questions and (self._is_half_closed or self._refusal is not None):
+        if self._is_open and not self._requests and (self._is_half_closed or self._refusal is not None):
             self._close()
             self._call.finish(None if self._is_half_closed else self._refusal)
 
@@ -191,6 +192,6 @@ class InferStream:
             return
         self._is_open = False
         self._ended(self)
-        for question in tuple(self._questions):
-            if question.cancel is not None:
-                question.cancel()
+        for pending in tuple(self._requests):
+            if pending.cancel is not None:
+                pending.cancel()

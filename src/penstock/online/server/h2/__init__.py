@@ -1,1 +1,1 @@
-"""Our own HTTP/2, the default transport of gRPC."""
+"""HTTP/2, the transport of gRPC."""

@@ -1,8 +1,8 @@
 """One HTTP/2 connection that carries gRPC, as an asyncio protocol.
 
-All frames of what is received at once are walked in place (``h2/reader.py``), and what they give rise to (``h2/session.py``)
-is written at once (``h2/outbox.py``). What a client can cost the server is bounded: memory by windows and limits, work by
-``h2/guard.py``, and time by ``check_time`` here.
+The reader (``h2/reader.py``) splits received bytes into frames, the session (``h2/session.py``) acts on them, and the outbox
+(``h2/outbox.py``) writes the results together. The cost of a client is limited: memory by windows and limits, work by
+``h2/guard.py``, and time by ``check_time`` below.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.h2.reader import FrameReader
-from penstock.online.server.h2.receiver import FrameReceiver
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
 from penstock.protocol import h2_frames as h2
@@ -29,12 +28,13 @@ _WRITE_BUFFER = 1 << 20
 _PROGRESS_BYTES = 1 << 16
 _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
-"""If more than this is missing of a DATA frame, it is received without a step between."""
+"""If more than this is missing of a DATA frame, the system writes it directly to the message."""
+_DISCARDED_BYTES = 1 << 16
 _PROBE = h2.ping(b"penstock")
 
 
 class H2Context:
-    """What all HTTP/2 connections of one server have in common."""
+    """Shared by all HTTP/2 connections of one server."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class H2Context:
 
 
 class H2Connection(ServerConnection):
-    """One client."""
+    """The connection of one client. Belongs to the event loop."""
 
     protocol = "HTTP/2"
 
@@ -87,14 +87,14 @@ class H2Connection(ServerConnection):
         self._reader = FrameReader(self._session, guard, MAX_FRAME, shared.max_control_frame)
         self._outbox = self._session.outbox
         self._transport: asyncio.Transport | None = None
-        self._discarding = False  # what still comes in is thrown away
+        self._discarding = False
         self._reads = 0
         self._probed = False
         self._seen: tuple[object, ...] = ()
         self._since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # uvloop's transports do not derive from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(_WRITE_BUFFER)
         self._outbox.open(self._transport)
@@ -131,22 +131,24 @@ class H2Connection(ServerConnection):
         outbox.flush()
 
     def place(self) -> memoryview | None:
-        """See ``FrameOwner``; as the next two."""
+        """The memory for the rest of a large DATA frame; None if it is to be received as usual."""
         place = None if self._discarding else self._session.place(self._reader.stream_id)
         return None if place is None else place[: self._reader.missing]
 
     def written(self, count: int) -> None:
+        """Note that ``count`` bytes have been written to ``place()``."""
         self._receive(self._reader.skip, count)
         if not self._reader.missing and self._transport is not None:
             self._transport.set_protocol(self)
 
     def take_back(self, data: bytes) -> None:
+        """Receive ``data`` and everything that follows as usual."""
         if self._transport is not None:
             self._transport.set_protocol(self)
         self.data_received(data)
 
     def pause_writing(self) -> None:
-        # A client that reads nothing gets no answers to PING and SETTINGS either: they would pile up.
+        # Otherwise answers to PING and SETTINGS would accumulate for a client that reads nothing.
         self._outbox.paused = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -158,22 +160,22 @@ class H2Connection(ServerConnection):
         self._outbox.flush()
 
     def begin_drain(self) -> None:
-        """Tell the client to ask elsewhere; what it had asked before it knew is still taken (RFC 9113, section 6.8)."""
+        """Tell the client to connect elsewhere; calls that it had sent by then are still accepted (RFC 9113, section 6.8)."""
         self._outbox.control(h2.goaway(h2.MAX_STREAM_ID, ErrorCode.NO_ERROR, "the server is shutting down"))
 
     def close_if_idle(self) -> None:
-        """Take no new stream, and close after the last answer."""
+        """Accept no new streams, and close after the last answer."""
         if not self._discarding:
             self._outbox.control(h2.goaway(self._session.last_id, ErrorCode.NO_ERROR))
             self._session.end()
 
     def abort(self) -> None:
-        """Close at once, whatever is in flight."""
+        """Close at once, without answering calls in flight."""
         if self._transport is not None:
             self._transport.abort()
 
     def check_time(self, now: float) -> None:
-        """Cut off a client, or end a call of it, if nothing has come forward for longer than it may; ``now`` in seconds."""
+        """End the connection, or a call, that has made no progress within its time limit; ``now`` is in seconds."""
         transport, session, config = self._transport, self._session, self._shared.config
         if transport is None:
             return
@@ -193,14 +195,16 @@ class H2Connection(ServerConnection):
                 transport.abort()
         elif asking:
             if waited >= config.request_timeout_s:
-                self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too long for what was begun"))
+                self._fail(
+                    ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a frame or the preface took too long to arrive")
+                )
         elif session.streams:
             self._probe(waited)
         elif waited >= config.idle_timeout_s:
             self.close_if_idle()
 
     def _probe(self, waited: float) -> None:
-        """Ask a client that says nothing whether it is still there: it may be waiting for a slow answer."""
+        """Send PING to a silent client, which may be waiting for a slow answer, and abort if it stays silent."""
         assert self._transport is not None
         patience = self._shared.config.idle_timeout_s
         if waited >= patience and not self._probed:
@@ -210,19 +214,19 @@ class H2Connection(ServerConnection):
             self._transport.abort()
 
     def _fail(self, fault: ConnectionFault) -> None:
-        """Say what is wrong, and close."""
+        """Send the reason, and close."""
         self._discarding = True
         self._session.lose_all()
         self._outbox.control(h2.goaway(self._session.last_id, fault.code, fault.reason))
         self._hang_up_later()
 
     def _hang_up_later(self) -> None:
-        """Once what has been said by then is written."""
+        """Close after everything sent in this iteration of the loop is written."""
         asyncio.get_running_loop().call_soon(self._hang_up)
 
     def _hang_up(self) -> None:
-        """Close, but after the client, if it does so soon: closing with unread data would reset the connection and might take
-        the last answer with it.
+        """Half-close, and give the client a moment to close first: closing with unread data would reset the connection, and the
+        client might lose the last answer.
         """
         self._discarding = True
         transport = self._transport
@@ -232,3 +236,42 @@ class H2Connection(ServerConnection):
         self._outbox.close()
         end_sending(transport)
         asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)
+
+
+class FrameReceiver(asyncio.BufferedProtocol):
+    """Replaces a connection at its transport until the rest of a large DATA frame has arrived, or its call has ended.
+
+    The system writes the bytes directly to the message.
+    """
+
+    __slots__ = ("_owner", "_unwanted")
+
+    def __init__(self, owner: H2Connection) -> None:
+        self._owner = owner
+        self._unwanted: bytearray | None = None
+
+    def get_buffer(self, sizehint: int) -> memoryview | bytearray:
+        place = self._owner.place()
+        if place is not None:
+            return place
+        # The call has ended; the connection skips the rest of its frame.
+        self._unwanted = bytearray(_DISCARDED_BYTES)
+        return self._unwanted
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._unwanted is None:
+            self._owner.written(nbytes)
+        else:
+            self._owner.take_back(bytes(memoryview(self._unwanted)[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        return self._owner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._owner.resume_writing()

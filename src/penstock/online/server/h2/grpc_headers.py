@@ -1,10 +1,10 @@
-"""What gRPC says in headers and trailers: time-outs, metadata, status messages (its document ``PROTOCOL-HTTP2``). Pure."""
+"""Time-outs, metadata and status messages in gRPC's headers and trailers (gRPC's document ``PROTOCOL-HTTP2``). Pure."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from penstock.errors import InvalidArgument
 
@@ -18,12 +18,14 @@ def parse_timeout(value: bytes) -> float:
     """``grpc-timeout`` in seconds. Raises InvalidArgument."""
     digits, unit = value[:-1], _UNITS.get(value[-1:])
     if unit is None or not digits.isdigit() or len(digits) > 8:
-        raise InvalidArgument("header grpc-timeout must be up to 8 digits and one of H, M, S, m, u, n")
+        raise InvalidArgument(
+            f"header grpc-timeout must be up to 8 digits and one of H, M, S, m, u, n, got '{value[:20].decode(errors='replace')}'"
+        )
     return int(digits) * unit
 
 
 def encode_message(message: str) -> bytes:
-    """``grpc-message``: percent-encoded where it must be, and cut off where it would burst the client's limit on headers."""
+    """The value of ``grpc-message``: percent-encoded, and cut off at a length that clients accept."""
     pieces: list[bytes] = []
     left = _MESSAGE_BYTES
     for character in message:
@@ -37,39 +39,20 @@ def encode_message(message: str) -> bytes:
     return b"".join(pieces)
 
 
-class Metadata(Mapping[str, str | bytes]):
-    """What came with a call, decoded when somebody looks. Values of one name are joined by commas."""
-
-    __slots__ = ("_decoded", "_headers")
-
-    def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._headers = headers
-        self._decoded: dict[str, str | bytes] | None = None
-
-    def __getitem__(self, name: str) -> str | bytes:
-        return self._values()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values())
-
-    def __len__(self) -> int:
-        return len(self._values())
-
-    def _values(self) -> dict[str, str | bytes]:
-        if self._decoded is None:
-            raw: dict[bytes, bytes] = {}
-            for name, value in self._headers:
-                if not name.startswith(b":") and name not in _OF_TRANSPORT:
-                    raw[name] = raw[name] + b"," + value if name in raw else value
-            self._decoded = {
-                name.decode("latin-1"): _decode_binary(value) if name.endswith(b"-bin") else value.decode("latin-1")
-                for name, value in raw.items()
-            }
-        return self._decoded
+def parse_metadata(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str | bytes]:
+    """The metadata among a call's headers; values of the same name are joined by commas."""
+    raw: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if not name.startswith(b":") and name not in _OF_TRANSPORT:
+            raw[name] = raw[name] + b"," + value if name in raw else value
+    return {
+        name.decode("latin-1"): _decode_binary(value) if name.endswith(b"-bin") else value.decode("latin-1")
+        for name, value in raw.items()
+    }
 
 
 def _decode_binary(value: bytes) -> bytes:
-    """The first of the base64 values in ``value``, padded or not; empty if it is none."""
+    """The first of the base64 values in ``value``, padded or not; empty if it is malformed."""
     first = value.partition(b",")[0]
     try:
         return base64.b64decode(first + b"=" * (-len(first) % 4), validate=True)

@@ -1,4 +1,4 @@
-"""How much a client may do on one HTTP/2 connection that brings nothing forward."""
+"""Limits the frames of one HTTP/2 connection that cost work without advancing a call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ RATE_PER_S = 100.0
 
 
 class FloodGuard:
-    """An allowance for what costs work and asks for nothing: streams begun and reset ("rapid reset", CVE-2023-44487),
-    PING, SETTINGS and PRIORITY, empty frames, frames on closed streams, faults that make us reset a stream.
+    """An allowance for streams that the client resets ("rapid reset", CVE-2023-44487), PING, SETTINGS and PRIORITY, empty
+    frames, frames on closed streams, and faults for which the server resets a stream.
 
-    It refills with time and with every answered call, so a client that cancels no more than it lets finish never runs out.
+    It refills with time and with every answered call: a client that cancels at most as many calls as it completes never runs out.
     """
 
     __slots__ = ("_clock", "_left", "_since")
@@ -24,16 +24,16 @@ class FloodGuard:
         self._since = clock.now()
 
     def earn(self) -> None:
-        """A call has been answered."""
+        """Note an answered call."""
         if self._left < BURST:
             self._left += 1
 
     def charge(self) -> None:
-        """The client did something of that kind. Raises ConnectionFault once it is too much."""
+        """Note one such frame. Raises ConnectionFault once the allowance is used up."""
         self._left -= 1
         if self._left < 0:
             now = self._clock.now()
             self._left += min(BURST, int((now - self._since) * RATE_PER_S))
             self._since = now
             if self._left < 0:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that advance no call")

@@ -1,6 +1,6 @@
-"""What one HTTP/2 connection sends: frames of all its streams, within the client's windows and the socket's buffer.
+"""Writes the frames of one HTTP/2 connection, within the client's windows and the socket's buffer.
 
-Everything that arises in one turn of the event loop is written at once. Streams with much to send take turns.
+All frames of one event-loop iteration are written together. Streams with much to send take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITE_BYTES = 1 << 18
 _JOINED_BYTES = 1 << 16
 _JOINED_PART = 1 << 12
 
-# The two ends of an answer of one message, with the header of its DATA frame.
+# The frames around an answer of one message, and the header of its DATA frame.
 _RESPONSE_START = HEADER.pack(0, len(RESPONSE), HEADERS, END_HEADERS, 0)[:5]
 _ANSWER = struct.Struct(f">5sI{len(RESPONSE)}sHBHI")
 _OK_START = HEADER.pack(0, len(OK_TRAILERS), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
@@ -36,7 +36,7 @@ _OK = struct.Struct(f">5sI{len(OK_TRAILERS)}s")
 
 
 class Outbox:
-    """Belongs to the event loop. ``on_sent`` is called with each stream whose last frame has gone out."""
+    """Belongs to the event loop. ``on_sent`` is called with each stream after its last frame."""
 
     __slots__ = (
         "_bytes",
@@ -63,44 +63,44 @@ class Outbox:
         self._starved: list[H2Stream] = []
         self._scheduled = False
         self.window = DEFAULT_WINDOW
-        """Bytes that the client lets us send on all streams together."""
+        """Bytes that may be sent on all streams together."""
         self.max_frame = MIN_FRAME_SIZE
-        """Largest frame that the client takes."""
+        """Maximum payload of a frame, as the client has set it."""
         self.block_start = b""
-        """What the next header block has to begin with."""
+        """A prefix for the next header block."""
         self.corked = False
-        """Whether ``flush`` is going to be called in this turn anyway."""
+        """True while the caller is about to call ``flush``."""
         self.paused = False
-        """Whether the socket takes no more."""
+        """True while the socket's buffer is full."""
         self.written = 0
-        """Bytes handed to the transport."""
+        """Bytes passed to the transport."""
 
     def open(self, transport: asyncio.Transport) -> None:
-        """Send to ``transport`` from now on."""
+        """Start to write to ``transport``."""
         self._transport = transport
 
     def control(self, frame: bytes) -> None:
-        """Send ``frame``, which no window bounds."""
+        """Send ``frame``, which is not subject to flow control."""
         self._frames.append(frame)
         self._bytes += len(frame)
         self._schedule()
 
     def headers(self, stream_id: int, block: bytes, flags: int) -> None:
-        """Send ``block``, which fits into one frame."""
+        """Send the header block ``block``, which must fit in one frame."""
         if self.block_start:
             block, self.block_start = self.block_start + block, b""
         size = len(block)
         self.control(HEADER.pack(size >> 8, size & 0xFF, HEADERS, flags | END_HEADERS, stream_id) + block)
 
     def ready(self, stream: H2Stream) -> None:
-        """``stream`` has something to send, or may send again."""
+        """Queue ``stream``, which has something to send."""
         if not stream.is_ready:
             stream.is_ready = True
             self._ready.append(stream)
             self._schedule()
 
     def widen(self, increment: int) -> None:
-        """The client lets us send ``increment`` bytes more."""
+        """Enlarge the connection's window by ``increment`` bytes."""
         self.window += increment
         if self._starved:
             self._ready.extend(self._starved)
@@ -108,7 +108,7 @@ class Outbox:
             self._schedule()
 
     def flush(self) -> None:
-        """Write what can be written."""
+        """Write as much as the windows and the socket allow."""
         transport = self._transport
         if transport is None or transport.is_closing():
             self._frames.clear()
@@ -133,7 +133,7 @@ class Outbox:
                 return
 
     def close(self) -> None:
-        """Drop everything: the transport is gone."""
+        """Drop everything: the transport is closed."""
         self._transport = None
         self._ready.clear()
         self._starved.clear()
@@ -162,15 +162,12 @@ class Outbox:
         ):
             self._emit_answer(stream, size)
         elif self._emit_messages(stream) and stream.finished:
-            if stream.started:
-                self.headers(stream.id, stream.trailers, END_STREAM)
-            else:
-                self.headers(stream.id, RESPONSE + stream.trailers, END_STREAM)
+            self.headers(stream.id, stream.trailers if stream.started else RESPONSE + stream.trailers, END_STREAM)
             stream.gone = True
             self._on_sent(stream)
 
     def _emit_answer(self, stream: H2Stream, size: int) -> None:
-        """What nearly always holds, and the same as the long way: one message, and it fits."""
+        """The common case, a short cut of the general one: one message that fits in one frame and the windows."""
         stream_id, frames = stream.id, self._frames
         frames.append(_ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id))
         frames += stream.unsent.pop()
@@ -181,7 +178,7 @@ class Outbox:
         self._on_sent(stream)
 
     def _emit_messages(self, stream: H2Stream) -> bool:
-        """Send of ``stream`` what may be sent and what its turn holds; whether that was all."""
+        """Send as many bytes of ``stream`` as the windows and its turn allow; True if none are left."""
         turn = _TURN_BYTES
         while stream.unsent:
             room = min(self.window, stream.window)
@@ -213,7 +210,7 @@ class Outbox:
         return True
 
     def _cut(self, stream_id: int, part: Buffer, size: int) -> None:
-        """Send the ``size`` bytes of ``part`` in as few frames as the client takes."""
+        """Send the ``size`` bytes of ``part`` in frames as large as the client allows."""
         frames, most = self._frames, self.max_frame
         head, view = HEADER.pack(most >> 8, most & 0xFF, DATA, 0, stream_id), memoryview(part)
         for start in range(0, size - most + 1, most):

@@ -1,14 +1,13 @@
-"""Walks the HTTP/2 frames of what a client sends, cut into pieces anywhere, and calls a handler with what they carry.
+"""Splits the bytes of an HTTP/2 client, which may arrive in any pieces, into frames for the session.
 
-DATA are handed on as they come, so that a large frame is never waited for; other frames are small, or refused. A header
-block over several frames is put together, bounded in size.
+The content of DATA frames is passed on as it arrives. Other frames are passed on complete, so their size is limited, as is
+that of a header block in several frames.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from penstock.online.server.h2.guard import FloodGuard
+from penstock.online.server.h2.session import H2Session
 from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
@@ -16,30 +15,8 @@ from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
 _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
 
 
-class FrameHandler(Protocol):
-    """What a connection does with frames. Each may raise ConnectionFault, or StreamFault, which comes back to ``on_fault``."""
-
-    def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
-        """A DATA frame that counts ``size`` bytes of the windows, whose content begins with ``data[start:stop]``."""
-
-    def on_more_data(self, stream_id: int, ended: bool, data: bytes, start: int, stop: int) -> None:
-        """More of the last DATA frame; it is on ``stream_id``."""
-
-    def on_written(self, stream_id: int, ended: bool, count: int) -> None:
-        """More of the last DATA frame, which is where it belongs already."""
-
-    def on_headers(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """A whole header block."""
-
-    def on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Any other frame, of whatever kind."""
-
-    def on_fault(self, fault: StreamFault) -> None:
-        """One stream has to end."""
-
-
 class FrameReader:
-    """One connection's receiving end. Not to be fed any more after it raised."""
+    """Reads one connection. After an exception it must not be fed again."""
 
     __slots__ = (
         "_block",
@@ -49,70 +26,69 @@ class FrameReader:
         "_data_left",
         "_data_stream",
         "_guard",
-        "_handler",
+        "_is_greeted",
         "_max_control",
         "_max_frame",
         "_padding_left",
         "_rest",
+        "_session",
         "_unusual",
-        "is_greeted",
         "progress",
     )
 
-    def __init__(self, handler: FrameHandler, guard: FloodGuard, max_frame: int, max_control: int) -> None:
-        self._handler = handler
+    def __init__(self, session: H2Session, guard: FloodGuard, max_frame: int, max_control: int) -> None:
+        self._session = session
         self._guard = guard
         self._max_frame = max_frame
         self._max_control = max_control
         self._rest = b""
-        self._unusual = True  # only one kind of frame may come next: the first SETTINGS, or CONTINUATION
+        self._unusual = True  # the next frame must be the first SETTINGS, or CONTINUATION
         self._block = b""
         self._block_stream = 0
         self._block_ended = False
         self._data_left = self._padding_left = 0
         self._data_stream = 0
         self._data_ended = False
-        self.is_greeted = False
-        """Whether the client has said who it is."""
+        self._is_greeted = False  # the client's preface has arrived
         self.progress = 0
-        """Grows whenever something was received completely."""
+        """Grows whenever a frame is complete."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something has been received that is of no use before the rest of it comes."""
+        """True if the client has begun something that is not complete."""
         return bool(self._rest) or self._unusual
 
     @property
     def missing(self) -> int:
-        """Bytes of a DATA frame that have not come yet, if nothing else is between them and the end of the frame."""
+        """Missing bytes of the last DATA frame; 0 if it has padding."""
         return 0 if self._padding_left else self._data_left
 
     @property
     def stream_id(self) -> int:
-        """The stream of the last DATA frame that did not come in whole."""
+        """The stream of the last DATA frame that did not arrive complete."""
         return self._data_stream
 
     def skip(self, count: int) -> None:
-        """``count`` of the bytes that are ``missing`` have been written to where the handler wants them. Raises ConnectionFault."""
+        """Note that ``count`` of the missing bytes have been written to the session's memory. Raises ConnectionFault."""
         self._data_left -= count
         try:
             ended = self._data_ended and not self._data_left
-            self._handler.on_written(self._data_stream, ended, count)
+            self._session.on_written(self._data_stream, ended, count)
         except StreamFault as fault:
-            self._handler.on_fault(fault)
+            self._session.on_fault(fault)
 
     def feed(self, data: bytes) -> None:
-        """Take what comes next. Raises ConnectionFault."""
+        """Process the next bytes. Raises ConnectionFault."""
         if self._rest:
             data, self._rest = self._rest + data, b""
         position = 0
-        if not self.is_greeted:
+        if not self._is_greeted:
             if not data.startswith(PREFACE[: len(data)]):
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the client did not send the HTTP/2 preface")
             if len(data) < len(PREFACE):
                 self._rest = data
                 return
-            self.is_greeted = True
+            self._is_greeted = True
             position = len(PREFACE)
         if self._data_left or self._padding_left:
             position = self._more_data(data, position)
@@ -122,8 +98,8 @@ class FrameReader:
         self._rest = data[position:]
 
     def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
-        """Handle all frames from ``position`` on that are whole, or of DATA; returns where they end."""
-        handler, unpack, end = self._handler, h2.HEADER.unpack_from, len(data)
+        """Process complete frames, and DATA frames, from ``position`` on; returns their end."""
+        session, unpack, end = self._session, h2.HEADER.unpack_from, len(data)
         while end - position >= 9:
             high, low, kind, flags, stream_id = unpack(data, position)
             stream_id &= h2.MAX_STREAM_ID
@@ -131,16 +107,18 @@ class FrameReader:
             start = position + 9
             stop = start + size
             if size > self._max_frame:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+                raise ConnectionFault(
+                    ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes exceeds the maximum of {self._max_frame}"
+                )
             try:
                 if self._unusual:
                     self._check_order(kind, flags, stream_id)
                 if kind == h2.DATA:
                     if stop <= end and not flags & h2.PADDED:
                         position = stop
-                        handler.on_data(stream_id, size, bool(flags & h2.END_STREAM), data, start, stop)
+                        session.on_data(stream_id, size, bool(flags & h2.END_STREAM), data, start, stop)
                     elif flags & h2.PADDED and size and start == end:
-                        break  # not even the length of the padding is there
+                        break  # the length of the padding is missing
                     else:
                         position = min(stop, end)
                         self._data(flags, stream_id, size, data, start, position)
@@ -151,19 +129,19 @@ class FrameReader:
                     break
                 position = stop
                 if kind == h2.HEADERS and flags & _HEADERS_FLAGS == h2.END_HEADERS and stream_id:
-                    handler.on_headers(stream_id, bool(flags & h2.END_STREAM), data[start:stop])
+                    session.on_headers(stream_id, bool(flags & h2.END_STREAM), data[start:stop])
                 elif kind in (h2.HEADERS, h2.CONTINUATION):
                     self._headers(kind, flags, stream_id, data[start:stop])
                 else:
-                    handler.on_control(kind, flags, stream_id, data[start:stop])
+                    session.on_control(kind, flags, stream_id, data[start:stop])
             except StreamFault as fault:
-                handler.on_fault(fault)
+                session.on_fault(fault)
         return position
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
         if self._block_stream:
             if kind != h2.CONTINUATION or stream_id != self._block_stream:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame within a header block")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
         elif kind != h2.SETTINGS or flags & h2.ACK:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         else:
@@ -172,54 +150,54 @@ class FrameReader:
     def _headers(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == h2.HEADERS:
             if stream_id == 0:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "headers on stream 0")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
             if flags & (h2.PADDED | h2.PRIORITISED):
                 payload = h2.without_padding(payload, flags)
             ended = bool(flags & h2.END_STREAM)
             if flags & h2.END_HEADERS:
-                self._handler.on_headers(stream_id, ended, payload)
+                self._session.on_headers(stream_id, ended, payload)
                 return
             self._block, self._block_stream, self._block_ended, self._unusual = payload, stream_id, ended, True
             return
         if not self._block_stream:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a continuation of nothing")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._guard.charge()
         self._block += payload
         if len(self._block) > self._max_control:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the headers are larger than they may be")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the headers exceed the limit")
         if flags & h2.END_HEADERS:
             block, self._block = self._block, b""
             self._block_stream, self._unusual = 0, False
-            self._handler.on_headers(stream_id, self._block_ended, block)
+            self._session.on_headers(stream_id, self._block_ended, block)
 
     def _data(self, flags: int, stream_id: int, size: int, data: bytes, start: int, stop: int) -> None:
-        """A DATA frame that is padded, or of which more will come."""
+        """Process a DATA frame that is padded or incomplete."""
         left, padding = size - (stop - start), 0
         if flags & h2.PADDED:
             if not size:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the length of its padding")
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without a padding length")
             padding = data[start]
             start += 1
             if padding >= size:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding that exceeds its frame")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding longer than its frame")
         content = size - padding - (1 if flags & h2.PADDED else 0)
         middle = min(stop, start + content)
         self._data_stream = stream_id
         self._data_ended = bool(flags & h2.END_STREAM)
         self._data_left = content - (middle - start)
         self._padding_left = left - self._data_left
-        self._handler.on_data(stream_id, size, self._data_ended and not self._data_left, data, start, middle)
+        self._session.on_data(stream_id, size, self._data_ended and not self._data_left, data, start, middle)
 
     def _more_data(self, data: bytes, start: int) -> int:
-        """Hand on more of a frame that has begun; returns where that ends."""
+        """Pass on further bytes of an incomplete DATA frame; returns their end."""
         middle = min(len(data), start + self._data_left)
         if self._data_left:
             self._data_left -= middle - start
             ended = self._data_ended and not self._data_left
             try:
-                self._handler.on_more_data(self._data_stream, ended, data, start, middle)
+                self._session.on_more_data(self._data_stream, ended, data, start, middle)
             except StreamFault as fault:
-                self._handler.on_fault(fault)
+                self._session.on_fault(fault)
         stop = min(len(data), middle + self._padding_left) if not self._data_left else middle
         self._padding_left -= stop - middle
         return stop

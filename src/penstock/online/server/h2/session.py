@@ -1,4 +1,4 @@
-"""What one HTTP/2 connection is in the middle of: its streams, its windows, what each frame does to them. Knows no socket."""
+"""The state of one HTTP/2 connection: its streams, its windows, and the effect of each frame. Knows no socket."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _REMEMBERED = 1024
 
 
 class H2Session:
-    """The ``FrameHandler`` of what a client sends, and the ``Carrier`` of its streams.
+    """Handles the frames of one client, and is the ``Carrier`` of its streams. Belongs to the event loop.
 
-    ``on_empty`` is called when no stream is left and none will be taken.
+    Its handlers of frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``. ``on_empty`` is
+    called when the last stream has ended and no new ones are accepted.
     """
 
     __slots__ = (
@@ -71,22 +72,22 @@ class H2Session:
         self.ready = self.outbox.ready
         self._allowance = CONNECTION_WINDOW
         self._initial_window = h2.DEFAULT_WINDOW
-        self._ended_early: dict[int, None] = {}  # streams of which the client may not know yet that they have ended
+        self._ended_early: dict[int, None] = {}  # the client may not know yet that these streams have ended
         self.streams: dict[int, H2Stream] = {}
-        """Those that are not over."""
+        """The open streams by id."""
         self.last_id = 0
-        """The newest one that was taken."""
+        """The id of the newest accepted stream."""
         self.ending = False
-        """Whether no stream after the present ones is taken."""
+        """True if no new streams are accepted."""
 
-    # The reader's side
+    # Frames
 
     def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
-        """See ``FrameHandler``; as everything below up to ``on_fault``."""
+        """A DATA frame that takes ``size`` bytes of the windows; its content starts with ``data[start:stop]``."""
         self._allowance -= size
         if self._allowance < CONNECTION_WINDOW // 2:
             if self._allowance < 0:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more than the connection's window allows")
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
             self.outbox.control(h2.window_update(0, CONNECTION_WINDOW - self._allowance))
             self._allowance = CONNECTION_WINDOW
         stream = self.streams.get(stream_id)
@@ -108,7 +109,7 @@ class H2Session:
                 and (said is None or said == content)
                 and self._budget.take(content)
             ):
-                # What nearly always holds, and the same as receiving it: the only message, whole.
+                # The common case, a short cut of the general one: the only message, complete in one frame.
                 stream.charged = content
                 stream.half_closed = True
                 start += PREFIX.size
@@ -119,30 +120,33 @@ class H2Session:
         self._receive(stream, ended, data, start, stop)
 
     def on_more_data(self, stream_id: int, ended: bool, data: bytes, start: int, stop: int) -> None:
+        """More content of the last DATA frame."""
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._receive(stream, ended, data, start, stop)
 
     def place(self, stream_id: int) -> memoryview | None:
-        """Where more of a DATA frame may be written to, instead of being handed over; None if there is no such place."""
+        """The memory that further content of the last DATA frame may be written to; None if there is none."""
         stream = self.streams.get(stream_id)
         return None if stream is None or stream.reader is None else stream.reader.place()
 
     def on_written(self, stream_id: int, ended: bool, count: int) -> None:
+        """More content of the last DATA frame has been written to ``place()``."""
         stream = self.streams.get(stream_id)
         if stream is not None:
             stream.written(count)
             self._after(stream, ended)
 
     def on_headers(self, stream_id: int, ended: bool, block: bytes) -> None:
+        """A complete header block."""
         if stream_id <= self.last_id:
             self._on_trailers(stream_id, ended, block)
             return
         if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream with an even number")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"client stream with the even number {stream_id}")
         head = self._headers.read(block)
         if self.ending:
-            return  # the client was told that this stream is not answered, and will ask elsewhere
+            return  # GOAWAY has told the client to send this request elsewhere
         self.last_id = stream_id
         if head.malformed:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
@@ -154,16 +158,18 @@ class H2Session:
             if not ended:
                 self._end_early(stream_id, ErrorCode.NO_ERROR)
             return
-        stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, head.is_unary)
+        is_unary = head.method.unary is not None
+        stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, is_untouched=is_unary)
         self.streams[stream_id] = stream
         if head.timeout_s is not None:
             stream.deadline = Deadline.after(head.timeout_s, self._clock)
-        if head.timeout_s is not None or head.method.stream is not None:
+        if head.timeout_s is not None or not is_unary:
             stream.begin(head.timeout_s)
         if ended:
             stream.half_close()
 
     def on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Any other frame, of known or unknown type."""
         if kind == h2.WINDOW_UPDATE:
             self._on_window_update(stream_id, payload)
         elif kind == h2.RST_STREAM:
@@ -171,14 +177,14 @@ class H2Session:
         elif kind == h2.SETTINGS:
             self._on_settings(flags, stream_id, payload)
         elif kind == h2.PING:
-            h2.check(len(payload) == 8, ErrorCode.FRAME_SIZE_ERROR, "a PING that is not 8 bytes long")
+            h2.check(len(payload) == 8, ErrorCode.FRAME_SIZE_ERROR, f"a PING of {len(payload)} bytes")
             h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "a PING on a stream")
             if not flags & h2.ACK:
                 self._guard.charge()
                 self.outbox.control(h2.ping(payload, h2.ACK))
         elif kind == h2.GOAWAY:
             h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "a GOAWAY on a stream")
-            h2.check(len(payload) >= 8, ErrorCode.FRAME_SIZE_ERROR, "a GOAWAY that is too short")
+            h2.check(len(payload) >= 8, ErrorCode.FRAME_SIZE_ERROR, f"a GOAWAY of {len(payload)} bytes")
         else:
             h2.check(kind != h2.PUSH_PROMISE, ErrorCode.PROTOCOL_ERROR, "a client cannot push")
             self._guard.charge()
@@ -188,6 +194,7 @@ class H2Session:
                     raise StreamFault(stream_id, ErrorCode.FRAME_SIZE_ERROR)
 
     def on_fault(self, fault: StreamFault) -> None:
+        """Reset the stream of ``fault``."""
         self._guard.charge()
         stream = self.streams.get(fault.stream_id)
         if stream is None:
@@ -195,10 +202,9 @@ class H2Session:
         else:
             self.reset(stream, fault.code)
 
-    # The streams' side
+    # Streams: see ``Carrier``
 
     def charge(self, stream: H2Stream, size: int) -> None:
-        """See ``Carrier``; as the next three."""
         if not self._budget.take(size):
             raise self._budget.refusal()
         stream.charged += size
@@ -228,12 +234,12 @@ class H2Session:
             self._look_whether_empty()
 
     def end(self) -> None:
-        """Take no new stream."""
+        """Accept no new streams."""
         self.ending = True
         self._look_whether_empty()
 
     def lose_all(self) -> None:
-        """The connection is gone."""
+        """End all streams: the connection is lost."""
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             self._lose(stream)
@@ -243,7 +249,7 @@ class H2Session:
         self._budget.give(stream.charged)
 
     def _sent(self, stream: H2Stream) -> None:
-        """The last frame of ``stream`` is on its way."""
+        """The outbox has sent the last frame of ``stream``."""
         del self.streams[stream.id]
         self._budget.give(stream.charged)
         self._guard.earn()
@@ -253,7 +259,7 @@ class H2Session:
             self._look_whether_empty()
 
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
-        """Reset a stream; for a while, what the client still sends on it is no fault."""
+        """Reset a stream, and ignore frames that the client sent before it learns of that."""
         self.outbox.control(h2.rst_stream(stream_id, code))
         self._ended_early[stream_id] = None
         if len(self._ended_early) > _REMEMBERED:
@@ -263,7 +269,7 @@ class H2Session:
         if self.ending and not self.streams:
             self._on_empty()
 
-    # Single kinds of frames
+    # Details
 
     def _receive(self, stream: H2Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
         size = stop - start
@@ -272,7 +278,7 @@ class H2Session:
         self._after(stream, ended)
 
     def _after(self, stream: H2Stream, ended: bool) -> None:
-        """Count what ``stream`` holds after it has received something, and let the client go on, if it has more to say."""
+        """Update the budget after ``stream`` has received bytes; then end its request, or let the client send more."""
         self.count(stream)
         if ended:
             stream.half_close()
@@ -280,12 +286,12 @@ class H2Session:
             self.grant(stream)
 
     def _on_trailers(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """Headers on a stream that is no new one."""
+        """Headers on a stream that exists or has existed."""
         allowed = self._headers.read_trailers(block)
         stream = self.streams.get(stream_id)
         if stream is None:
             if stream_id not in self._ended_early:
-                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "headers on a stream that is closed")
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
         elif stream.half_closed:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
         elif not (allowed and ended):
@@ -300,7 +306,7 @@ class H2Session:
             self._guard.charge()
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
-        h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, "a RST_STREAM that is not 4 bytes long")
+        h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, f"a RST_STREAM of {len(payload)} bytes")
         stream = self.streams.pop(stream_id, None)
         if stream is None:
             self._on_closed_stream(stream_id)
@@ -310,12 +316,12 @@ class H2Session:
         self._look_whether_empty()
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
-        h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is not 4 bytes long")
+        h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, f"a WINDOW_UPDATE of {len(payload)} bytes")
         increment = h2.UINT32.unpack(payload)[0] & h2.MAX_WINDOW
         if stream_id == 0:
-            h2.check(increment > 0, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE by nothing")
+            h2.check(increment > 0, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
             window = self.outbox.window + increment
-            h2.check(window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window beyond the largest")
+            h2.check(window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
             self.outbox.widen(increment)
             return
         stream = self.streams.get(stream_id)
@@ -333,7 +339,7 @@ class H2Session:
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & h2.ACK:
-            h2.check(not payload, ErrorCode.FRAME_SIZE_ERROR, "an answer to SETTINGS with content")
+            h2.check(not payload, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
             return
         self._guard.charge()
         for name, value in h2.parse_settings(payload):
@@ -346,10 +352,10 @@ class H2Session:
         self.outbox.control(h2.SETTINGS_ACK)
 
     def _set_initial_window(self, size: int) -> None:
-        """It applies to the open streams as well, whose windows may become negative (RFC 9113, section 6.9.2)."""
+        """Apply the setting to open streams too; their windows may become negative (RFC 9113, section 6.9.2)."""
         change, self._initial_window = size - self._initial_window, size
         for stream in self.streams.values():
             stream.window += change
-            h2.check(stream.window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window beyond the largest")
+            h2.check(stream.window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
             if stream.unsent_bytes:
                 self.outbox.ready(stream)

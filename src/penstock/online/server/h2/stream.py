@@ -1,7 +1,4 @@
-"""One gRPC call on one HTTP/2 stream.
-
-It puts the client's messages together, hands them to the method, and keeps the answers until they can be sent.
-"""
+"""One gRPC call on one HTTP/2 stream: assembles the client's messages, calls the method, and queues its answers."""
 
 from __future__ import annotations
 
@@ -27,49 +24,49 @@ _PROGRESS_BYTES = 1 << 16
 
 
 class Carrier(Protocol):
-    """What a stream needs of its connection."""
+    """The connection, as its streams use it."""
 
     max_message_bytes: int
     max_unsent_bytes: int
 
     @property
     def ready(self) -> Callable[[H2Stream], None]:
-        """To be called with a stream that has something to send."""
+        """Takes a stream that has something to send."""
 
     def charge(self, stream: H2Stream, size: int) -> None:
-        """``stream`` holds ``size`` bytes more than it received, until it ends. Raises Unavailable."""
+        """Count ``size`` bytes in addition to those received, until ``stream`` ends. Raises Unavailable."""
 
     def count(self, stream: H2Stream) -> None:
-        """What ``stream`` has received and not handed on has changed."""
+        """Count the bytes that ``stream`` has received and not delivered, which have changed."""
 
     def grant(self, stream: H2Stream) -> None:
-        """The client may send more on ``stream``."""
+        """Let the client send more on ``stream``."""
 
     def reset(self, stream: H2Stream, code: ErrorCode) -> None:
-        """End ``stream`` with nothing more to say."""
+        """End ``stream`` with RST_STREAM."""
 
 
 class H2Stream(msgspec.Struct, eq=False):
-    """A ``GrpcCall``. Only the outbox, which writes frames, reads and sets the fields for sending."""
+    """A ``GrpcCall``. The fields for sending, from ``started`` on, are shared with the outbox, which writes the frames."""
 
     carrier: Carrier
     id: int
     head: CallHead
     window: int
-    """Bytes that the client lets us send; negative after it took some back."""
+    """Bytes that the server may send; negative after the client has reduced its window."""
     allowance: int
-    """Bytes that we let the client send."""
+    """Bytes that the client may send."""
     is_untouched: bool
-    """Whether the method takes one message, of which nothing has come yet."""
+    """True if the method is unary and nothing of its message has arrived."""
     deadline: Deadline | None = None
     on_cancel: Callable[[], object] | None = None
     timer: asyncio.TimerHandle | None = None
 
     half_closed: bool = False
-    """Whether the client has sent all that it will."""
+    """True if the client has sent the whole request."""
     received: int = 0
     charged: int = 0
-    """Bytes of the server's budget that it holds; its carrier takes them and gives them back."""
+    """Bytes of the server's budget in use; the carrier takes and returns them."""
     delivered: int = 0
     reader: MessageReader | None = None
     receiver: Receiver | None = None
@@ -78,18 +75,19 @@ class H2Stream(msgspec.Struct, eq=False):
     delivering: bool = False
 
     started: bool = False
-    """Whether the headers of the answer have been sent."""
+    """True once the headers of the answer have been sent."""
     finished: bool = False
-    """Whether the call has its status; what is unsent is still sent."""
+    """True once the call has its status; unsent messages are still sent."""
     gone: bool = False
-    """Whether no frame is sent any more."""
+    """True once no further frame is sent."""
     unsent: list[list[Buffer]] = []
-    """Messages, each in parts. Of the first one some may have been sent already: then ``is_cut``."""
+    """Messages, each in parts."""
     unsent_bytes: int = 0
     is_cut: bool = False
+    """True if a part of the first unsent message has been sent."""
     trailers: bytes = OK_TRAILERS
     is_ready: bool = False
-    """Whether the connection knows that there is something to send."""
+    """True while the outbox has queued the stream."""
     sent_bytes: int = 0
     seen: tuple[int, int, bool] | None = None
     since: float = 0.0
@@ -98,7 +96,7 @@ class H2Stream(msgspec.Struct, eq=False):
 
     @property
     def metadata(self) -> Mapping[str, str | bytes]:
-        """See ``GrpcCall``; as everything below up to ``resume``."""
+        """See ``GrpcCall``, also for the methods up to ``resume``."""
         return self.head.metadata
 
     def send(self, *parts: Buffer) -> None:
@@ -109,14 +107,18 @@ class H2Stream(msgspec.Struct, eq=False):
             size = len(parts[0])
             message = [PREFIX.pack(0, size), parts[0]]
         else:
-            # Counted in bytes, whatever is viewed; an empty part would be sent over and over.
+            # A view's length must be in bytes, and an empty part would never be taken from the queue.
             views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
             message = [PREFIX.pack(0, size), *views]
         if self.unsent:
             kept = self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD
             if kept + size > self.carrier.max_unsent_bytes:
-                self.abandon(ResourceExhausted(f"over {self.carrier.max_unsent_bytes} bytes of answers are unread"))
+                self.abandon(
+                    ResourceExhausted(
+                        f"the client has left more than {self.carrier.max_unsent_bytes} bytes of answers unread"
+                    )
+                )
                 return
         self.unsent.append(message)
         self.unsent_bytes += size + PREFIX.size
@@ -132,7 +134,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.is_untouched = False
         self.on_cancel = None
         if self.reader is not None or self.receiver is not None or self.timer is not None:
-            self._let_go()
+            self._clear()
         if not self.is_ready:
             self.carrier.ready(self)
 
@@ -149,7 +151,7 @@ class H2Stream(msgspec.Struct, eq=False):
     # The client's side
 
     def begin(self, timeout_s: float | None) -> None:
-        """The headers are there. A method for streams is called now; one for a single message when it is complete."""
+        """Start the deadline, and the method if it is for streams; a unary method is called with the complete message."""
         if timeout_s is not None:
             self.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
         method = self.head.method
@@ -158,11 +160,11 @@ class H2Stream(msgspec.Struct, eq=False):
             try:
                 receiver = method.stream(self)
                 self.receiver = None if self.finished else receiver
-            except Exception:  # noqa: BLE001 - a bug of ours must not take the other calls with it
+            except Exception:  # noqa: BLE001 - a bug must not end other calls
                 self._fail()
 
     def receive(self, data: Buffer) -> None:
-        """What comes next of the request."""
+        """Receive the next bytes of the request."""
         self.is_untouched = False
         self.received += len(data)
         if self.finished:
@@ -174,7 +176,7 @@ class H2Stream(msgspec.Struct, eq=False):
             self._deliver()
 
     def written(self, count: int) -> None:
-        """``count`` bytes of what comes next are where the reader wanted them."""
+        """Note that ``count`` bytes of the request have been written to the reader's memory."""
         self.received += count
         if self.reader is not None:
             self.reader.written(count)
@@ -182,7 +184,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 self._deliver()
 
     def half_close(self) -> None:
-        """The request is complete. Raises StreamFault if it is not as long as its headers said."""
+        """The request is complete. Raises StreamFault if its length differs from content-length."""
         self.half_closed = True
         length = self.head.content_length
         if length is not None and length != self.received:
@@ -191,7 +193,7 @@ class H2Stream(msgspec.Struct, eq=False):
             self._deliver()
 
     def call(self, flag: int, message: Buffer) -> None:
-        """Call the method with the only message."""
+        """Call the unary method."""
         method = self.head.method
         assert method is not None
         assert method.unary is not None
@@ -202,19 +204,19 @@ class H2Stream(msgspec.Struct, eq=False):
             method.unary(self, message)
         except PenstockError as error:
             self.abandon(error)
-        except Exception:  # noqa: BLE001 - a bug of ours must not take the other calls with it
+        except Exception:  # noqa: BLE001 - a bug must not end other calls
             self._fail()
 
     def lose(self) -> None:
-        """The client, or the whole connection, is gone."""
+        """The client has reset the stream, or the connection is lost."""
         self.gone = True
         self.unsent.clear()
         self.unsent_bytes = 0
         self._cancel()
-        self._let_go()
+        self._clear()
 
     def abandon(self, error: PenstockError) -> None:
-        """End the call with ``error`` before the service does; what is unsent by then is dropped."""
+        """End the call with ``error`` in place of the service, and drop unsent messages."""
         if self.gone:
             return
         if self.finished:
@@ -224,7 +226,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.unsent.clear()
         self.unsent_bytes = 0
         if rest is not None:
-            # The client waits for the rest of this message, and would take trailers in its middle for a fault of ours.
+            # Trailers in the middle of a message would be a protocol error.
             self.unsent.append(rest)
             self.unsent_bytes = sum(map(len, rest))
         self._cancel()
@@ -250,7 +252,7 @@ class H2Stream(msgspec.Struct, eq=False):
     # Sending
 
     def take(self, size: int) -> list[Buffer]:
-        """The next ``size`` bytes of messages, at most all, in parts."""
+        """The next ``size`` bytes of messages (at most ``unsent_bytes``), in parts."""
         self.unsent_bytes -= size
         self.sent_bytes += size
         taken: list[Buffer] = []
@@ -273,7 +275,7 @@ class H2Stream(msgspec.Struct, eq=False):
         return taken
 
     def _deliver(self) -> None:
-        """Hand on what is complete."""
+        """Deliver complete messages."""
         if self.delivering or self.finished or self.gone:
             return
         self.delivering = True
@@ -284,7 +286,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 self._deliver_only()
         except PenstockError as error:
             self.abandon(error)
-        except Exception:  # noqa: BLE001 - a bug of ours must not take the other calls with it
+        except Exception:  # noqa: BLE001 - a bug must not end other calls
             self._fail()
         finally:
             self.delivering = False
@@ -292,12 +294,12 @@ class H2Stream(msgspec.Struct, eq=False):
     def _deliver_only(self) -> None:
         while self.reader is not None and (message := self.reader.next()) is not None:
             if self.message is not None:
-                raise Unsupported("this method takes one message, and was sent more")
+                raise Unsupported("this method takes one message, but the client sent more")
             self.message = message
         if not self.half_closed:
             return
         if self.message is None or (self.reader is not None and not self.reader.is_between):
-            raise Unsupported("this method takes one message, and was sent none that is complete")
+            raise Unsupported("this method takes one message, but the client sent no complete one")
         message, self.message, self.reader = self.message, None, None
         self.call(*message)
 
@@ -313,7 +315,7 @@ class H2Stream(msgspec.Struct, eq=False):
                     receiver.half_close()
                 return
             self.delivered += 1
-            # From here on it is the receiver's, which counts it itself.
+            # The receiver counts the message from here on.
             self.carrier.count(self)
             if self.finished:
                 return
@@ -327,13 +329,13 @@ class H2Stream(msgspec.Struct, eq=False):
         self.abandon(DeadlineExceeded("the deadline of the call passed"))
 
     def _cancel(self) -> None:
-        """Tell the service, once the present turn is over: it may be calling us."""
+        """Notify the service in the next iteration of the loop, since it may be the caller."""
         if self.on_cancel is not None and not self.finished:
             asyncio.get_running_loop().call_soon(self.on_cancel)
         self.on_cancel = None
 
-    def _let_go(self) -> None:
-        """Drop what belongs to a call that runs."""
+    def _clear(self) -> None:
+        """Release everything that only a call in progress needs."""
         self.on_cancel = self.receiver = self.reader = self.message = None
         if self.timer is not None:
             self.timer.cancel()
