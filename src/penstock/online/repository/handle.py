@@ -16,7 +16,7 @@ from penstock.online.instances.model_calls import MakeCall
 from penstock.online.instances.python.process import PythonProcess, add_up
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.input_check import InputCheck
-from penstock.online.repository.triton.effective import Model
+from penstock.online.repository.triton.auto_complete import Model
 from penstock.online.repository.triton.schema import with_instances
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher

@@ -191,7 +191,7 @@ def test_a_bundle_tells_its_signature(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.pbtxt").write_text('input { name: "nobody" } instance_group { kind: KIND_GPU }')
     devices, tensor = diagnose(tmp_path / "m").findings
     assert "KIND_GPU" in devices.message
-    assert "the model has no input 'nobody'" in tensor.message
+    assert "is 'nobody', but the model has no such input" in tensor.message
 
 
 @pytest.mark.parametrize(
