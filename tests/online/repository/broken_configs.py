@@ -138,7 +138,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("input-type", 'input { name: "x" data_type: TYPE_INT64 dims: 3 }', "input[0].data_type", "TYPE_FP32"),
     ("output-type", 'output { name: "y" data_type: TYPE_STRING dims: 2 }', "output[0].data_type", "TYPE_FP32"),
     ("input-dims", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: 4 }', "input[0].dims", "[3]"),
-    ("batch-dim-twice", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [-1, 3] }', "input[0].dims", "leave out the batch"),
+    ("batch-dim-twice", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [-1, 3] }', "input[0].dims", "leave out"),
     ("batch-dim-left-out", f"max_batch_size: 0 input {{ {_X} }}", "input[0].dims", "[-1, 3]"),
     ("output-rank", 'max_batch_size: 8 output { name: "y" data_type: TYPE_FP32 dims: [2, 1] }', "output[0].dims", "[2]"),
     ("reshape-of-another-model", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: 4 reshape { shape: [2, 2] } }',

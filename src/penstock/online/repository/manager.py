@@ -18,7 +18,7 @@ from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler
-from penstock.online.repository.loading.loader import FilesChanged, LoadedVersion, Preloaded, load_more, load_version
+from penstock.online.repository.loading.loader import FilesChanged, LoadedVersion, load_more, load_version
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, plan
@@ -56,7 +56,7 @@ class Manager:
         assembler: Assembler,
         layout: Layout,
         load_options: LoadOptions,
-        preloaded: Mapping[tuple[str, str], Preloaded] = {},
+        preloaded: Mapping[tuple[str, str], LoadedVersion] = {},
         load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
         *,
         is_explicit: bool = False,
@@ -389,10 +389,8 @@ class Manager:
     async def _make(self, source: ModelSource, number: str, load_options: LoadOptions) -> Handle:
         if source.is_ensemble:
             return self._assembler.assemble_ensemble(source, number)
-        preloaded = self._preloaded.pop((source.name, number), None)
-        if preloaded is not None and preloaded.fingerprint == source.fingerprint:
-            loaded = preloaded.loaded
-        else:
+        loaded = self._preloaded.pop((source.name, number), None)
+        if loaded is None or loaded.resolved.source.fingerprint != source.fingerprint:
             work = partial(self._load_now, self._layout, source, number, load_options)
             loaded = await self._on_thread(f"load-{source.name}", work)
         try:

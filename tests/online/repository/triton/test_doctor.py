@@ -131,7 +131,7 @@ def test_the_newest_version_is_looked_at(tmp_path: Path) -> None:
             'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: [1, 3] input_data_file: "gone" } } }',
             "gone",
         ),
-        ('parameters { key: "isolation" value { string_value: "cell" } }', "'parameters[isolation]' cannot be 'cell'"),
+        ('parameters { key: "isolation" value { string_value: "cell" } }', "'parameters[isolation]' is 'cell'"),
         ("instance_group { count: 2147483647 }", "more than 1024 instances"),
         ("instance_group { kind: KIND_CPU gpus: 0 }", "the group's instances run on the CPU only"),
     ],

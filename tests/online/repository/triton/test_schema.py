@@ -120,7 +120,10 @@ def test_a_model_that_cannot_be_batched_runs_each_request_alone() -> None:
         ({"dynamic_batching": {"priority_levels": 2**63, "default_priority_level": 1}}, "levels must be at most 1000"),
         ({"output": [{"name": "y", "dims": [3]}]}, r"model 'm': 'output\[0\].data_type' is missing"),
         ({"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]}, r"'instance_group\[0\].gpus' names devices"),
-        ({"output": [{"name": "z", "label_filename": "l"}]}, r"'output\[0\].name' is 'z', but the model has no such output"),
+        (
+            {"output": [{"name": "z", "label_filename": "l"}]},
+            r"'output\[0\].name' is 'z', but the model has no such output",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(settings: Any, message: str) -> None:
