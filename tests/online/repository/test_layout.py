@@ -202,11 +202,11 @@ def test_names_that_no_model_can_have(name: str) -> None:
         check_name(name)
 
 
-def test_a_bundle_given_by_hand_that_is_replaced_brings_its_version(tmp_path: Path) -> None:
+def test_a_bundle_target_that_is_replaced_brings_its_version(tmp_path: Path) -> None:
     target = tmp_path / "m.bundle"
     pack_model(models.linear(), target, version="4")
     (first,) = define([target])
-    layout = Layout(by_hand={"m": first})
+    layout = Layout(targets={"m": first})
     assert list(first.versions) == list(layout.define("m").versions) == ["4"]
     target.unlink()
     pack_model(models.linear(seed=1), target, version="5")
