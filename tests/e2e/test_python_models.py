@@ -203,11 +203,11 @@ def test_a_load_without_end_is_ended(tmp_path: Path, how: str, when: str) -> Non
                 loading.result(PATIENCE_S)
         server.signal(signal.SIGTERM)
         if how == "end of the server":
-            with pytest.raises(InferenceServerException, match="the server is ending"):
+            with pytest.raises(InferenceServerException, match="the server is shutting down"):
                 loading.result(PATIENCE_S)
         code, errors = server.end()
     assert code == 0
-    why = "it is being unloaded" if how == "unload" else "the server is ending"
+    why = "it is being unloaded" if how == "unload" else "the server is shutting down"
     assert f"a process that is still loading its model is ended: {why}" in errors
 
 

@@ -125,7 +125,7 @@ SLOW_AGAIN = """
 import os, sys, time
 from penstock.online.repository.loading import loader
 from penstock.online.repository.loading.loader import LoadedVersion, ResolvedVersion
-from penstock.online.repository.triton.effective import effective_config
+from penstock.online.repository.loading.warm_up import effective_config
 from penstock.online.server import app
 from penstock.online.server.config import ServerConfig
 from penstock.testing import FakeModel

@@ -46,7 +46,7 @@ def test_a_broken_model_does_not_hide_the_others(tmp_path: Path) -> None:
     assert layout.define("good").versions
     with pytest.raises(InvalidConfig, match=r"bad/config\.pbtxt:1"):
         layout.define("bad")
-    with pytest.raises(InvalidArgument, match="cannot be the name"):
+    with pytest.raises(InvalidArgument, match="is not a valid model name"):
         layout.define("back?slash")
     with pytest.raises(NotFound, match="the repositories hold no model 'absent'"):
         layout.define("absent")
@@ -100,10 +100,10 @@ def test_with_namespaces_an_ensemble_finds_its_own_repository_first_then_the_one
     assert layout.define("other").parts == ["first/m"]
 
 
-def test_a_target_given_by_hand_stands_beside_the_repositories(tmp_path: Path) -> None:
+def test_a_target_is_listed_beside_the_repositories(tmp_path: Path) -> None:
     root = write(tmp_path, "repository/m/1/f", "linear.onnx", "m.onnx") / "repository"
-    by_hand = {name: ModelSource(name, tmp_path, {"1": tmp_path / f"{name}.onnx"}) for name in ("linear", "m")}
-    layout = Layout((root,), by_hand=by_hand)
+    targets = {name: ModelSource(name, tmp_path, {"1": tmp_path / f"{name}.onnx"}) for name in ("linear", "m")}
+    layout = Layout((root,), targets=targets)
     model = layout.define("linear")
     write(tmp_path, "linear.onnx", text="longer")
     assert layout.define("linear").fingerprints["1"] != model.fingerprints["1"]
@@ -168,16 +168,16 @@ def test_a_link_in_a_circle_is_no_model_and_hides_none(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
     root = write(tmp_path, "m/1/model.onnx")
     (root / "m" / "1" / "weights.bin").symlink_to(root / "absent")
-    with pytest.raises(InvalidModel, match=r"a link leads nowhere: '1/weights\.bin'"):
+    with pytest.raises(InvalidModel, match=r"a link is broken: '1/weights\.bin'"):
         Layout((root,)).define("m")
 
 
 def test_too_many_files_and_circles_of_links_are_bounded(tmp_path: Path) -> None:
     root = write(tmp_path, "m/1/model.onnx")
     (root / "m/1/round").symlink_to(root / "m")
-    with pytest.raises(InvalidModel, match="holds more than 10000 files, or folders 16 deep"):
+    with pytest.raises(InvalidModel, match="has more than 10000 files, or more than 16 levels"):
         Layout((root,)).define("m")
-    assert "16 deep" in Layout((root,)).scan()["m"]
+    assert "16 levels" in Layout((root,)).scan()["m"]
 
 
 def test_what_replaces_a_configuration_and_the_files(tmp_path: Path) -> None:
@@ -198,15 +198,15 @@ def test_what_replaces_a_configuration_and_the_files(tmp_path: Path) -> None:
     ids=repr,
 )
 def test_names_that_no_model_can_have(name: str) -> None:
-    with pytest.raises(InvalidArgument, match="cannot be the name of a model"):
+    with pytest.raises(InvalidArgument, match="is not a valid model name"):
         check_name(name)
 
 
-def test_a_bundle_given_by_hand_that_is_replaced_brings_its_version(tmp_path: Path) -> None:
+def test_a_bundle_target_that_is_replaced_brings_its_version(tmp_path: Path) -> None:
     target = tmp_path / "m.bundle"
     pack_model(models.linear(), target, version="4")
     (first,) = define([target])
-    layout = Layout(by_hand={"m": first})
+    layout = Layout(targets={"m": first})
     assert list(first.versions) == list(layout.define("m").versions) == ["4"]
     target.unlink()
     pack_model(models.linear(seed=1), target, version="5")

@@ -103,7 +103,7 @@ def test_what_cannot_be_loaded(tell: Callable[[Story], None]) -> None:
             repository.write(f"empty/{number}/model.onnx", "one")
         with pytest.raises(InvalidConfig, match="at least one version") as refused:
             await manager.load("empty")
-        assert refused.value.hint.endswith("into a folder called '1', not '0', '01', '9223372036854775808'")
+        assert refused.value.hint.endswith("into a folder named '1', not '0', '01', '9223372036854775808'")
         repository.write("m/1/model.onnx", "broken")
         repository.write("m/config.pbtxt", "version_policy { specific { versions: [1, 3] } }")
         with pytest.raises(
@@ -115,7 +115,7 @@ def test_what_cannot_be_loaded(tell: Callable[[Story], None]) -> None:
         states = await repository.states("m")
         assert states == {
             "1": ("UNAVAILABLE", "the file says broken"),
-            "3": ("UNAVAILABLE", "version 3 of model 'm' is not in the repository (there: 1)"),
+            "3": ("UNAVAILABLE", "version 3 of model 'm' is not in the repository (it has: 1)"),
         }
         assert (await repository.states("empty"))[""][0] == "UNAVAILABLE"
 

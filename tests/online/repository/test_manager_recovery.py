@@ -270,7 +270,7 @@ def test_a_system_without_a_thread_to_spare_costs_no_seat(
         with monkeypatch.context() as patch:
             patch.setattr(module, "on_daemon_thread", refuse)
             for _ in range(3):
-                with pytest.raises(PenstockError, match="no thread to load a model on"):
+                with pytest.raises(PenstockError, match="cannot start a thread"):
                     await repository.manager.load("m")
         await repository.manager.load("m")
 
@@ -281,7 +281,7 @@ def test_a_server_that_ends_loads_nothing_more(tell: Callable[[Story], None]) ->
     async def story(repository: Repository) -> None:
         repository.write("m/1/model.onnx", "one")
         await repository.manager.close(1)
-        with pytest.raises(Unavailable, match="the server is ending"):
+        with pytest.raises(Unavailable, match="the server is shutting down"):
             await repository.manager.load("m")
 
     tell(story)

@@ -119,5 +119,5 @@ def test_isolation_may_be_the_configurations(tmp_path: Path) -> None:
     found = find(source, "1")
     assert (found.load_options.isolation, found.has_own_threads) == ("process", True)
     wrong = msgspec.structs.replace(source, given=msgspec.structs.replace(source.given, parameters={"isolation": "x"}))
-    with pytest.raises(InvalidConfig, match=r"'parameters\[isolation\]' cannot be 'x'"):
+    with pytest.raises(InvalidConfig, match=r"'parameters\[isolation\]' is 'x'"):
         find(wrong, "1")

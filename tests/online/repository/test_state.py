@@ -92,7 +92,7 @@ def test_what_is_served_twice_over_has_left_when_both_have() -> None:
 def test_a_problem_of_the_model_and_dead_instances_are_told() -> None:
     assert row(served(), "the folder is gone") == ("READY", "the folder is gone")
     state, reason = row(served(is_healthy=False))
-    assert (state, "started again" in reason) == ("UNAVAILABLE", True)
+    assert (state, "restarted" in reason) == ("UNAVAILABLE", True)
     assert "a model that it needs" in row(served(is_healthy=False, instance_count=0))[1]
 
 

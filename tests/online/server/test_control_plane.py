@@ -184,7 +184,7 @@ def test_the_index_tells_which_models_cannot_run() -> None:
         sick._models = [SimpleNamespace(healthy=False)]
         plane = make_plane(ProcessGroup(), shared_memory=False, repository=repository)
         well = {"name": "well", "version": "1", "state": "READY", "reason": ""}
-        reason = "its instance is being started again"
+        reason = "its instance is being restarted"
         assert await plane.repository_index() == [
             well,
             {"name": "ill", "version": "1", "state": "UNAVAILABLE", "reason": reason},

@@ -1,12 +1,12 @@
-"""A model's configuration, typed: what Penstock acts on of Triton's ``ModelConfig``, under Triton's names.
+"""The typed configuration of a model: the fields of Triton's ``ModelConfig`` that Penstock uses, under Triton's names.
 
-Files and clients give it in Triton's schema, and ``penstock.online.repository.triton`` alone reads and writes that; its rules check
-the bounds. The same type holds what a user has written and the completed configuration of a loaded model, which leaves nothing open.
+Files and clients write it in Triton's schema. Only ``penstock.online.repository.triton`` reads and writes that schema and checks its
+rules. The same type holds the configuration that a user wrote, and the completed one of a loaded model, which has no open field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -25,31 +25,31 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
     name: str = ""
     data_type: DataType | None = None
-    """None: as the model has it."""
+    """None: the model's own."""
     dims: tuple[int, ...] = ()
-    """Without the batch dimension if requests are merged; -1 is any size. Empty: as the model has it."""
+    """Without the batch dimension if requests are merged; -1 is any size. Empty: the model's own."""
     reshape: TensorReshape | None = None
     optional: bool = False
     """Inputs only: whether a request may leave it out."""
     allow_ragged_batch: bool = False
-    """Inputs only: whether requests of different shapes are joined element by element."""
+    """Inputs only: whether requests of different shapes are concatenated element by element."""
     label_filename: str = ""
-    """Outputs only: the file with the names of its classes, one a line."""
+    """Outputs only: a file with the names of the classes, one per line."""
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """The dimensions that the model sees, without that of the batch."""
+        """The dimensions that the model sees, without the batch dimension."""
         return self.dims if self.reshape is None else self.reshape.shape
 
 
 class BatchTensor(msgspec.Struct, frozen=True):
-    """A ``batch_input``, which the server makes from the batch, or a ``batch_output``, which it divides by an input's shapes."""
+    """A ``batch_input``, which the server computes from the batch, or a ``batch_output``, which it splits by an input's shapes."""
 
     kind: str = "BATCH_ELEMENT_COUNT"
     target_name: tuple[str, ...] = ()
     data_type: DataType | None = None
     source_input: tuple[str, ...] = ()
-    """Exactly one."""
+    """Exactly one entry."""
 
 
 class RateLimiterResource(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class RateLimiterResource(msgspec.Struct, frozen=True):
 
 
 class RateLimiting(msgspec.Struct, frozen=True):
-    """What one instance holds while it runs."""
+    """The resources that one instance holds while it runs."""
 
     resources: tuple[RateLimiterResource, ...] = ()
     priority: int = 0
@@ -66,7 +66,7 @@ class RateLimiting(msgspec.Struct, frozen=True):
 
 
 class InstanceGroup(msgspec.Struct, frozen=True):
-    """Instances that are alike."""
+    """Instances with the same settings."""
 
     count: int = 0
     """0 counts as 1."""
@@ -74,10 +74,10 @@ class InstanceGroup(msgspec.Struct, frozen=True):
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    """Which versions are served; ``all`` goes before ``specific``, and that before ``latest``."""
+    """The versions to serve. ``all`` takes precedence over ``specific``, and ``specific`` over ``latest``."""
 
     latest: int = 1
-    """How many of the greatest numbers."""
+    """Number of versions, counted from the greatest."""
     all: bool = False
     specific: tuple[int, ...] | None = None
 
@@ -89,7 +89,7 @@ class Optimization(msgspec.Struct, frozen=True):
 
 
 class SequenceControl(msgspec.Struct, frozen=True):
-    """What a control input tells, and the values for false and true; exactly one of the pairs is given, or a ``data_type``."""
+    """The meaning of a control input, and its values for false and true: one of the pairs, or a ``data_type`` alone."""
 
     kind: str = "CONTROL_SEQUENCE_START"
     int32_false_true: tuple[int, ...] = ()
@@ -111,39 +111,39 @@ class SequenceControl(msgspec.Struct, frozen=True):
 class ControlInput(msgspec.Struct, frozen=True):
     name: str = ""
     control: tuple[SequenceControl, ...] = ()
-    """Exactly one."""
+    """Exactly one entry."""
 
 
 class InitialState(msgspec.Struct, frozen=True):
     dims: tuple[int, ...] = ()
     data_file: str = ""
-    """In folder ``initial_state`` of the model; empty: zeros."""
+    """A file in the model's folder ``initial_state``; empty: zeros."""
 
 
 class SequenceState(msgspec.Struct, frozen=True):
-    """An output that is the input of the sequence's next request."""
+    """An output that becomes an input of the sequence's next request."""
 
     input_name: str = ""
     output_name: str = ""
     data_type: DataType | None = None
     dims: tuple[int, ...] = ()
     initial_state: tuple[InitialState, ...] = ()
-    """At most one."""
+    """At most one entry."""
 
 
 class DirectStrategy(msgspec.Struct, frozen=True):
-    """Each sequence has a row of the batch for itself."""
+    """Each sequence has its own row of the batch."""
 
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
-    """From 0 to 1: the share of rows for which a batch is delayed."""
+    """From 0 to 1: a batch is delayed until this share of its rows is filled."""
 
 
 class OldestStrategy(msgspec.Struct, frozen=True):
-    """Batches are made from the sequences that wait longest."""
+    """Batches are formed from the sequences that wait longest."""
 
     max_candidate_sequences: int = 0
-    """Most sequences under way on one instance; 0: ``max_batch_size``."""
+    """Maximum number of active sequences on one instance; 0: ``max_batch_size``."""
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
@@ -154,9 +154,9 @@ class SequenceBatching(msgspec.Struct, frozen=True):
 
     direct: DirectStrategy | None = None
     oldest: OldestStrategy | None = None
-    """If both are None, ``direct`` with its defaults."""
+    """If both are None, ``direct`` is used with its defaults."""
     max_sequence_idle_microseconds: int = 0
-    """A sequence without requests for longer has ended."""
+    """A sequence ends after this time without requests."""
     control_input: tuple[ControlInput, ...] = ()
     state: tuple[SequenceState, ...] = ()
     iterative_sequence: bool = False
@@ -170,13 +170,13 @@ class EnsembleStep(msgspec.Struct, frozen=True):
     """0 and -1: the server chooses."""
     model_namespace: str = ""
     input_map: Mapping[str, str] = {}
-    """By the model's input the ensemble's tensor."""
+    """From the model's input to the ensemble's tensor."""
     output_map: Mapping[str, str] = {}
-    """By the model's output the ensemble's tensor."""
+    """From the model's output to the ensemble's tensor."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Name and version of the model; models of one name in several repositories are known as ``repository/name``."""
+        """Name and version of the model. With namespaces, the name is ``namespace/name``."""
         name = f"{self.model_namespace}/{self.model_name}" if self.model_namespace else self.model_name
         return name, str(self.model_version) if self.model_version > 0 else ""
 
@@ -188,35 +188,35 @@ class EnsembleScheduling(msgspec.Struct, frozen=True):
 
 
 class WarmUpInput(msgspec.Struct, frozen=True):
-    """Zeros, unless it is random or comes from a file."""
+    """An input of zeros, random values, or data from a file."""
 
     data_type: DataType
     dims: tuple[int, ...] = ()
     random_data: bool = False
     input_data_file: str | None = None
-    """In folder ``warmup`` of the model."""
+    """A file in the model's folder ``warmup``."""
 
 
 class WarmUpRequest(msgspec.Struct, frozen=True):
-    """A request that is run before the model is ready."""
+    """A request that the server runs before the model is ready."""
 
     name: str = ""
     batch_size: int = 0
     """0 counts as 1."""
     inputs: Mapping[str, WarmUpInput] = {}
     count: int = 0
-    """How often; 0 counts as 1."""
+    """Number of repetitions; 0 counts as 1."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """See the module."""
+    """The configuration of a model, as a user wrote it or completed; frozen."""
 
     name: str = ""
     platform: str = ""
     backend: str = ""
     default_model_filename: str = ""
     max_batch_size: int | None = None
-    """0: requests are not merged; None: as the model can."""
+    """0: requests are not merged; None: the model decides."""
     input: tuple[TensorConfig, ...] = ()
     output: tuple[TensorConfig, ...] = ()
     batch_input: tuple[BatchTensor, ...] = ()
@@ -224,23 +224,23 @@ class ModelConfig(msgspec.Struct, frozen=True):
     version_policy: VersionPolicy = VersionPolicy()
     instance_group: tuple[InstanceGroup, ...] = ()
     dynamic_batching: DynamicBatching | None = None
-    """At most one of this and the next two is given."""
+    """At most one of this and the next two is set."""
     sequence_batching: SequenceBatching | None = None
     ensemble_scheduling: EnsembleScheduling | None = None
     model_warmup: tuple[WarmUpRequest, ...] = ()
     optimization: Optimization | None = None
     parameters: Mapping[str, str] = {}
-    """Words for the engine or the model."""
+    """Options of the engine or the model."""
     metric_tags: Mapping[str, str] = {}
-    """Labels that its metrics carry."""
+    """Labels of the model's metrics."""
     decoupled: bool = False
-    """Whether a request has any number of responses."""
+    """Whether a request may have any number of responses."""
     response_cache: bool = False
     """Whether responses to equal requests may come from the cache."""
     lasting: bytes = b""
-    """Identifies all that can only be changed by loading the model again; equal for configurations that differ in the rest."""
+    """Digest of the settings that only a reload can change. Configurations that differ in other settings have the same value."""
     wire: bytes = b""
-    """The whole in Triton's schema, with the fields that Penstock does not act on; see ``triton.schema``."""
+    """The serialized Triton message, with the fields that Penstock does not use."""
 
     @property
     def batchable(self) -> bool:
@@ -249,33 +249,35 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a merged batch; 1 if nothing is merged."""
+        """Maximum rows of a merged batch; 1 if requests are not merged."""
         return self.max_batch_size or 1
 
     @property
     def instances(self) -> int:
-        """How many instances it asks for; 0 if it leaves that open."""
+        """The configured number of instances; 0 if it is open."""
         return sum(max(1, group.count) for group in self.instance_group)
 
     @property
     def steps(self) -> tuple[EnsembleStep, ...]:
-        """Those of an ensemble; no other model has any."""
+        """The steps of an ensemble; empty for other models."""
         return self.ensemble_scheduling.step if self.ensemble_scheduling else ()
 
     @property
     def client_signature(self) -> Signature:
-        """What clients send and get, by a completed configuration: with the batch dimension where requests are merged, before any
-        ``reshape``, and without the inputs that the server makes."""
-        return Signature(*(tuple(_spec(self, one, one.dims) for one in part) for part in (self.input, self.output)))
+        """The tensors that clients send and receive, by a completed configuration.
+
+        Has the batch dimension if requests are merged, no ``reshape`` applied, and no inputs that the server makes.
+        """
+        return self._signature(lambda tensor: tensor.dims)
 
     @property
     def model_signature(self) -> Signature:
-        """As ``client_signature``, after every ``reshape``."""
-        return Signature(
-            *(tuple(_spec(self, one, one.model_dims) for one in part) for part in (self.input, self.output))
-        )
+        """``client_signature`` with every ``reshape`` applied."""
+        return self._signature(lambda tensor: tensor.model_dims)
 
+    def _signature(self, dims_of: Callable[[TensorConfig], tuple[int, ...]]) -> Signature:
+        def spec(tensor: TensorConfig) -> TensorSpec:
+            assert tensor.data_type is not None, "the configuration is not complete"
+            return TensorSpec(tensor.name, tensor.data_type, (-1,) * self.batchable + dims_of(tensor))
 
-def _spec(config: ModelConfig, tensor: TensorConfig, dims: tuple[int, ...]) -> TensorSpec:
-    assert tensor.data_type is not None, "the configuration is not complete"
-    return TensorSpec(tensor.name, tensor.data_type, (-1, *dims) if config.batchable else dims)
+        return Signature(tuple(map(spec, self.input)), tuple(map(spec, self.output)))

@@ -1,10 +1,10 @@
-"""A handle on one served model version: all that is needed to use it."""
+"""The handle of a served model version, with everything that is needed to use it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import cast
@@ -16,7 +16,7 @@ from penstock.online.instances.model_calls import MakeCall
 from penstock.online.instances.python.process import PythonProcess, add_up
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.input_check import InputCheck
-from penstock.online.repository.triton.effective import Model
+from penstock.online.repository.triton.auto_complete import Model
 from penstock.online.repository.triton.schema import with_instances
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
@@ -54,37 +54,36 @@ class Handle:
         self.config = config
         self.check = check
         self.signature = config.client_signature
-        """As clients see it; the model's own may differ."""
+        """The signature that clients see."""
         self.scheduler = scheduler
         self.cache = cache
-        """Keeps its responses; None where that is switched off."""
+        """None if the model's responses are not cached."""
         self.identity = identity
-        """Names the content: versions that respond alike have the same."""
+        """Identifies the content: versions with equal responses have the same identity."""
         self.labels = labels
         """The names of the classes, by output."""
         self.decoupled = config.decoupled
-        """Whether a request has any number of responses."""
+        """Whether a request may have any number of responses."""
         self.overrides_timeout = any(policy.allow_timeout_override for policy in scheduler.config.policies)
-        """Whether a request's own time-out belongs to the queue, and is not a deadline."""
+        """Whether a request's own time-out applies to the queue, and is not a deadline."""
         self._make_call = make_call
         self._models = list(models)
         self._instances = list(instances)
         self._going = 0
-        """How many instances have been told to end and have not."""
+        """Number of instances that are asked to end and still run."""
         self._holders = 0
         self._released = asyncio.Event()
 
     @property
     def statistics(self) -> ModelStatistics:
         statistics = self.scheduler.statistics
-        processes = [model for model in self._models if isinstance(model, PythonProcess)]
-        if processes:
+        if processes := [model for model in self._models if isinstance(model, PythonProcess)]:
             add_up(statistics, processes)
         return statistics
 
     @property
     def is_healthy(self) -> bool:
-        """Whether any instance can run; one that died cannot while it is started again. Of an ensemble, whether all its models can."""
+        """Whether any instance can run: none can while a crashed process restarts. For an ensemble, whether all its models can run."""
         if not self._models:
             return bool(getattr(self.scheduler, "is_healthy", True))
         return any(getattr(model, "healthy", True) for model in self._models)
@@ -102,30 +101,35 @@ class Handle:
         self._begin(self._instances)
 
     def grow(self, models: Sequence[Model]) -> None:
-        """Run one more instance of each of ``models``, from now on."""
+        """Add an instance for each of ``models``."""
         source, before = cast(BatchSource, self.scheduler), len(self._instances)
         added = [Instance(f"{self.name}-{before + number}", model, source) for number, model in enumerate(models)]
         self._models += models
         self._instances += added
         self._begin(added)
-        self._tell_count()
+        self._update_count()
 
     def _begin(self, instances: Sequence[Instance]) -> None:
-        left = partial(_tell, asyncio.get_running_loop(), self._left)
+        loop = asyncio.get_running_loop()
+
+        def left(instance: Instance) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._left, instance)
+
         for instance in instances:
             if isinstance(instance.model, PythonProcess):
                 instance.model.connect(self._make_call)
             instance.start(left)
 
     def shrink(self, count: int) -> None:
-        """Have ``count`` instances end when each has answered what it works at."""
+        """End ``count`` instances, each once it has answered its current batch."""
         for _ in range(count):
             cast(BatchSource, self.scheduler).dismiss()
         self._going += count
-        self._tell_count()
+        self._update_count()
 
     def _left(self, instance: Instance) -> None:
-        """One of those that end has: its model goes too, if no other instance shares it."""
+        """Remove an instance that has ended, and unload its model if no other instance shares it."""
         if instance in self._instances and self._going:
             self._going -= 1
             self._instances.remove(instance)
@@ -133,12 +137,12 @@ class Handle:
             if not any(model is instance.model for model in self._models):
                 on_daemon_thread(f"unload-{self.name}", partial(self._drop, instance.model))
 
-    def _tell_count(self) -> None:
+    def _update_count(self) -> None:
         cast(DynamicBatcher, self.scheduler).expect(self.instance_count)
         self.config = with_instances(self.config, self.instance_count)
 
     def hold(self) -> None:
-        """Keep it loaded until ``release``: more will be submitted on behalf of a request that is under way elsewhere."""
+        """Keep the version loaded until ``release``, in order to submit more requests later."""
         self._holders += 1
 
     def release(self) -> None:
@@ -148,7 +152,7 @@ class Handle:
             self._released.set()
 
     async def unload(self) -> None:
-        """Answer what has been submitted, end the instances, give the memory back."""
+        """Answer the submitted requests, end the instances, and unload the models."""
         if self.cache is not None:
             self.cache.forget()
         while self._holders:
@@ -156,9 +160,9 @@ class Handle:
             await self._released.wait()
         await self.scheduler.drain()
         self.scheduler.stop()
-        # Those that were to leave do so with the others.
+        # The instances that were asked to end do so with the others.
         self._going = 0
-        # An instance whose model hangs is never done.
+        # On a daemon thread, because an instance whose model hangs never ends.
         await on_daemon_thread(f"unload-{self.name}", self._end)
 
     def _end(self) -> None:
@@ -170,10 +174,5 @@ class Handle:
     def _drop(self, model: Model) -> None:
         try:
             model.unload()
-        except Exception:  # noqa: BLE001 - an engine's bug is no reason to keep the others
+        except Exception:  # noqa: BLE001 - an engine's bug must not keep the other models in memory
             _log.exception("a model of '%s' version %s could not be unloaded", self.name, self.version)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, whom: Callable[[Instance], None], instance: Instance) -> None:
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(whom, instance)

@@ -1,7 +1,7 @@
-"""Where models are: repositories in Triton's layout, ``<model>/config.pbtxt`` and ``<model>/<version>/…``, and command-line targets.
+"""Finds models in repositories with Triton's layout, ``<model>/config.pbtxt`` and ``<model>/<version>/…``, and among targets.
 
-A model's fingerprint tells whether any of its files has changed, without reading them. Everything here blocks and belongs on
-a thread.
+A model's fingerprint changes whenever one of its files does; computing it does not read them. All functions here block and belong
+on a thread.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ _CONFIGS = "configs"
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """``roots`` are repositories. With ``namespacing``, models of one name in several of them are told apart as
-    ``<repository>/<name>``; without, such a name is refused."""
+    """The repositories and command-line targets of a server."""
 
     roots: tuple[Path, ...] = ()
+    """The repositories."""
     config_name: str = ""
+    """Prefer ``configs/<config_name>.pbtxt`` to ``config.pbtxt``."""
     namespacing: bool = False
-    by_hand: Mapping[str, ModelSource] = {}
+    """Whether models of one name in several repositories are served, as ``<repository>/<name>``, or refused."""
+    targets: Mapping[str, ModelSource] = {}
+    """The models on the command line, by name."""
 
     def models(self) -> dict[str, Path | PenstockError]:
-        """By name the folder of every model, or why it cannot be told. Raises NotFound if a repository is not there."""
-        found: dict[str, list[Path]] = {name: [next(iter(one.versions.values()))] for name, one in self.by_hand.items()}
+        """The folder of every model by name, or the error why it has none. Raises NotFound for a missing repository."""
+        found: dict[str, list[Path]] = {name: [next(iter(one.versions.values()))] for name, one in self.targets.items()}
         for root in self.roots:
             for entry in _entries(root):
                 if not entry.name.startswith(".") and _is_folder(entry):
@@ -58,37 +61,37 @@ class Layout(msgspec.Struct, frozen=True):
         for name, folders in found.items():
             if len(folders) == 1:
                 models[_shown(name)] = _refusal(name) or folders[0]
-            elif self.namespacing and name not in self.by_hand:
+            elif self.namespacing and name not in self.targets:
                 models |= {f"{self.namespace(folder.parent)}/{name}": folder for folder in folders}
             else:
                 models[_shown(name)] = AlreadyExists(
                     f"model '{_shown(name)}' is not unique across all model repositories",
-                    "rename one of them" if name in self.by_hand else "rename one of them, or use 'model_namespacing'",
+                    "rename one of them" if name in self.targets else "rename one of them, or use 'model_namespacing'",
                 )
         return models
 
     def _find(self, name: str) -> Path | PenstockError | None:
-        """As ``models().get(name)``, without looking at all the others where there is no need to."""
+        """``models().get(name)``, without listing the other models where possible."""
         folders = [root / name for root in self.roots if not self.namespacing and _refusal(name) is None]
         present = [folder for folder in folders if folder.is_dir()]
-        return present[0] if len(present) == 1 and name not in self.by_hand else self.models().get(name)
+        return present[0] if len(present) == 1 and name not in self.targets else self.models().get(name)
 
     def namespace(self, root: Path) -> str:
-        """What tells the models of repository ``root`` from others of the same name: its folder's name, numbered if others have it."""
+        """The namespace of the models in repository ``root``: its folder's name, with a number if other roots have that name."""
         alike = [other for other in self.roots if other.name == root.name]
         return root.name if len(alike) == 1 else f"{root.name}-{alike.index(root) + 1}"
 
     def scan(self) -> dict[str, str]:
-        """By name the fingerprint of every model, or for one without, why. Raises NotFound if a repository is not there."""
-        return {name: self._fingerprint(found) for name, found in self.models().items()}
+        """The fingerprint of every model by name, or the error text of a broken one. Raises NotFound for a missing repository."""
+        return {name: _fingerprint(found) for name, found in self.models().items()}
 
     def fingerprint(self, name: str) -> str:
-        """Of model ``name`` now; empty if there is none. Raises NotFound if a repository is not there."""
+        """The current fingerprint of model ``name``; empty if there is no such model. Raises NotFound for a missing repository."""
         found = self._find(name)
-        return self._fingerprint(found) if found is not None else ""
+        return _fingerprint(found) if found is not None else ""
 
     def define(self, name: str, override: Override | None = None) -> ModelSource:
-        """Model ``name`` as it lies there now, with what ``override`` replaces of it.
+        """Read the configuration and fingerprints of model ``name``, with the replacements of ``override``.
 
         Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
         """
@@ -97,8 +100,8 @@ class Layout(msgspec.Struct, frozen=True):
             raise found
         if found is None and not (override and override.folder):
             raise absent(name, self.models())
-        if name in self.by_hand:
-            return self._by_hand(name, override)
+        if name in self.targets:
+            return self._target(name, override)
         folder = Path(override.folder) if override and override.folder else found
         assert folder is not None
         own = name.rpartition("/")[2]
@@ -123,10 +126,10 @@ class Layout(msgspec.Struct, frozen=True):
             no_versions=_no_versions(folder),
         )
 
-    def _by_hand(self, name: str, override: Override | None) -> ModelSource:
+    def _target(self, name: str, override: Override | None) -> ModelSource:
         if override and override.folder:
             raise InvalidArgument(f"the files of model '{name}' cannot be replaced: it was passed on the command line")
-        known = self.by_hand[name]
+        known = self.targets[name]
         ((version, target),) = known.versions.items()
         if is_bundle(target):
             version = peek(target).version  # the file may have been replaced
@@ -141,11 +144,11 @@ class Layout(msgspec.Struct, frozen=True):
             versions={version: target},
             given=given,
             fingerprints=fingerprints,
-            fingerprint=self._fingerprint(target),
+            fingerprint=_fingerprint(target),
         )
 
     def _resolved(self, given: ModelConfig, folder: Path | None) -> ModelConfig:
-        """``given`` with the steps of an ensemble naming models as they are served: those of its own repository first."""
+        """``given`` with the served names of an ensemble's models; those of its own repository come first."""
         models, names = self.models(), []
         for step in given.steps:
             own = self.namespace(folder.parent) if folder else ""
@@ -155,25 +158,25 @@ class Layout(msgspec.Struct, frozen=True):
             names.append(next((name for name in found if name in models), step.model_name))
         return with_parts(given, names) if names else given
 
-    def _fingerprint(self, found: Path | PenstockError) -> str:
-        if isinstance(found, PenstockError):
-            return found.message
-        try:
-            return _digest(_files(found))
-        except PenstockError as error:
-            return error.message
+
+def _fingerprint(found: Path | PenstockError) -> str:
+    if isinstance(found, PenstockError):
+        return found.message
+    try:
+        return _digest(_files(found))
+    except PenstockError as error:
+        return error.message
 
 
 def absent(name: str, known: Collection[str]) -> NotFound:
-    """``name`` is none of the models that are ``known``."""
+    """The error for ``name``, which is not among the ``known`` models."""
     near = difflib.get_close_matches(name, known, n=1)
     return NotFound(f"the repositories hold no model '{name}'", f"did you mean '{near[0]}'?" if near else "")
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidArgument if ``name`` cannot be a model's, whatever a repository holds."""
-    parts = name.split("/", 1)
-    for refusal in map(_refusal, parts):
+    """Raise InvalidArgument if ``name`` is not a valid model name."""
+    for refusal in map(_refusal, name.split("/", 1)):
         if refusal:
             raise refusal
 
@@ -181,19 +184,19 @@ def check_name(name: str) -> None:
 def _refusal(name: str) -> PenstockError | None:
     if _BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name.encode()) > _MAX_NAME:
         return InvalidArgument(
-            f"'{_shown(name)}' cannot be the name of a model",
-            f"1 to {_MAX_NAME} bytes, no separator or control character among them, no '.' in front",
+            f"'{_shown(name)}' is not a valid model name",
+            f"use 1 to {_MAX_NAME} bytes without separators and control characters, and without a leading '.'",
         )
     return None
 
 
 def _shown(name: str) -> str:
-    """``name`` without what text cannot hold."""
+    """``name`` without unprintable characters."""
     return _BAD_NAME.sub("?", name)[:_MAX_NAME]
 
 
 def versions_in(folder: Path) -> list[str]:
-    """Those of the model in ``folder``, by rising number. Raises NotFound if it cannot be read."""
+    """The versions of the model in ``folder``, in ascending order. Raises NotFound if it cannot be read."""
     return sorted((one.name for one in _entries(folder) if _is_version(one.name) and _is_folder(one)), key=int)
 
 
@@ -217,7 +220,7 @@ def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """False also for a link that leads in a circle."""
+    """Whether ``entry`` is a folder, or a link to one; False for a circular link."""
     try:
         return entry.is_dir()
     except OSError:
@@ -225,7 +228,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
-    """The fingerprints of ``ModelSource``; ``lines`` are those of all files of the model in ``folder``."""
+    """``ModelSource.fingerprints``; ``lines`` describe all files of the model in ``folder``."""
     files: dict[str, list[str]] = {version: [] for version in ("", *versions_in(folder))}
     for line in lines:
         top = line.partition("/")[0]
@@ -237,8 +240,10 @@ def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
 
 
 def _files(target: Path) -> Iterator[str]:
-    """A line for each file below ``target``, or ``target`` itself: its path and what changes when it is written. Hidden ones do not
-    count. Raises InvalidModel if there are too many, or they cannot be listed."""
+    """For each file below ``target``, or ``target`` itself, a line with its path, size, time and inode; hidden files are left out.
+
+    Raises InvalidModel if there are too many files, or they cannot be listed.
+    """
     waiting, count = [(os.fspath(target), "", 0)], 0
     try:
         if not target.is_dir():
@@ -253,8 +258,8 @@ def _files(target: Path) -> Iterator[str]:
                     count += 1
                     if count > _MAX_FILES or depth > _MAX_DEPTH:
                         raise InvalidModel(
-                            f"the folder of model '{_shown(target.name)}' holds more than {_MAX_FILES} files,"
-                            f" or folders {_MAX_DEPTH} deep"
+                            f"the folder of model '{_shown(target.name)}' has more than {_MAX_FILES} files,"
+                            f" or more than {_MAX_DEPTH} levels of folders"
                         )
                     if entry.is_dir():
                         waiting.append((entry.path, f"{path}{entry.name}/", depth + 1))
@@ -262,7 +267,7 @@ def _files(target: Path) -> Iterator[str]:
                         yield _line(path + entry.name, entry.stat())
     except FileNotFoundError as error:
         raise InvalidModel(
-            f"the files of model '{_shown(target.name)}' are being moved, or a link leads nowhere: {_within(target, error)}"
+            f"the files of model '{_shown(target.name)}' are being moved, or a link is broken: {_within(target, error)}"
         ) from None
     except OSError as error:
         raise InvalidModel(

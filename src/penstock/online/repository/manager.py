@@ -1,8 +1,8 @@
-"""The models of a server: what its repositories define is loaded, reloaded and unloaded while the server runs.
+"""Loads, reloads and unloads the models of a server while it runs.
 
-Operations on one model run in the order in which they were asked for, on different models side by side. A reload has the new version
-loaded, warm and started before it takes the place of the old one, which then answers what it has been asked; if the new one fails,
-the old one goes on. All that blocks runs on daemon threads, of which few load at once.
+Operations on one model run in the order of the requests, operations on different models concurrently. A reload starts the new version
+before it replaces the old one, which then answers its accepted requests; if the new version fails, the old one stays. Blocking work
+runs on daemon threads, and only a few models load at the same time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError, ResourceExhausted, Unavailable
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler
-from penstock.online.repository.loading.loader import FilesChanged, LoadedVersion, Preloaded, load_more, load_version
+from penstock.online.repository.loading.loader import FilesChanged, LoadedVersion, load_more, load_version
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, plan
@@ -30,14 +32,14 @@ from penstock.online.repository.state import ManagedModel, Row, VersionState, ro
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
-"""How often a model is read whose files change meanwhile."""
+"""Number of attempts to load a model whose files change meanwhile."""
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
-"""A load at work; its result is what loads were begun in consequence."""
+"""A running load; its result are the loads of ensembles that it caused."""
 
 
 class LoadFailed(InvalidArgument):
-    """``causes`` are by version what went wrong."""
+    """A model could not be loaded; ``causes`` has the error of each version."""
 
     def __init__(self, name: str, causes: Mapping[str, PenstockError]) -> None:
         reasons = [f"version {version} is at UNAVAILABLE state: {error.message}" for version, error in causes.items()]
@@ -47,8 +49,10 @@ class LoadFailed(InvalidArgument):
 
 
 class Manager:
-    """Belongs to the event loop. ``preloaded`` are model versions that are in memory already, by name and version; each counts as long
-    as the files are those that it was loaded from."""
+    """Belongs to the event loop.
+
+    ``preloaded`` holds versions that are in memory already, by name and version. They are used if their files have not changed.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Manager:
         assembler: Assembler,
         layout: Layout,
         load_options: LoadOptions,
-        preloaded: Mapping[tuple[str, str], Preloaded] = {},
+        preloaded: Mapping[tuple[str, str], LoadedVersion] = {},
         load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
         *,
         is_explicit: bool = False,
@@ -82,64 +86,59 @@ class Manager:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all models are served that are to be without anybody asking."""
+        """Whether every model that the server loads by itself is served."""
         return not self._missing
 
     async def start(
         self, wanted: Mapping[str, Override | None], threads: int, at_start: int
     ) -> dict[str, PenstockError]:
-        """Load the models ``wanted`` by name, ``at_start`` of them at once; later on ``threads``. By name, why some failed."""
+        """Load the models ``wanted``, ``at_start`` at a time, and return the failures by name. Later, load ``threads`` at a time."""
         self._seats = asyncio.Semaphore(max(threads, at_start))
         work = (self.load(name, override, is_due=True) for name, override in wanted.items())
         outcomes = await asyncio.gather(*work, return_exceptions=True)
         self._preloaded.clear()
         self._seats = asyncio.Semaphore(threads)
         self._level = logging.INFO
-        failures = {}
-        for name, outcome in zip(wanted, outcomes, strict=True):
-            if isinstance(outcome, PenstockError):
-                failures[name] = outcome
-            elif outcome is not None:
+        for outcome in outcomes:
+            if outcome is not None and not isinstance(outcome, PenstockError):
                 raise outcome
-        return failures
+        return {name: one for name, one in zip(wanted, outcomes, strict=True) if isinstance(one, PenstockError)}
 
     async def index(self) -> list[Row]:
-        """The index: all models that were asked for, and the names of all others that the repositories hold."""
+        """The index: the states of requested models, and the names of all other models in the repositories."""
         names = set[str]()
         try:
             names.update(await on_daemon_thread("list-models", self._layout.models))
         except PenstockError as error:
             _log.warning("%s", error)
         for name in [name for name, model in self._models.items() if name not in names and model.is_idle]:
-            del self._models[name]  # its folder is gone, and so is the model
+            del self._models[name]  # its folder was removed
         return [row for name in sorted(names | self._models.keys()) for row in rows(name, self._models.get(name))]
 
-    # What is asked for
+    # Requests
 
     async def load(
         self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
     ) -> None:
-        """Load or reload model ``name`` from the repositories, with the replacements of ``override``. Returns when it is ready, and
-        with it the ensembles that were unloaded because of it.
+        """Load or reload model ``name`` from the repositories, with the replacements of ``override``.
 
-        Versions that have not changed are not loaded again. ``is_part``: an ensemble needs it; ``is_due``: the server loads it
-        unasked, and counts as incomplete without it.
-        Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason of a failure, and Unavailable if
-        the server is ending.
+        Returns when the model is ready, and with it the ensembles that were unloaded because of it. Keeps versions that have not
+        changed. ``is_part``: an ensemble needs the model. ``is_due``: the server loads the model by itself, and is incomplete without
+        it. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason of a failure, and Unavailable
+        during shutdown.
         """
         if self._is_closed:
-            raise Unavailable(f"model '{name}' cannot be loaded: the server is ending")
+            raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
         model = self._models.setdefault(name, ManagedModel(name))
         model.is_wanted = model.is_wanted or not is_part
         followers = await asyncio.shield(self._begin_load(model, override, is_due))
-        if followers and not is_part:  # or an ensemble might wait for itself
+        if followers and not is_part:  # a part must not wait for the ensemble that waits for it
             await asyncio.wait(followers)
 
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
-        """Serve model ``name`` no more, nor ensembles that need it, until it is loaded again; returns at once, while what they were
-        asked is still answered.
+        """Stop serving model ``name``, and ensembles that need it, until it is loaded again.
 
-        ``with_parts``: nor those parts of an ensemble that were loaded along with it.
+        Returns at once; accepted requests are still answered. ``with_parts`` also unloads the parts that were loaded for an ensemble.
         """
         if (model := self._models.get(name)) is None:
             return
@@ -148,10 +147,10 @@ class Manager:
         await asyncio.shield(self._begin(model, self._unload(model, with_parts)))
 
     async def changes(self) -> list[tuple[str, bool]]:
-        """Names of models whose files are others than when they were loaded, and whether they are there at all.
+        """The names of models whose files differ from the loaded ones, and whether the files exist.
 
-        Files count once they have been the same in two calls: what is being copied is left alone, and so is what has failed.
-        Raises NotFound if a repository is not there.
+        A change counts once two calls have seen the same files, so that files that are being copied are left alone, and is reported
+        only once. Raises NotFound for a missing repository.
         """
         found, before = await on_daemon_thread("scan-models", self._layout.scan), self._seen
         self._seen = found
@@ -170,18 +169,20 @@ class Manager:
         return model is None or fingerprint not in (model.tried, model.source and model.source.fingerprint)
 
     def loaded_by_name(self) -> list[tuple[str, Override | None]]:
-        """For a process of the server that comes later: the models that were asked for, and what was put in their files' place."""
+        """The models that were loaded by name, with their overrides, for a process that joins the server later."""
         return [(name, model.override) for name, model in self._models.items() if model.is_wanted and model.served]
 
     def end_loads(self) -> None:
-        """Load nothing more, and end the processes that are still loading their models."""
+        """Refuse further loads, and end the child processes that are still loading their models."""
         self._is_closed = True
         for model in self._models.values():
-            model.end_loads("the server is ending")
+            model.end_loads("the server is shutting down")
 
     async def close(self, timeout_s: float) -> None:
-        """Begin nothing more, and wait for models that are being loaded: ending while a thread is in an engine's native code would
-        abort the process. What is served stays."""
+        """Refuse further operations, and wait for running loads; served models stay.
+
+        Exiting while a thread is in an engine's native code would abort the process.
+        """
         self.end_loads()
         for task in self._tasks:
             task.cancel()
@@ -192,24 +193,25 @@ class Manager:
                 loaded.drop()
 
     async def unload_all(self) -> None:
-        """Return when all that was asked is answered, and nothing is in memory, nor on the disk what clients have sent."""
+        """Return when all requests are answered, the models unloaded, and the files of overrides removed."""
         await asyncio.gather(self._served.unload_all(), self._retirement.finish())
         for model in self._models.values():
             for override in model.overrides:
                 await on_daemon_thread("discard", partial(discard, override.folder))
 
-    # How it is done
+    # Implementation
 
     def _begin_load(self, model: ManagedModel, override: Override | None = None, is_due: bool = False) -> Loading:
-        """The load that is asked for; one that waits and would do the same is it."""
+        """Begin a load, or return the waiting one that would do the same."""
         task = model.waiting
         if task is None or override is not None:
-            task = self._begin(model, self._load(model, model.load_options(self._load_options), override, is_due))
+            load_options = msgspec.structs.replace(self._load_options, halt=model.halt)
+            task = self._begin(model, self._load(model, load_options, override, is_due))
             model.waiting = task if override is None else None
         return task
 
     def _begin(self, model: ManagedModel, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """The operation ``work`` on ``model``, which ends even if who asked for it goes away."""
+        """Begin the operation ``work`` on ``model``, which continues if its caller is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         model.pending += 1
@@ -224,19 +226,17 @@ class Manager:
         return task
 
     async def _on_thread(self, name: str, work: Callable[[], _Result]) -> _Result:
-        """Run ``work()`` on a thread once a seat is free; it keeps the seat until it ends, even if its caller is cancelled."""
+        """Run ``work()`` on a thread once a seat is free. It keeps the seat until it ends, even if the caller is cancelled."""
         seats = self._seats
         await seats.acquire()
         try:
             future = on_daemon_thread(name, work)
-        except RuntimeError as error:  # the system has no thread left
+        except RuntimeError as error:
             seats.release()
-            raise ResourceExhausted(
-                f"there is no thread to load a model on: {error}", "raise the limit of tasks"
-            ) from None
+            raise ResourceExhausted(f"cannot start a thread to load a model: {error}", "raise the task limit") from None
         self._loading.add(future)
         future.add_done_callback(lambda _: seats.release())
-        # Of one that is cancelled ``close`` takes care.
+        # If this task is cancelled, ``close`` waits for the future.
         await asyncio.wait((future,))
         self._loading.discard(future)
         return future.result()
@@ -244,9 +244,9 @@ class Manager:
     async def _load(
         self, model: ManagedModel, load_options: LoadOptions, override: Override | None, is_due: bool
     ) -> list[Loading]:
-        """What is begun in consequence."""
+        """Load or reload ``model``. Returns the loads of ensembles that this causes."""
         async with model.turn:
-            model.load_options_at_work = load_options
+            model.running_options = load_options
             if model.waiting is asyncio.current_task():
                 model.waiting = None
             model.generation += 1
@@ -270,7 +270,7 @@ class Manager:
             return self._follow(model, form)
 
     def _follow(self, model: ManagedModel, form: Mapping[str, object]) -> list[Loading]:
-        """Load the ensembles that had to go with ``model``, and those that were put together by another ``form`` of it."""
+        """Load the ensembles that were unloaded with ``model``, and reload those that were built on another ``form`` of it."""
         now, users = model.form, self._users(model.name)
         if any(now.get(version) != was for version, was in form.items()):
             for user in users:
@@ -297,7 +297,7 @@ class Manager:
         )
 
     async def _define(self, model: ManagedModel, override: Override | None) -> tuple[ModelSource, Override | None]:
-        """What ``model`` is now, and the override that this is by: one made before holds until the files that it replaces change."""
+        """The current source of ``model``, and its override. A previous override is used until the files that it replaces change."""
         name, kept, replaced = model.name, model.override, model.replaced
 
         def read() -> tuple[ModelSource, Override | None]:
@@ -311,7 +311,7 @@ class Manager:
             raise PenstockError(f"failed to load '{name}', failed to poll from model repository", str(error)) from None
         except PenstockError as error:
             model.problem = str(error)
-            _log.error("model '%s' is not what it should be: %s", name, error)
+            _log.error("cannot read model '%s': %s", name, error)
             raise InvalidConfig(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}", error.hint
             ) from None
@@ -319,7 +319,7 @@ class Manager:
         return source, used
 
     async def _load_parts(self, model: ManagedModel, source: ModelSource) -> None:
-        """Have what an ensemble needs loaded, if it is not. Raises InvalidConfig, also if it needs itself."""
+        """Load the parts of an ensemble that are not served. Raises InvalidConfig, also if the ensemble contains itself."""
         for part in source.parts:
             if (known := self._models.get(part)) and known.served:
                 continue
@@ -337,24 +337,26 @@ class Manager:
                 model.awaits = ""
 
     async def _change(self, model: ManagedModel, source: ModelSource) -> dict[str, PenstockError]:
-        """Serve what ``source`` says; by version what failed. What is to go goes only if nothing did."""
+        """Serve the versions of ``source``, and unload others if none failed. Returns the failures by version."""
         chosen, missing = choose(source.given.version_policy, source.versions)
         if not chosen and not missing:
             raise InvalidConfig(
                 f"at least one version must be available under the version policy of model '{model.name}'",
-                f"put the model's files into a folder called '1'{source.no_versions and ', not '}{source.no_versions}",
+                f"put the model's files into a folder named '1'{source.no_versions and ', not '}{source.no_versions}",
             )
         steps = plan(model.served, source, chosen)
         if model.is_stale:
             steps, model.is_stale = steps._replace(load=chosen), False
-        failures: dict[str, PenstockError] = {one: _absent(source, one) for one in missing}
+        failures: dict[str, PenstockError] = {}
         for number in missing:
+            reason = f"version {number} of model '{source.name}' is not in the repository"
+            failures[number] = NotFound(reason, (source.versions and f"it has: {', '.join(source.versions)}") or "")
             model.versions.setdefault(number, VersionState()).fail(str(failures[number]))
         outcomes = await asyncio.gather(*(self._load_version(model, source, number) for number in steps.load))
         failures |= {number: error for number, error in zip(steps.load, outcomes, strict=True) if error is not None}
         for number in steps.resize:
             try:
-                await self._resize(model.versions[number].handle, source, number, model.load_options_at_work)
+                await self._resize(model.versions[number].handle, source, number, model.running_options)
             except PenstockError as error:
                 model.versions[number].fail(str(error))
                 failures[number] = error
@@ -366,11 +368,11 @@ class Manager:
         return failures
 
     async def _load_version(self, model: ManagedModel, source: ModelSource, number: str) -> PenstockError | None:
-        """Load one version and serve it; what went wrong if it cannot be."""
+        """Load one version and serve it. Returns the error of a failure."""
         version = model.versions.setdefault(number, VersionState())
         version.begin()
         try:
-            handle = await self._make(source, number, model.load_options_at_work)
+            handle = await self._make(source, number, model.running_options)
         except PenstockError as error:
             if isinstance(error, InvalidConfig) and source.written_in:
                 error.message = f"{source.written_in}: {error.message.removeprefix(f'{source.written_in}: ')}"
@@ -389,10 +391,8 @@ class Manager:
     async def _make(self, source: ModelSource, number: str, load_options: LoadOptions) -> Handle:
         if source.is_ensemble:
             return self._assembler.assemble_ensemble(source, number)
-        preloaded = self._preloaded.pop((source.name, number), None)
-        if preloaded is not None and preloaded.fingerprint == source.fingerprint:
-            loaded = preloaded.loaded
-        else:
+        loaded = self._preloaded.pop((source.name, number), None)
+        if loaded is None or loaded.resolved.source.fingerprint != source.fingerprint:
             work = partial(self._load_now, self._layout, source, number, load_options)
             loaded = await self._on_thread(f"load-{source.name}", work)
         try:
@@ -402,7 +402,7 @@ class Manager:
             raise
 
     async def _resize(self, handle: Handle | None, source: ModelSource, number: str, load_options: LoadOptions) -> None:
-        """Have ``handle`` run as many instances as ``source`` says."""
+        """Change the number of instances of ``handle`` to that of ``source``."""
         assert handle is not None
         wanted = source.given.instances
         if (more := wanted - handle.instance_count) > 0:
@@ -415,7 +415,7 @@ class Manager:
         async with model.turn:
             model.generation += 1
             parts = model.source.parts if model.source else []
-            # In one step, so that no ensemble is ever served without its parts.
+            # Without an await, so that no ensemble is ever served without its parts.
             for user in reversed(self._users(model.name)):
                 if user.served:
                     self._leave_all(user)
@@ -433,7 +433,7 @@ class Manager:
                 await self.unload(part, with_parts=True)
 
     def _users(self, part: str) -> list[ManagedModel]:
-        """The ensembles that need ``part``, those that need others of them after these."""
+        """The ensembles that need ``part``, directly or not; each comes before the ensembles that contain it."""
         names = [part]
         for name in names:
             names += [one.name for one in self._models.values() if one.name not in names and name in one.parts]
@@ -444,13 +444,6 @@ class Manager:
             self._leave(model, number)
 
     def _leave(self, model: ManagedModel, number: str) -> None:
-        """Serve a version no more."""
+        """Stop serving a version."""
         model.versions[number].leave()
         self._retirement.retire(model, self._served.remove(model.name, number), model.versions[number])
-
-
-def _absent(source: ModelSource, version: str) -> NotFound:
-    return NotFound(
-        f"version {version} of model '{source.name}' is not in the repository",
-        f"there: {', '.join(source.versions)}" if source.versions else "",
-    )

@@ -1,4 +1,4 @@
-"""What is known of a model before anything of it is loaded: where it lies, and how it is to be served."""
+"""A model before anything of it is loaded: its files and its configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.online.repository.config import ModelConfig
 
-BY_HAND = "1"
+TARGET_VERSION = "1"
 """The version of a target on the command line."""
 
 
@@ -18,19 +18,19 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     name: str
     folder: Path
-    """What files that the configuration names are relative to."""
+    """Files that the configuration names are relative to it."""
     versions: Mapping[str, Path]
-    """By number, as text, the version's folder, or the one file that it is. An ensemble's may be empty folders."""
+    """By number, as text: the version's folder, or its one file. The folders of an ensemble may be empty."""
     given: ModelConfig = ModelConfig()
-    """Its configuration, as the user has written it."""
+    """The configuration as the user wrote it."""
     fingerprints: Mapping[str, str] = {}
-    """By version what changes whenever its files do; below the empty name, that of what all share but the configuration."""
+    """By version; the empty name stands for the files that all versions share, without the configuration."""
     fingerprint: str = ""
-    """Changes whenever any of the model's files does, in a repository or not."""
+    """The fingerprint of all the model's files."""
     written_in: str = ""
-    """The file that ``given`` was read from, as errors name it; empty if it was none."""
+    """The file that ``given`` was read from, as errors name it; empty if there is none."""
     no_versions: str = ""
-    """Folders that are called by numbers which no version can have, as errors name them."""
+    """Folders with a number that is not a valid version, as errors name them."""
 
     @property
     def is_ensemble(self) -> bool:
@@ -38,5 +38,5 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str]:
-        """The models that an ensemble asks, each once."""
+        """The models that an ensemble calls, each once."""
         return list(dict.fromkeys(step.model_name for step in self.given.steps))

@@ -1,4 +1,4 @@
-"""The configuration, and perhaps files, that a client sends to replace those of the repository.
+"""A configuration, and possibly files, that a client sends in place of the repository's.
 
 Each process holds a shared lock on the folder of the files while it uses them. The last process to release it removes it. The
 next server removes folders that a killed server has left.
@@ -28,21 +28,21 @@ _MAX_NAME = 255
 _FOLDER = re.compile(r"penstock-model-[a-z0-9_]{8}")
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _held: dict[str, int] = {}
-"""By folder that this process uses, the file that its lock is on."""
+"""The locked file of each folder that this process uses."""
 _PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
 class Override(msgspec.Struct, frozen=True):
-    """Plain data, so that all processes of a server can be told."""
+    """Plain data, so that it can be sent to all processes of a server."""
 
     config: str
-    """The whole configuration, as JSON."""
+    """The complete configuration, as JSON."""
     folder: str = ""
-    """A private folder used instead of the repository's; empty: that one."""
+    """A private folder that replaces the repository's; empty: use the repository's."""
 
 
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    """What the parameters of a request to load model ``name`` say: the configuration, and files by path in the model's folder.
+    """The configuration and the files, by path in the model's folder, in the parameters of a request to load model ``name``.
 
     Raises InvalidArgument, and PenstockError for a name that is too long for a file.
     """
@@ -50,67 +50,67 @@ def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | Non
     for key, value in parameters.items():
         if key.startswith(_FILE):
             if not isinstance(value, bytes):
-                raise InvalidArgument(f"parameter '{key[:80]}' to load model '{name}' must hold bytes")
+                raise InvalidArgument(f"parameter '{key[:80]}' to load model '{name}' must contain bytes")
             files[_checked(key.removeprefix(_FILE), name)] = value
         elif key != "config":
             raise InvalidArgument(
-                f"there is no parameter '{key[:80]}' to load model '{name}'", "'config', 'file:<path>'"
+                f"unknown parameter '{key[:80]}' to load model '{name}'", "use 'config' or 'file:<path>'"
             )
     config = parameters.get("config")
     if config is not None and not isinstance(config, str):
-        raise InvalidArgument(f"parameter 'config' to load model '{name}' must be a string that holds JSON")
+        raise InvalidArgument(f"parameter 'config' to load model '{name}' must be a string with JSON")
     if files and config is None:
         raise InvalidArgument(
-            f"files to load model '{name}' with need its configuration too",
-            "give the parameter 'config', or '{}' for none",
+            f"the files to load model '{name}' require its configuration too",
+            "add the parameter 'config', '{}' if it is empty",
         )
     if len(files) > _MAX_FILES:
-        raise InvalidArgument(f"more than {_MAX_FILES} files to load model '{name}' with")
+        raise InvalidArgument(
+            f"there are {len(files)} files to load model '{name}', but at most {_MAX_FILES} are allowed"
+        )
     return config, files
 
 
 def _checked(path: str, name: str) -> str:
     parts = path.split("/")
-    if any(len(part.encode()) > _MAX_NAME for part in parts):  # which clients know as a failure of the repository
+    if any(len(part.encode()) > _MAX_NAME for part in parts):  # Triton reports this as a failure of the repository
         raise PenstockError(
             f"failed to load '{name}', failed to poll from model repository: '{_FILE}{path[:80]}' is too long",
-            f"at most {_MAX_NAME} bytes for a file's name",
+            f"use at most {_MAX_NAME} bytes for a file's name",
         )
     if len(parts) > _MAX_DEPTH or any(part.startswith(".") or not _PART.fullmatch(part) for part in parts):
         raise InvalidArgument(
-            f"'{_FILE}{path[:80]}' names no file in the folder of model '{name}'", "write e.g. 'file:1/model.onnx'"
+            f"'{_FILE}{path[:80]}' is not a valid path in the folder of model '{name}'",
+            "write e.g. 'file:1/model.onnx'",
         )
     return path
 
 
 def store(files: Mapping[str, bytes]) -> Path:
-    """A new private folder that holds ``files``, in use until ``discard``. Raises InvalidArgument, ResourceExhausted. Blocks."""
+    """Write ``files`` to a new private folder, which is held until ``discard``. Blocks.
+
+    Raises InvalidArgument, ResourceExhausted.
+    """
+    folder = ""
     try:
         while not hold(folder := tempfile.mkdtemp(prefix="penstock-model-")):
-            pass  # a server that starts took it for one that was left
-    except OSError as error:
-        raise _no_room(error) from None
-    try:
+            pass  # a server that is starting has removed it as abandoned
         for path, data in files.items():
             file = Path(folder, path)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
     except BaseException as error:
         discard(folder)
-        if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+        if folder and isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
             raise InvalidArgument("one of the files to load is the folder of another") from None
         if isinstance(error, OSError):
-            raise _no_room(error) from None
+            raise ResourceExhausted(f"the files to load cannot be stored: {error.strerror}") from None
         raise
     return Path(folder)
 
 
-def _no_room(error: OSError) -> ResourceExhausted:
-    return ResourceExhausted(f"the files to load cannot be kept: {error.strerror}")
-
-
 def hold(folder: str) -> bool:
-    """Have ``folder`` count as in use by this process until ``discard``; whether it is there."""
+    """Mark ``folder`` as in use by this process until ``discard``. Returns whether it exists."""
     if folder in _held:
         return True
     try:
@@ -125,17 +125,17 @@ def hold(folder: str) -> bool:
 
 
 def discard(folder: str) -> None:
-    """This process no longer uses ``folder``, which goes unless another does. Blocks."""
+    """End the use of ``folder`` by this process, and remove it if no other process uses it. Blocks."""
     if not hold(folder):
         return
     file = _held.pop(folder)
-    if _lock(file, fcntl.LOCK_EX):  # otherwise the shared one is given up
+    if _lock(file, fcntl.LOCK_EX):
         shutil.rmtree(folder, ignore_errors=True)
     os.close(file)
 
 
 def _lock(file: int, kind: int) -> bool:
-    """Whether nobody else's lock stands against it; there is none in a file system without locks."""
+    """Whether the lock was taken. Always true in a file system without locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,11 +146,11 @@ def _lock(file: int, kind: int) -> bool:
 
 
 def clear_abandoned() -> None:
-    """Remove the folders that servers of this user have left when they were killed. Blocks."""
+    """Remove the folders that killed servers of this user have left. Blocks."""
     root = tempfile.gettempdir()
     with suppress(OSError):
         for name in filter(_FOLDER.fullmatch, os.listdir(root)):
-            with suppress(OSError):  # it is a link, somebody else's, or in use
+            with suppress(OSError):  # it is a link, in use, or belongs to another user
                 _clear(os.path.join(root, name))
 
 

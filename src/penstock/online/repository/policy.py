@@ -1,4 +1,4 @@
-"""Which versions of a model are served, and what has to be done for it. Pure."""
+"""Chooses the versions of a model to serve, and plans the changes. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from penstock.online.repository.model_source import ModelSource
 
 
 class ChosenVersions(NamedTuple):
-    """By rising number the versions to serve, and those asked for by number that are not there."""
+    """Versions in ascending order."""
 
     versions: list[str]
+    """Versions to serve."""
     missing: list[str]
+    """Versions that the policy names but that do not exist."""
 
 
 class VersionPlan(NamedTuple):
-    """What to do, in this order, by rising number of version."""
+    """The steps of a change, in this order; each lists versions in ascending order."""
 
     load: list[str]
-    """Versions to load, also in place of what is served of them."""
+    """Versions to load or reload."""
     resize: list[str]
-    """Versions of which only the number of instances changes."""
+    """Versions whose number of instances changes, and nothing else."""
     unload: list[str]
-    """Versions to serve no more, once all the others are loaded."""
+    """Versions to unload once all others are loaded."""
 
 
 def choose(policy: VersionPolicy, available: Collection[str]) -> ChosenVersions:
-    """What ``policy`` makes of the versions ``available``."""
+    """Apply ``policy`` to the ``available`` versions."""
     ordered = sorted(available, key=int)
     if policy.all:
         return ChosenVersions(ordered, [])
@@ -41,7 +43,7 @@ def choose(policy: VersionPolicy, available: Collection[str]) -> ChosenVersions:
 
 
 def plan(served: Mapping[str, ModelSource], wanted: ModelSource, versions: Sequence[str]) -> VersionPlan:
-    """How to get from what is ``served``, by version with the source that it was loaded from, to ``versions`` of ``wanted``."""
+    """The steps from ``served``, the sources of the served versions, to ``versions`` of ``wanted``."""
     load = [one for one in versions if one not in served or needs_load(served[one], wanted, one)]
     resize = [
         version
@@ -52,7 +54,7 @@ def plan(served: Mapping[str, ModelSource], wanted: ModelSource, versions: Seque
 
 
 def needs_load(old: ModelSource, new: ModelSource, version: str) -> bool:
-    """Whether ``version``, loaded by ``old``, differs from what ``new`` defines by more than what can be changed in place."""
+    """Whether ``version`` must be loaded again to change from ``old`` to ``new``."""
     if old.folder != new.folder or any(
         old.fingerprints.get(part) != new.fingerprints.get(part) for part in ("", version)
     ):
@@ -63,7 +65,7 @@ def needs_load(old: ModelSource, new: ModelSource, version: str) -> bool:
 
 
 def _can_change(source: ModelSource) -> bool:
-    """Whether the number of its instances can be changed while they run."""
+    """Whether the number of instances can change while they run."""
     given = source.given
     limited = any(group.rate_limiter for group in given.instance_group)
     return bool(given.instance_group) and given.sequence_batching is None and not limited

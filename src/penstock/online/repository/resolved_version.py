@@ -1,7 +1,7 @@
-"""What is to be loaded for one version of a model: found, read and verified, with nothing loaded yet.
+"""Resolves one version of a model: its files are found, read and verified, and nothing is loaded yet.
 
-A version is a bundle, served as its tuner found best, or a model file, served by the engine that its format or its configuration
-asks for. Reading blocks and belongs on a thread, not on the event loop.
+A version is a bundle, served as its tuner found best, or a model file, served by the engine that its configuration or its format
+names. All functions here read files, so they block and belong on a thread, not on the event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.config import ModelConfig
-from penstock.online.repository.model_source import BY_HAND, ModelSource
+from penstock.online.repository.model_source import TARGET_VERSION, ModelSource
 from penstock.online.repository.triton.auto_complete import declared_tensors
 from penstock.online.repository.triton.backend import (
     PYTHON,
@@ -38,46 +38,46 @@ _log = logging.getLogger(__name__)
 DEFAULT_MAX_BATCH = 64
 
 Isolation = Literal["thread", "process"]
-"""Where the instances of a model run."""
+"""Whether the instances of a model run on threads or in child processes."""
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
-    """How the server loads models; None leaves the choice to the configuration, the bundle or the machine."""
+    """How the server loads models. None leaves the choice to the configuration, the bundle or the machine."""
 
     max_batch: int | None = None
     instances: int | None = None
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
-    """Longest time for one call in a child process; 0: no limit."""
+    """Time limit of one call in a child process; 0: no limit."""
     processes: int = 1
-    """How many processes of this server share the cores."""
+    """Number of server processes that share the cores."""
     warmup_folder: str = ""
-    """Recorded requests, in a folder for each model; empty: none."""
+    """Folder with recorded requests, in a subfolder for each model; empty: none."""
     halt: Halt = msgspec.field(default_factory=Halt)
-    """Ends processes that are still loading."""
+    """Ends child processes that are still loading."""
 
 
-_NONE = LoadOptions()
-_BY_HAND = Backend("", "", "", "")
+_DEFAULTS = LoadOptions()
+_NO_BACKEND = Backend("", "", "", "")
 
 
 class ResolvedVersion(msgspec.Struct, frozen=True):
-    """A model version whose files are found and verified, and how it will be served. Nothing is loaded yet."""
+    """A model version with verified files, and how to serve it. Nothing is loaded yet."""
 
     source: ModelSource
     version: str
     artifact: Artifact
     engine: str
     options: dict[str, Any]
-    """Of the engine."""
+    """Options of the engine."""
     max_batch: int
     instances: int
     cores: tuple[tuple[int, ...], ...] = ()
     """For each instance the ids of the cores that it is pinned to; empty: not pinned."""
-    backend: Backend = _BY_HAND
+    backend: Backend = _NO_BACKEND
     """Triton's names for the engine; empty for a target on the command line."""
     load_options: LoadOptions = msgspec.field(default_factory=LoadOptions)
-    """With the model's own ``isolation``."""
+    """The server's, with the model's own ``isolation``."""
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def platform(self) -> str:
-        """The protocol's name for what runs it."""
+        """The protocol's name for engine and format, e.g. ``onnxruntime_onnx``."""
         return self.backend.platform or engine_traits(self.engine).platform or self.engine
 
     @property
@@ -107,23 +107,20 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 def define(
     targets: Iterable[str | Path], settings: Mapping[str, Mapping[str, Any]] = {}, folder: Path = Path()
 ) -> list[ModelSource]:
-    """The models of ``targets``, the bundles and model files on the command line; ``settings`` hold fields of their configurations by
-    name, and name files relative to ``folder``.
+    """The models of ``targets``, the bundles and model files on the command line.
 
+    ``settings`` holds the fields of their configurations by model name. Files that they name are relative to ``folder``.
     Raises NotFound, InvalidArgument for a repository, AlreadyExists if two targets have one name, and InvalidConfig also for settings
-    of a model that is none of them.
+    without a target.
     """
     given = {name: parse(name, fields) for name, fields in settings.items()}
     found: dict[str, ModelSource] = {}
     for target in map(local_path, targets):
         if not target.exists():
             raise NotFound(f"no model or bundle '{target}'", "check the path")
-        if repository := _repository_of(target):
-            raise InvalidArgument(
-                f"'{target}' is no model or bundle, but has folders of versions",
-                f"serve the repository with --model-repository {repository}",
-            )
-        name, version = target.stem, BY_HAND
+        if not is_bundle(target):
+            _refuse_repository(target)
+        name, version = target.stem, TARGET_VERSION
         if is_bundle(target):
             manifest = peek(target)
             name, version = manifest.name, manifest.version
@@ -139,44 +136,63 @@ def define(
     return list(found.values())
 
 
-def _repository_of(target: Path) -> Path | None:
-    """The repository that ``target`` is, or is a model of; None for anything else."""
-    if is_bundle(target):
-        return None
-    return target if any(target.glob("*/[1-9]*/")) else target.parent if any(target.glob("[1-9]*/")) else None
+def _refuse_repository(target: Path) -> None:
+    """Raise InvalidArgument if ``target`` is a repository, or a model in one."""
+    if any(target.glob("*/[1-9]*/")):
+        repository = target
+    elif any(target.glob("[1-9]*/")):
+        repository = target.parent
+    else:
+        return
+    raise InvalidArgument(
+        f"'{target}' is not a model or bundle, but has version folders",
+        f"serve the repository with --model-repository {repository}",
+    )
 
 
-def find(source: ModelSource, version: str, load_options: LoadOptions = _NONE) -> ResolvedVersion:
-    """What is to be loaded for ``version``.
+def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULTS) -> ResolvedVersion:
+    """Resolve ``version`` of ``source``.
 
     Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
     """
     path, given, where = source.versions[version], source.given, source.written_in
     if given.sequence_batching is not None and load_options.processes > 1:
         raise InvalidConfig(
-            f"model '{source.name}' has 'sequence_batching', and the requests of a sequence may come to any process",
-            "serve it with one of 'processes'",
+            f"model '{source.name}' has 'sequence_batching', but any process may receive the requests of a sequence",
+            "serve it with 'processes' set to 1",
         )
-    is_by_hand = path.name != version or is_bundle(path) or path.is_file()
-    backend = _BY_HAND if is_by_hand else backend_of(given, source.name, _names(path), where)
+    is_target = path.name != version or is_bundle(path) or path.is_file()
+    backend = _NO_BACKEND if is_target else backend_of(given, source.name, _names(path), where)
     path /= backend.filename
-    instances = given.instances or load_options.instances
-    most = 1 if given.max_batch_size == 0 else given.max_batch_size
-    own = msgspec.structs.replace(
-        load_options,
-        max_batch=most or load_options.max_batch,
+    max_batch, instances = DEFAULT_MAX_BATCH, 1
+    model = Artifact.from_file(path) if backend.engine else open_model(path)
+    if isinstance(model, Bundle):
+        artifact, engine, options, max_batch, instances = _of_bundle(source, model)
+    else:
+        artifact = model
+        engine = backend.engine or usual_engine(artifact.format)
+        options = {"threads": 0, **engine_traits(engine).shared_options}
+        if engine_traits(engine).takes_signature:
+            options["inputs"], options["outputs"] = declared_tensors(given)
+        options |= engine_options(given, source.name, engine, where)
+    instances = given.instances or load_options.instances or instances
+    plan = plan_cores(instances * load_options.processes, options.get("threads", 0), core_ids(), cpu_quota())
+    if "threads" in options:
+        options["threads"] = plan.threads
+    own_batch = 1 if given.max_batch_size == 0 else given.max_batch_size
+    return ResolvedVersion(
+        source=source,
+        version=version,
+        artifact=artifact,
+        engine=engine,
+        options=options,
+        max_batch=own_batch or load_options.max_batch or max_batch,
         instances=instances,
-        isolation=_isolation(source, load_options),
+        # All processes of a server load alike, so no process knows which cores are its share.
+        cores=plan.cores if load_options.processes == 1 else (),
+        backend=backend,
+        load_options=msgspec.structs.replace(load_options, isolation=_isolation(source, load_options)),
     )
-    artifact = Artifact.from_file(path) if backend.engine else open_model(path)
-    if isinstance(artifact, Bundle):
-        return _of_bundle(source, version, own, artifact)
-    engine = backend.engine or usual_engine(artifact.format)
-    options: dict[str, Any] = {"threads": 0, **engine_traits(engine).shared_options}
-    if engine_traits(engine).takes_signature:
-        options["inputs"], options["outputs"] = declared_tensors(given)
-    options |= engine_options(given, source.name, engine, where)
-    return _planned(source, version, own, artifact, engine, options, DEFAULT_MAX_BATCH, 1, backend)
 
 
 def _names(folder: Path) -> list[str]:
@@ -187,17 +203,16 @@ def _names(folder: Path) -> list[str]:
 
 
 def _isolation(source: ModelSource, load_options: LoadOptions) -> Isolation:
-    if "isolation" not in source.given.parameters:
-        return load_options.isolation
-    word = source.given.parameters["isolation"]
+    word = source.given.parameters.get("isolation", load_options.isolation)
     if word not in get_args(Isolation):
         raise InvalidConfig(
-            f"model '{source.name}': 'parameters[isolation]' cannot be '{word[:40]}'", "'thread' or 'process'"
+            f"model '{source.name}': 'parameters[isolation]' is '{word[:40]}'", "write 'thread' or 'process'"
         )
     return "process" if word == "process" else "thread"
 
 
-def _of_bundle(source: ModelSource, version: str, load_options: LoadOptions, bundle: Bundle) -> ResolvedVersion:
+def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict[str, Any], int, int]:
+    """The variant to serve of ``bundle``: artifact, engine, options, largest batch, and number of instances."""
     machine = machine_facts()
     variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
     if variant.name != serving.variant:
@@ -205,44 +220,9 @@ def _of_bundle(source: ModelSource, version: str, load_options: LoadOptions, bun
             "bundle '%s' is served as '%s': '%s' does not run here", bundle.name, variant.name, serving.variant
         )
     if differences := bundle.differences(machine):
-        _log.warning(
-            "bundle '%s' was tuned on another machine, so its profile may not hold: %s",
-            bundle.name,
-            "; ".join(differences),
-        )
-    artifact = bundle.artifact(variant)
-    # Of what the configuration asks for, only the refusal of devices is for bundles.
+        text = "bundle '%s' was tuned on another machine, so its profile may not hold: %s"
+        _log.warning(text, bundle.name, "; ".join(differences))
+    # For a bundle, ``engine_options`` only refuses devices.
     options = {**variant.options, **engine_options(source.given, source.name, "", source.written_in)}
     instances = min(serving.instances, machine.cores)
-    return _planned(source, version, load_options, artifact, variant.engine, options, serving.max_batch, instances)
-
-
-def _planned(  # noqa: PLR0913, PLR0917 - what was found, and the defaults
-    source: ModelSource,
-    version: str,
-    load_options: LoadOptions,
-    artifact: Artifact,
-    engine: str,
-    options: dict[str, Any],
-    max_batch: int,
-    instances: int,
-    backend: Backend = _BY_HAND,
-) -> ResolvedVersion:
-    """``max_batch`` and ``instances`` are defaults; threads are limited to the available cores."""
-    count = load_options.instances or instances
-    plan = plan_cores(count * load_options.processes, options.get("threads", 0), core_ids(), cpu_quota())
-    if "threads" in options:
-        options["threads"] = plan.threads
-    return ResolvedVersion(
-        source=source,
-        version=version,
-        artifact=artifact,
-        engine=engine,
-        options=options,
-        max_batch=load_options.max_batch or max_batch,
-        instances=count,
-        # All processes of a server load alike, so none knows which of the shares are its own.
-        cores=plan.cores if load_options.processes == 1 else (),
-        backend=backend,
-        load_options=load_options,
-    )
+    return bundle.artifact(variant), variant.engine, options, serving.max_batch, instances

@@ -1,4 +1,4 @@
-"""What is no longer served goes: once it has answered all, out of memory, and what clients sent of it off the disk."""
+"""Unloads handles that are no longer served, once they have answered all requests, and removes the files of unused overrides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Retirement:
         self._due = 0.0
 
     def retire(self, model: ManagedModel, handle: Handle, version: VersionState | None = None) -> None:
-        """Unload ``handle`` when it has answered all; then ``version``, if it is given, is gone."""
+        """Unload ``handle`` when it has answered all requests, then call ``version.end()``."""
 
         async def retire() -> None:
             await handle.unload()
@@ -39,7 +39,7 @@ class Retirement:
         self._later(retire(), model.leaving)
 
     def clear_up(self, model: ManagedModel) -> None:
-        """Remove the files of overrides that nothing is served from, once nothing that was uses them."""
+        """Remove the files of overrides that no served version uses, once replaced versions are unloaded."""
         used = {source.folder for source in model.served.values()}
         used |= {Path(model.override.folder)} if model.override else set()
         unused = [one for one in model.overrides if Path(one.folder) not in used]
@@ -54,7 +54,7 @@ class Retirement:
             self._later(clear([*model.leaving]))
 
     async def finish(self) -> None:
-        """Return when all has gone that is to go."""
+        """Wait for all tasks."""
         await asyncio.gather(*self._tasks)
 
     def _later(self, work: Coroutine[Any, Any, None], *known_to: set[asyncio.Task[None]]) -> None:
@@ -64,8 +64,10 @@ class Retirement:
             task.add_done_callback(tasks.discard)
 
     def _give_back_soon(self) -> None:
-        """Give freed memory back to the system once nothing has gone for a second, and every two at the least: the next load would
-        have to ask there again for what it needs, and threads that ask for memory meanwhile wait."""
+        """Return freed memory to the system after a second without an unload, or at the latest after two.
+
+        Doing so at once would slow down the next load, and threads that allocate memory meanwhile wait.
+        """
 
         def begin() -> None:
             self._giving = None

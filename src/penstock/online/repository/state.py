@@ -1,4 +1,4 @@
-"""The states of models and their versions, as the repository index shows them. Pure bookkeeping."""
+"""The states of models and their versions, as the repository index shows them. Does no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.tensor import Signature
 
 
 class VersionPhase(enum.Enum):
-    """In the protocol's words."""
+    """The state of a version, by the protocol's names."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -32,151 +32,148 @@ NEXT = {
     VersionPhase.UNLOADING: {VersionPhase.UNAVAILABLE, VersionPhase.LOADING},
     VersionPhase.UNAVAILABLE: {VersionPhase.LOADING},
 }
-"""The states that may follow each; a version begins without one. What is reloaded stays READY, for it goes on being served."""
+"""The states that may follow each state; a new version has none. A version stays READY while it is reloaded."""
 
 Row = dict[str, Any]
 """A row of the index."""
 
-_RESTARTING = "its instance is being started again"
-_LACKS_PARTS = "a model that it needs is not ready"
-
 
 class VersionState(msgspec.Struct):
-    """One version: ``handle`` and ``source`` are what is served of it and what that was loaded by, None unless it is READY."""
+    """One version of a model."""
 
     state: VersionPhase | None = None
     reason: str = ""
     handle: Handle | None = None
+    """The handle that is served; None unless the version is READY."""
     source: ModelSource | None = None
+    """The source that ``handle`` was loaded from."""
     generation: int = 0
-    """The operation on the model that has loaded it."""
+    """The operation on the model that loaded the version."""
     leaving: int = 0
-    """How many handles that were served have still to answer what they were asked."""
+    """Number of replaced or removed handles that still have requests to answer."""
 
     def move(self, state: VersionPhase, reason: str = "") -> None:
         assert state in NEXT[self.state], (self.state, state)
         self.state, self.reason = state, reason
 
     def begin(self) -> None:
-        """It is being loaded."""
+        """Mark the start of a load."""
         if self.state is not VersionPhase.READY:
             self.move(VersionPhase.LOADING)
 
     def serve(self, handle: Handle, source: ModelSource, generation: int) -> None:
-        """It is served by ``handle``, from now on or instead of another."""
+        """Record that ``handle`` now serves the version."""
         if self.state is not VersionPhase.READY:
             self.move(VersionPhase.READY)
         self.handle, self.generation = handle, generation
         self.confirm(source)
 
     def confirm(self, source: ModelSource) -> None:
-        """What is served of it is what ``source`` says."""
+        """Record that the served version matches ``source``."""
         self.source, self.reason = source, ""
 
     def fail(self, reason: str) -> None:
-        """It cannot be loaded; what was served of it before still is."""
+        """Record a failed load. A version that was served before stays READY."""
         if self.state in (VersionPhase.LOADING, None):
             self.move(VersionPhase.UNAVAILABLE, reason)
         else:
             self.reason = reason
 
     def leave(self) -> None:
-        """It is served no more, and answers what it has been asked."""
+        """Stop serving the version; its handle still answers accepted requests."""
         self.move(VersionPhase.UNLOADING)
         self.handle = self.source = None
         self.leaving += 1
 
     def end(self) -> None:
-        """What was served of it is out of memory."""
+        """Record that a handle has been unloaded."""
         self.leaving -= 1
         if self.state is VersionPhase.UNLOADING and not self.leaving:
             self.move(VersionPhase.UNAVAILABLE, "unloaded")
 
     def row(self, name: str, version: str, problem: str = "") -> Row:
-        """``problem`` is what is wrong with the whole model."""
+        """The row of the index. ``problem`` concerns the whole model."""
         state, reason = self.state or VersionPhase.UNAVAILABLE, problem or self.reason
         if self.handle is not None and not self.handle.is_healthy:
-            state, reason = VersionPhase.UNAVAILABLE, _RESTARTING if self.handle.instance_count else _LACKS_PARTS
+            state, reason = VersionPhase.UNAVAILABLE, "a model that it needs is not ready"
+            if self.handle.instance_count:
+                reason = "its instance is being restarted"
         row: Row = {"name": name, "version": version, "state": state.value, "reason": reason}
         return row | {"generation": self.generation} if self.generation else row
 
 
 class ManagedModel:
-    """A model that somebody has asked for."""
+    """A model that a client, the server's start, or an ensemble has asked for."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.versions: dict[str, VersionState] = {}
         self.problem = ""
-        """Why none of its versions could be loaded, or why they are served no more."""
+        """The reason why no version could be loaded, or why all were unloaded."""
         self.source: ModelSource | None = None
-        """What it was when it was looked at last."""
+        """The source that was read last."""
         self.tried = ""
-        """The fingerprint of what was loaded, or failed to, because its files had changed."""
+        """The fingerprint at the last load, successful or not, that a change of files caused."""
         self.override: Override | None = None
-        """Replaces its configuration, and perhaps its files."""
+        """Replaces the repository's configuration, and possibly its files."""
         self.replaced = ""
-        """The fingerprint of those files."""
+        """The fingerprint of the files that ``override`` replaces."""
         self.overrides: list[Override] = []
-        """All whose files may still be in use."""
+        """All overrides whose files may still be in use."""
         self.is_wanted = False
-        """Whether it was asked for by name, and not just for an ensemble that it is a part of."""
+        """Whether it was asked for by name, not only as part of an ensemble."""
         self.is_stale = False
-        """Whether it is an ensemble that has parts which have other tensors by now."""
+        """Whether it is an ensemble with a part whose tensors have changed."""
         self.turn = asyncio.Lock()
-        """Held by the operation that is at work; others wait in order."""
+        """Held by the running operation; others wait in order."""
         self.generation = 0
-        """How many operations have begun."""
+        """Number of operations that have begun."""
         self.pending = 0
-        """How many have not ended."""
+        """Number of operations that have not ended."""
         self.waiting: asyncio.Task[list[Any]] | None = None
-        """The last of them, if it has not begun and is a load with nothing put in the files' place."""
+        """The last operation, if it is a load without an override that has not begun."""
         self.halt = Halt()
-        """Of the loads that are asked for from now on."""
-        self.load_options_at_work = LoadOptions()
-        """Those of the load at work."""
+        """Ends the loads that are requested from now on."""
+        self.running_options = LoadOptions()
+        """The options of the running load."""
         self.awaits = ""
         """The part that its load waits for."""
         self.leaving: set[asyncio.Task[None]] = set()
-        """Those at work to unload what it no longer serves."""
+        """Tasks that unload replaced or removed handles."""
 
     @property
     def served(self) -> dict[str, ModelSource]:
-        """By version that is served what it was loaded by."""
+        """The sources of the served versions."""
         return {number: one.source for number, one in self.versions.items() if one.source is not None}
 
     @property
     def parts(self) -> set[str]:
-        """The models that it needs, as it is served and as it was looked at last."""
+        """The models that it needs, by its served versions and by the source that was read last."""
         known = [one.source for one in self.versions.values()]
-        return {part for one in (*known, self.source) if one is not None and one.is_ensemble for part in one.parts}
+        return {part for one in (*known, self.source) if one is not None for part in one.parts}
 
     @property
     def form(self) -> dict[str, tuple[Signature, int]]:
-        """What ensembles were put together by: of each version that is served, and, below the empty name, of the greatest."""
+        """The facts that ensembles depend on, by served version; the empty name stands for the greatest version."""
         handles = [one.handle for one in self.versions.values() if one.handle is not None]
         form = {one.version: (one.signature, one.config.max_rows) for one in handles}
         return form | {"": form[max(form, key=int)]} if form else {}
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing is known of it but its name."""
+        """Whether only the name is known."""
         return self.source is None and not self.versions and not self.problem
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is served of it and nothing done, nor anything kept to serve it again by."""
+        """Whether it has no served version, no operation, and no override."""
         return not self.pending and not self.leaving and not self.served and self.override is None
 
     def end_loads(self, reason: str) -> None:
-        """End those that are asked for by now, as far as they run in processes, and let those not begun fail."""
+        """Let waiting loads fail, and end the child processes of a running load."""
         self.waiting = None
         self.halt.end(reason)
         self.halt = Halt()
-
-    def load_options(self, load_options: LoadOptions) -> LoadOptions:
-        """``load_options`` for a load that is asked for now."""
-        return msgspec.structs.replace(load_options, halt=self.halt)
 
     def forget(self) -> None:
         """Return to the state before the first request to load it."""
@@ -184,7 +181,7 @@ class ManagedModel:
 
 
 def rows(name: str, model: ManagedModel | None) -> list[Row]:
-    """What the index says of model ``name``: its versions by rising number, why there are none, or just the name."""
+    """The rows of model ``name``: its versions in ascending order, or the reason why there are none, or just the name."""
     if model is not None and model.versions:
         return [model.versions[number].row(name, number, model.problem) for number in sorted(model.versions, key=int)]
     if model is not None and model.problem:

@@ -22,7 +22,7 @@ from penstock.errors import InvalidArgument, Unavailable
 from penstock.online.cache.response_cache import open_cache
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler, RequestLimits
-from penstock.online.repository.loading.loader import Preloaded, preload
+from penstock.online.repository.loading.loader import LoadedVersion, preload
 from penstock.online.repository.loading.memory import share_arenas
 from penstock.online.repository.manager import Manager
 from penstock.online.repository.override import clear_abandoned
@@ -73,9 +73,9 @@ def serve(
         raise InvalidArgument(
             f"'warmup_folder' is a file: '{config.warmup_folder}'", "name the folder that contains the models' folders"
         )
-    by_hand = {model.name: model for model in define(targets, settings, folder)}
+    known = {model.name: model for model in define(targets, settings, folder)}
     roots = tuple(map(local_path, config.model_repository))
-    layout = Layout(roots, config.model_config_name, config.model_namespacing, by_hand)
+    layout = Layout(roots, config.model_config_name, config.model_namespacing, known)
     clear_abandoned()
     if config.processes == 1:
         _run(build(config, layout), on_ready)
@@ -114,7 +114,7 @@ def build(
     config: ServerConfig,
     layout: Layout,
     member: GroupMember | None = None,
-    preloaded: Mapping[tuple[str, str], Preloaded] = MappingProxyType({}),
+    preloaded: Mapping[tuple[str, str], LoadedVersion] = MappingProxyType({}),
 ) -> Application:
     """Construct one server process. ``member`` is None if it is the only one. ``preloaded``: as for Manager.
 

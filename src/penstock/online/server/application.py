@@ -75,7 +75,7 @@ def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
     for name in config.load_models if config.exit_on_error else ():
         if name not in known:
             raise absent(name, known)
-    return [*layout.by_hand, *config.load_models]
+    return [*layout.targets, *config.load_models]
 
 
 class Application:

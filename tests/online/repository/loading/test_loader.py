@@ -44,7 +44,7 @@ def write(folder: Path, name: str = "linear", data: bytes | None = None) -> Path
 def test_a_plain_model_is_served_under_its_stem_and_batched_where_its_first_axis_is_free(tmp_path: Path) -> None:
     (resolved,) = find_sources([write(tmp_path)])
     loaded = load(resolved)
-    assert (resolved.name, resolved.engine, loaded.platform) == ("linear", "onnxruntime", "onnxruntime_onnx")
+    assert (resolved.name, resolved.engine, resolved.platform) == ("linear", "onnxruntime", "onnxruntime_onnx")
     assert loaded.config.max_batch_size == 64
     fixed = write(tmp_path, "fixed", models.fixed_batch().data)
     assert load(find_sources([fixed])[0]).config.max_batch_size == 0
@@ -142,7 +142,7 @@ def test_a_model_in_a_process_that_is_refused_leaves_none(tmp_path: Path) -> Non
 def test_a_repository_given_as_a_target_is_told_where_it_belongs(tmp_path: Path, target: str) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     write(tmp_path / "m" / "1", "model")
-    with pytest.raises(InvalidArgument, match="folders of versions") as refusal:
+    with pytest.raises(InvalidArgument, match="version folders") as refusal:
         define([tmp_path / target])
     assert refusal.value.hint == f"serve the repository with --model-repository {tmp_path}"
 
@@ -234,7 +234,7 @@ def test_a_model_that_refuses_values_that_were_only_guessed_is_batched_as_its_sh
 
 def test_a_model_whose_files_do_not_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     (resolved,) = find_sources([write(tmp_path)])
-    with pytest.raises(ResourceExhausted, match=r"^model 'linear': its files take 0\.00 GiB .* may use 0\.00 GiB"):
+    with pytest.raises(ResourceExhausted, match=r"^model 'linear': its files take 0\.00 GiB .* may use only 0\.00 GiB"):
         load(resolved, usable_bytes=16)
 
 

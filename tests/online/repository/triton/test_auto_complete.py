@@ -167,6 +167,6 @@ def test_an_ensemble_has_no_model() -> None:
 
 def test_the_file_is_named() -> None:
     with pytest.raises(
-        InvalidConfig, match=r"^m/config.pbtxt: model 'm': 'input\[0\].name' the model has no input 'z'"
+        InvalidConfig, match=r"^m/config.pbtxt: model 'm': 'input\[0\].name' is 'z', but the model has no such input"
     ):
         whole('input { name: "z" }', where="m/config.pbtxt")

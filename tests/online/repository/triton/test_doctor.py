@@ -131,7 +131,7 @@ def test_the_newest_version_is_looked_at(tmp_path: Path) -> None:
             'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: [1, 3] input_data_file: "gone" } } }',
             "gone",
         ),
-        ('parameters { key: "isolation" value { string_value: "cell" } }', "'parameters[isolation]' cannot be 'cell'"),
+        ('parameters { key: "isolation" value { string_value: "cell" } }', "'parameters[isolation]' is 'cell'"),
         ("instance_group { count: 2147483647 }", "more than 1024 instances"),
         ("instance_group { kind: KIND_CPU gpus: 0 }", "the group's instances run on the CPU only"),
     ],
@@ -191,7 +191,7 @@ def test_a_bundle_tells_its_signature(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.pbtxt").write_text('input { name: "nobody" } instance_group { kind: KIND_GPU }')
     devices, tensor = diagnose(tmp_path / "m").findings
     assert "KIND_GPU" in devices.message
-    assert "the model has no input 'nobody'" in tensor.message
+    assert "is 'nobody', but the model has no such input" in tensor.message
 
 
 @pytest.mark.parametrize(

@@ -111,16 +111,19 @@ def test_a_model_that_cannot_be_batched_runs_each_request_alone() -> None:
         ({"dynamic_batching": {"preferred_batch_size": [9]}}, "model 'm': .*preferred size must be <= max batch size"),
         (
             {"dynamic_batching": {"priority_levels": 2}},
-            "model 'm': 'dynamic_batching' cannot be: default priority level",
+            "model 'm': 'dynamic_batching' is invalid: default priority level",
         ),
         (3, r"settings of model 'm' are not a table.*below \[models.m\]"),
-        ({"max_batch_size": -1}, "model 'm': 'max_batch_size' is -1, and must not be negative"),
-        ({"instance_group": [{"count": -1}]}, r"model 'm': 'instance_group\[0\].count' is -1, and must be at least 1"),
+        ({"max_batch_size": -1}, "model 'm': 'max_batch_size' is -1, but must not be negative"),
+        ({"instance_group": [{"count": -1}]}, r"model 'm': 'instance_group\[0\].count' is -1, but must be at least 1"),
         ({"dynamic_batching": {"default_queue_policy": {"timeout_action": 7}}}, "timeout_action' is 7.*REJECT, DELAY"),
         ({"dynamic_batching": {"priority_levels": 2**63, "default_priority_level": 1}}, "levels must be at most 1000"),
         ({"output": [{"name": "y", "dims": [3]}]}, r"model 'm': 'output\[0\].data_type' is missing"),
         ({"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]}, r"'instance_group\[0\].gpus' names devices"),
-        ({"output": [{"name": "z", "label_filename": "l"}]}, r"'output\[0\].name' the model has no output 'z'"),
+        (
+            {"output": [{"name": "z", "label_filename": "l"}]},
+            r"'output\[0\].name' is 'z', but the model has no such output",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(settings: Any, message: str) -> None:

@@ -23,8 +23,7 @@ from penstock.online.repository.loading.labels import read_labels
 from penstock.online.repository.loading.loader import LoadedVersion
 from penstock.online.repository.loading.scheduling import batching, layout_of, sequencing
 from penstock.online.repository.model_source import ModelSource
-from penstock.online.repository.triton.auto_complete import complete
-from penstock.online.repository.triton.effective import signature_of
+from penstock.online.repository.triton.auto_complete import complete, signature_of
 from penstock.online.scheduler.base import BatchSource, Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models

@@ -1,4 +1,4 @@
-"""From a source to a model in memory, warmed up and checked. All of it blocks and belongs on a thread, not on the event loop."""
+"""Loads model versions into memory, warm and checked. All functions here block and belong on a thread, not on the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.base import LoadedModel, RequestModel
+from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.online.instances.process_instance import ModelProcess, ProcessModel
@@ -23,62 +23,49 @@ from penstock.online.repository.loading.warm_up import prepare
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.policy import choose
 from penstock.online.repository.resolved_version import LoadOptions, ResolvedVersion, find
+from penstock.online.repository.triton.auto_complete import Model
 from penstock.online.repository.triton.backend import PYTHON
 from penstock.online.repository.triton.rules import prefix
 from penstock.online.repository.triton.schema import to_json
 from penstock.resources import usable_memory
 
-_Model = LoadedModel | RequestModel
 _log = logging.getLogger(__name__)
 
 
 class LoadedVersion(msgspec.Struct, frozen=True):
-    """A warm model in memory. ``models`` holds one copy per instance, or the same one for each if it is reentrant and has one
-    thread."""
+    """A warm model in memory."""
 
     resolved: ResolvedVersion
-    models: tuple[_Model, ...]
+    models: tuple[Model, ...]
+    """One for each instance. A reentrant model with a single thread is shared by all instances."""
     config: ModelConfig
-    """Completed."""
+    """The completed configuration."""
     load_s: float = 0.0
-    """How long loading and warming up took."""
-
-    @property
-    def platform(self) -> str:
-        """As in ``ResolvedVersion``."""
-        return self.resolved.platform
+    """Duration of loading and warm-up."""
 
     def drop(self) -> None:
-        """Give the memory back. Blocks."""
+        """Unload the models. Blocks."""
         for model in self.models:
             model.unload()
 
 
-class Preloaded(msgspec.Struct, frozen=True):
-    """A model version that is in memory before there is an event loop."""
-
-    loaded: LoadedVersion
-    fingerprint: str
-    """The model's fingerprint when it was loaded."""
-
-
 class FilesChanged(Unavailable):
-    """A model's files are being written while it is loaded."""
+    """A model's files were written while it was being loaded."""
 
 
 def load(resolved: ResolvedVersion, usable_bytes: int | None = None) -> LoadedVersion:
-    """Load every instance's model and warm each up.
+    """Load and warm up the model of every instance.
 
     ``usable_bytes`` is the memory that this process may use; None: that of the machine or its cgroup.
-    Raises what the engine raises, with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
-    ``resolved.load_options.halt`` ends its processes; then nothing stays in memory.
+    Raises the engine's errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
+    ``resolved.load_options.halt`` ends the child processes. After an error nothing stays in memory.
     """
-    models: list[_Model] = []
+    models: list[Model] = []
     started = time.monotonic()
     try:
         _check_memory(resolved, usable_memory() if usable_bytes is None else usable_bytes)
         for model in _in_processes(resolved) if resolved.is_apart else _in_threads(resolved):
-            models.append(model)  # noqa: PERF402 - those before one that fails are unloaded below
+            models.append(model)  # noqa: PERF402 - if a later one fails, these are unloaded below
         config = prepare(resolved, models)
         _release(resolved, models)
         if resolved.load_options.halt.reason and resolved.is_apart:
@@ -94,22 +81,25 @@ def load(resolved: ResolvedVersion, usable_bytes: int | None = None) -> LoadedVe
                 f"model '{resolved.name}' cannot be warmed up with batches of {resolved.max_batch} rows: too little memory",
                 "use a smaller 'max_batch'",
             ) from None
-        error.message = prefix(resolved.name, "") + error.message.removeprefix(prefix(resolved.name, ""))
+        error.message = prefix(resolved.name) + error.message.removeprefix(prefix(resolved.name))
         raise
     return LoadedVersion(resolved, tuple(models), config, time.monotonic() - started)
 
 
 def load_version(layout: Layout, source: ModelSource, version: str, load_options: LoadOptions) -> LoadedVersion:
-    """Find and load one version of a model. Raises as ``find`` and ``load``, and FilesChanged if meanwhile the model's files do."""
+    """Find and load one version of a model.
+
+    Raises the errors of ``find`` and ``load``, and FilesChanged if the model's files change meanwhile.
+    """
     try:
-        return _load_in_peace(layout, source, find(source, version, load_options))
+        return _load_quietly(layout, source, find(source, version, load_options))
     except PenstockError:
         _refuse_changes(layout, source)
         raise
 
 
-def _load_in_peace(layout: Layout, source: ModelSource, resolved: ResolvedVersion) -> LoadedVersion:
-    """``load`` that others hardly notice. Raises FilesChanged, too."""
+def _load_quietly(layout: Layout, source: ModelSource, resolved: ResolvedVersion) -> LoadedVersion:
+    """``load`` with low priority. Raises FilesChanged, too."""
     with low_priority(leaves_threads=resolved.has_own_threads, starts_processes=resolved.is_apart):
         loaded = load(resolved)
     try:
@@ -120,8 +110,11 @@ def _load_in_peace(layout: Layout, source: ModelSource, resolved: ResolvedVersio
     return loaded
 
 
-def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
-    """By name and version those of the models ``names`` without threads; models that cannot be loaded are left out."""
+def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], LoadedVersion]:
+    """Load the models ``names`` before there is an event loop; by name and version.
+
+    Leaves out models that keep threads, which do not survive a fork, and models that cannot be loaded.
+    """
     found = {}
     for name in names:
         with suppress(PenstockError):
@@ -129,26 +122,23 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
             for version in () if model.is_ensemble else choose(model.given.version_policy, model.versions).versions:
                 resolved = find(model, version, load_options)
                 if not resolved.has_own_threads:
-                    found[name, version] = Preloaded(_without_bytes(load(resolved)), model.fingerprint)
+                    loaded = load(resolved)
+                    # The bytes of the file would take as much memory as the model.
+                    artifact = msgspec.structs.replace(resolved.artifact, data=b"", contents={})
+                    resolved = msgspec.structs.replace(resolved, artifact=artifact)
+                    found[name, version] = msgspec.structs.replace(loaded, resolved=resolved)
     give_back()
     return found
 
 
-def _without_bytes(loaded: LoadedVersion) -> LoadedVersion:
-    """``loaded`` for keeping: what it was loaded from is as large as itself."""
-    artifact = msgspec.structs.replace(loaded.resolved.artifact, data=b"", contents={})
-    return msgspec.structs.replace(loaded, resolved=msgspec.structs.replace(loaded.resolved, artifact=artifact))
-
-
 def load_more(
-    layout: Layout, source: ModelSource, version: str, load_options: LoadOptions, first: _Model, count: int
-) -> Sequence[_Model]:
-    """Models for ``count`` more instances of a version whose ``first`` model is loaded. Raises as
-    ``load_version``."""
+    layout: Layout, source: ModelSource, version: str, load_options: LoadOptions, first: Model, count: int
+) -> Sequence[Model]:
+    """Load models for ``count`` more instances of a version whose ``first`` model is loaded; errors as for ``load_version``."""
     resolved = find(source, version, load_options)
     if _is_shared(first, resolved):
         return [first] * count
-    return _load_in_peace(layout, source, msgspec.structs.replace(resolved, instances=count)).models
+    return _load_quietly(layout, source, msgspec.structs.replace(resolved, instances=count)).models
 
 
 def _refuse_changes(layout: Layout, source: ModelSource) -> None:
@@ -167,11 +157,11 @@ def _check_memory(resolved: ResolvedVersion, usable_bytes: int) -> None:
     size = resolved.artifact.size_bytes
     if size > usable_bytes:
         raise ResourceExhausted(
-            f"its files take {_gib(size)} of memory, and this process may use {_gib(usable_bytes)}",
+            f"its files take {_gib(size)} of memory, but this process may use only {_gib(usable_bytes)}",
             "use a smaller model, or raise the memory limit",
         )
     if needed > usable_bytes:
-        text = "model '%s' may need up to %s of memory, and this process may use %s"
+        text = "model '%s' may need up to %s of memory, but this process may use only %s"
         _log.warning(text, resolved.name, _gib(needed), _gib(usable_bytes))
 
 
@@ -179,8 +169,8 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2f} GiB"
 
 
-def _is_shared(model: _Model, resolved: ResolvedVersion) -> bool:
-    # Instances that share a model with a thread pool would wait for each other in it.
+def _is_shared(model: Model, resolved: ResolvedVersion) -> bool:
+    # Instances that shared a model with a thread pool would wait for each other in the pool.
     return model.reentrant and not resolved.is_apart and resolved.options.get("threads") == 1
 
 
@@ -192,7 +182,7 @@ def _in_threads(resolved: ResolvedVersion) -> Iterator[LoadedModel]:
         yield first if _is_shared(first, resolved) else engine.load(resolved.artifact, resolved.options)
 
 
-def _in_processes(resolved: ResolvedVersion) -> Iterator[_Model]:
+def _in_processes(resolved: ResolvedVersion) -> Iterator[Model]:
     kind = PythonProcess if resolved.engine == PYTHON else ProcessModel
     file = resolved.artifact.in_memory()
     try:
@@ -210,7 +200,7 @@ def _in_processes(resolved: ResolvedVersion) -> Iterator[_Model]:
         os.close(file)
 
 
-def _release(resolved: ResolvedVersion, models: Iterable[_Model]) -> None:
+def _release(resolved: ResolvedVersion, models: Iterable[Model]) -> None:
     for model in models:
         if isinstance(model, ModelProcess):
             resolved.load_options.halt.release(model)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.engines.base import LoadedModel, RequestModel
-from penstock.errors import PenstockError
+from penstock.errors import InvalidConfig, PenstockError
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.recorded_requests import folder_of, read_recorded
 from penstock.online.repository.loading.warm_up_run import Runner
 from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.resolved_version import ResolvedVersion
-from penstock.online.repository.triton.effective import Model, effective_config
+from penstock.online.repository.triton.auto_complete import Model, complete, signature_of
+from penstock.online.repository.triton.rules import prefix
 from penstock.storage.local import LocalStorage
 from penstock.tensor import Array, DataType, Signature
 
@@ -45,6 +46,31 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
                 raise
         _replay(resolved, runner, distinct)
     return config
+
+
+def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: int | None) -> ModelConfig:
+    """The completed configuration of ``resolved``, loaded as ``models``, one for each instance; ``rows`` as for ``complete``.
+
+    Raises InvalidConfig if the configuration contradicts the model.
+    """
+    model = models[0]
+    for tensor in resolved.given.input if not isinstance(model, RequestModel) else ():
+        if tensor.optional and tensor.name in model.signature.input_names:
+            raise InvalidConfig(
+                f"{prefix(resolved.name)}input '{tensor.name}' cannot be 'optional': the model needs it",
+                "remove 'optional', or export the model with a default for the input",
+            )
+    return complete(
+        resolved.given,
+        resolved.name,
+        resolved.platform,
+        signature_of(model, resolved.given),
+        rows,
+        len(models),
+        decoupled=isinstance(model, RequestModel) and model.decoupled,
+        backend=resolved.backend.name,
+        filename=resolved.backend.filename,
+    )
 
 
 def _rows(resolved: ResolvedVersion, model: Model) -> int:

@@ -13,7 +13,7 @@ from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.loading.scheduling import layout_of, sequencing
 from penstock.online.repository.resolved_version import ResolvedVersion
-from penstock.online.repository.triton.effective import Model, signature_of
+from penstock.online.repository.triton.auto_complete import Model, signature_of
 from penstock.online.scheduler.layout import BatchLayout
 from penstock.online.scheduler.queue import Pending
 from penstock.online.scheduler.sequences.implicit_state import ImplicitStates

@@ -1,4 +1,4 @@
-"""The whole configuration of a model: what its file says, held against the model, and what it leaves open, filled in from that."""
+"""Completes a model's configuration: compares the given fields with the loaded model, and takes the other fields from the model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.config import did_you_mean
-from penstock.engines.base import Finding, Severity
+from penstock.engines.base import Finding, LoadedModel, RequestModel, Severity
 from penstock.errors import InvalidConfig
 from penstock.online.repository.config import ModelConfig, SequenceBatching
 from penstock.online.repository.triton.rules import error, prefix
 from penstock.online.repository.triton.schema import DATA_TYPES, number_of, to_message, typed
 from penstock.protocol.messages import Message, ModelInput, ModelInstanceGroup
 from penstock.tensor import DataType, Signature, TensorSpec
+
+Model = LoadedModel | RequestModel
 
 _IDLE_MICROSECONDS = 1_000_000
 
@@ -30,11 +32,11 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
     filename: str = "",
     where: str = "",
 ) -> ModelConfig:
-    """``given`` with all that it leaves open filled in; its ``max_batch_size`` says whether requests are merged, and how many rows.
+    """``given``, which was read from the file ``where``, with every open field filled in.
 
-    ``signature`` is the model's own, None of an ensemble; ``rows`` are the most that can be merged, None if none can be. Where
-    ``max_batch_size`` is not given, it is ``rows``, or 0 if the tensors are given with their batch dimension.
-    Raises InvalidConfig if ``given``, read from ``where``, contradicts the model.
+    ``signature`` is the model's own, None for an ensemble. ``rows`` is the largest batch that the model can take, None if its requests
+    cannot be merged. The default of ``max_batch_size`` is ``rows``, or 0 if the given tensors include the batch dimension.
+    Raises InvalidConfig if ``given`` contradicts the model.
     """
     message, whole = to_message(given), to_message(given)
     for finding in differences(message, signature, decoupled=decoupled):
@@ -50,7 +52,7 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
         whole.max_batch_size = message.max_batch_size
         return typed(whole)
     whole.max_batch_size = _rows(message, signature, rows)
-    _take_tensors(whole, message, signature)
+    _take_tensors(whole, signature)
     _take_instances(whole, instances)
     whole.optimization.SetInParent()
     if decoupled:
@@ -65,31 +67,48 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
     return typed(whole)
 
 
+def signature_of(model: Model, given: ModelConfig) -> Signature:
+    """The model's own signature, with those of its optional inputs that ``given`` names."""
+    named = [tensor.name for tensor in given.input]
+    optional = () if isinstance(model, RequestModel) else model.optional_inputs
+    inputs = (*model.signature.inputs, *(spec for spec in optional if spec.name in named))
+    return Signature(inputs, model.signature.outputs)
+
+
 def differences(given: Message, signature: Signature | None, *, decoupled: bool = False) -> Iterator[Finding]:
-    """Where ``given`` contradicts the model."""
+    """The contradictions between ``given`` and the model."""
     if given.response_cache.enable and decoupled:
-        yield error("response_cache.enable", "the model is decoupled, and such answers are not kept", "leave it out")
+        yield error(
+            "response_cache.enable", "is true, but responses of a decoupled model cannot be cached", "leave it out"
+        )
     if signature is None:
         return
     if given.model_transaction_policy.decoupled and not decoupled:
-        yield error("model_transaction_policy.decoupled", "the model gives one answer to each request", "leave it out")
+        yield error(
+            "model_transaction_policy.decoupled",
+            "is true, but the model gives one response to a request",
+            "leave it out",
+        )
     made = made_inputs(given)
     for name in sorted(made.difference(signature.input_names)):
         path = "sequence_batching" if given.HasField("sequence_batching") else "batch_input"
-        yield error(path, f"feeds '{name}', which the model has not", did_you_mean(name, signature.input_names))
+        hint = did_you_mean(name, signature.input_names)
+        yield error(path, f"names the input '{name}', which the model does not have", hint)
     for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
         tensors = {tensor.name: (f"{field}[{number}]", tensor) for number, tensor in enumerate(getattr(given, field))}
         known = [spec.name for spec in specs]
         for name, (path, _) in tensors.items():
             if name not in known:
-                yield error(f"{path}.name", f"the model has no {field} '{name}'", did_you_mean(name, known))
+                yield error(
+                    f"{path}.name", f"is '{name}', but the model has no such {field}", did_you_mean(name, known)
+                )
         for spec in specs:
             if spec.name not in made:
                 yield from difference(given, *tensors.get(spec.name, (field, ModelInput())), spec)
 
 
 def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
-    """Where ``tensor`` of the configuration, an empty one if it leaves it out, and ``spec`` of the model are not of one kind."""
+    """The contradictions between ``tensor`` of the configuration, empty if it is left out, and ``spec`` of the model."""
     field = path.partition("[")[0]
     number = number_of(spec.datatype)
     if tensor.data_type not in (0, number):
@@ -98,8 +117,8 @@ def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> 
         yield error(f"{path}.data_type", f"is {got}, but {field} '{spec.name}' of the model is {want}")
     scattered = {name for one in given.batch_output for name in one.target_name} if field == "output" else ()
     if spec.name in scattered or (field == "input" and tensor.allow_ragged_batch):
-        return  # its rows are joined to one long one
-    # A model that takes one row, and no more, goes with batches of one.
+        return  # its rows are concatenated, so its shape is not that of a batch
+    # A model whose first dimension is 1 takes batches of one row.
     if given.max_batch_size > 0 and spec.shape[:1] != (-1,) and (given.max_batch_size, *spec.shape[:1]) != (1, 1):
         reason = f"but {field} '{spec.name}' of the model, {list(spec.shape)}, has no free first dimension"
         yield error("max_batch_size", f"is {given.max_batch_size}, {reason}", "leave it out, or write 0")
@@ -110,13 +129,13 @@ def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> 
         -1 in pair or pair[0] == pair[1] for pair in zip(dims, wanted, strict=True)
     )
     if tensor.dims and not is_alike:
-        hint = "without the batch dimension, where 'max_batch_size' is above 0" if len(dims) != len(wanted) else ""
+        hint = "leave out the batch dimension if 'max_batch_size' is above 0" if len(dims) != len(wanted) else ""
         which = "reshape.shape" if tensor.HasField("reshape") else "dims"
         yield error(f"{path}.{which}", f"is {dims}, but {field} '{spec.name}' of the model has {list(wanted)}", hint)
 
 
 def _model_dims(tensor: Message) -> list[int]:
-    """The dimensions of ``tensor`` as the model sees them, without that of the batch."""
+    """The dimensions of ``tensor`` that the model sees, without the batch dimension."""
     return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
@@ -127,32 +146,27 @@ def _leaves_out_batch(given: Message, tensor: Message, spec: TensorSpec) -> bool
 
 def _rows(given: Message, signature: Signature, rows: int | None) -> int:
     """The effective ``max_batch_size``."""
-    specs = {("input", spec.name): spec for spec in signature.inputs}
-    specs |= {("output", spec.name): spec for spec in signature.outputs}
     if given.HasField("max_batch_size"):
         is_special = given.HasField("sequence_batching") or given.batch_input
         is_special = is_special or any(one.allow_ragged_batch for one in given.input)
-        # A model that does not answer row for row is not merged; where batches are made otherwise, that cannot be found out.
+        # Requests are not merged if rows depend on each other. Where the batcher makes inputs, that cannot be tested.
         return given.max_batch_size if rows is not None or is_special else 0
-    for field in ("input", "output"):
-        for tensor in getattr(given, field):
-            if tensor.dims and not _leaves_out_batch(given, tensor, specs[field, tensor.name]):
-                return 0
+    for tensors, specs in ((given.input, signature.inputs), (given.output, signature.outputs)):
+        by_name = {spec.name: spec for spec in specs}
+        if any(one.dims and not _leaves_out_batch(given, one, by_name[one.name]) for one in tensors):
+            return 0
     return rows or 0
 
 
-def _take_tensors(whole: Message, given: Message, signature: Signature) -> None:
-    hidden = made_inputs(given)
-    hidden |= {state.output_name for state in given.sequence_batching.state}
+def _take_tensors(whole: Message, signature: Signature) -> None:
+    hidden = made_inputs(whole) | {state.output_name for state in whole.sequence_batching.state}
     first = 1 if whole.max_batch_size > 0 else 0
-    for field, specs in (("input", signature.inputs), ("output", signature.outputs)):
-        tensors = {tensor.name: tensor for tensor in getattr(whole, field)}
+    for part, specs in ((whole.input, signature.inputs), (whole.output, signature.outputs)):
+        tensors = {tensor.name: tensor for tensor in part}
         for spec in specs:
-            tensor = tensors.get(spec.name)
-            if tensor is None:
-                if spec.name in hidden:
-                    continue
-                tensor = getattr(whole, field).add(name=spec.name)
+            if spec.name in hidden and spec.name not in tensors:
+                continue
+            tensor = tensors.get(spec.name) or part.add(name=spec.name)
             tensor.data_type = number_of(spec.datatype)
             if not tensor.dims:
                 tensor.dims.extend(spec.shape[first:])
@@ -173,7 +187,7 @@ def _take_instances(whole: Message, instances: int) -> None:
 
 
 def made_inputs(config: Message) -> set[str]:
-    """The model's inputs that no client sends, because the batcher makes them: controls, states, and batch inputs."""
+    """The model's inputs that the batcher makes and no client sends: controls, states, and batch inputs."""
     batcher = config.sequence_batching
     return {
         *(control.name for control in batcher.control_input),
@@ -183,13 +197,14 @@ def made_inputs(config: Message) -> set[str]:
 
 
 def declared_tensors(config: ModelConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The inputs and outputs of a model that does not know its own, as engines take them (``declared_signature``), with those that
-    the batcher makes. Empty if the configuration gives none. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
+    """The inputs and outputs of a model whose file does not describe them, as engines take them (``declared_signature``).
+
+    Includes the inputs that the batcher makes. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
     """
     for tensor in [*config.input, *config.output]:
         if not tensor.data_type or not (tensor.dims or tensor.reshape):
-            reason = f"'{tensor.name}' needs 'data_type' and 'dims', because the model does not tell them"
-            raise InvalidConfig(prefix(config.name, "") + reason)
+            reason = f"'{tensor.name}' needs 'data_type' and 'dims', because the model's file does not contain them"
+            raise InvalidConfig(prefix(config.name) + reason)
     inputs, outputs = (
         [_entry(config, tensor.name, tensor.data_type, tensor.model_dims) for tensor in part]
         for part in (config.input, config.output)
@@ -202,13 +217,10 @@ def declared_tensors(config: ModelConfig) -> tuple[list[dict[str, Any]], list[di
         if all(state.output_name != output.name for output in config.output):
             outputs.append(_entry(config, state.output_name, state.data_type, state.dims))
     for one in config.batch_input:
-        inputs += [{"name": name, "datatype": _word(one.data_type), "shape": [-1]} for name in one.target_name]
+        inputs += [_entry(ModelConfig(), name, one.data_type, [-1]) for name in one.target_name]
     return inputs, outputs
 
 
 def _entry(config: ModelConfig, name: str, datatype: DataType | None, dims: Sequence[int]) -> dict[str, Any]:
-    return {"name": name, "datatype": _word(datatype), "shape": [-1, *dims] if config.batchable else [*dims]}
-
-
-def _word(datatype: DataType | None) -> str:
-    return datatype.value if datatype else ""
+    shape = [-1, *dims] if config.batchable else [*dims]
+    return {"name": name, "datatype": datatype.value if datatype else "", "shape": shape}

@@ -12,8 +12,7 @@ from penstock.config import did_you_mean
 from penstock.engines.registry import EngineTraits, ServedAs, engine_names, engines_for, get_engine, traits
 from penstock.errors import InvalidConfig, NotFound, Unsupported
 from penstock.online.repository.config import ModelConfig, Optimization
-from penstock.online.repository.triton.device import gpu_of
-from penstock.online.repository.triton.rules import prefix
+from penstock.online.repository.triton.rules import gpu_of, prefix
 from penstock.online.repository.triton.schema import to_message
 from penstock.resources import core_ids
 

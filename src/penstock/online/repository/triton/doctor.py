@@ -21,12 +21,10 @@ from penstock.online.repository.loading.scheduling import layout_of, sequencing
 from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.resolved_version import DEFAULT_MAX_BATCH, ResolvedVersion, find
-from penstock.online.repository.triton.auto_complete import complete, difference, differences
+from penstock.online.repository.triton.auto_complete import complete, difference, differences, signature_of
 from penstock.online.repository.triton.backend import PYTHON, gpus_here
 from penstock.online.repository.triton.check import examine
-from penstock.online.repository.triton.device import ON_CPU, gpu_of
-from penstock.online.repository.triton.effective import signature_of
-from penstock.online.repository.triton.rules import error
+from penstock.online.repository.triton.rules import ON_CPU, error, gpu_of
 from penstock.online.repository.triton.schema import number_of, to_message, typed
 from penstock.online.repository.triton.text import config_path, read_config, to_text
 from penstock.protocol.messages import Message, ModelConfig, ModelInstanceGroup

@@ -1,59 +1,105 @@
-"""What single fields of a model's configuration must be, as a table, and the walk over a configuration that asks it."""
+"""The rules for the fields of a model's configuration, as a table, and the one walk over a configuration that applies them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from penstock.config import did_you_mean
 from penstock.engines.base import Finding, Severity
-from penstock.errors import InvalidArgument
-from penstock.online.repository.triton.device import ON_CPU
+from penstock.errors import InvalidArgument, InvalidConfig
 from penstock.online.repository.triton.schema import DATA_TYPES
-from penstock.protocol.messages import Message
+from penstock.protocol.messages import Message, ModelInstanceGroup, ModelSequenceBatching
 from penstock.tensor import element_count
 
+ON_CPU = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
+"""Kinds whose instances always run on the CPU. Those of KIND_AUTO do if the group names no GPU."""
 _HISTOGRAM = "nv_inference_first_response_histogram_ms"
+_CORRID = ModelSequenceBatching.Control.Kind.Value("CONTROL_SEQUENCE_CORRID")
+_CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+_FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
-_Test = Callable[[Any, Message], Any]
+_Test = Callable[..., Any]
+"""Takes a field's value, then the messages around it from the innermost to the configuration. Returns what is wrong, or false."""
 _Row = tuple[str, _Test, str, str]
-"""Of a field's value and the message that it is in: what is wrong, or something false."""
+"""A field, or with ``[]`` each of its entries; its test; reason and hint, in which {0} is the value and {1} the test's result."""
 
 
 def error(path: str, reason: str, hint: str = "") -> Finding:
-    """With this the model is not served."""
+    """A finding that keeps the model from being served."""
     return Finding(Severity.ERROR, f"'{path}' {reason}", hint)
 
 
-def prefix(name: str, where: str) -> str:
-    """What an error about the configuration of model ``name``, read from ``where`` if not empty, begins with."""
+def prefix(name: str, where: str = "") -> str:
+    """The start of an error about the configuration of model ``name``, read from the file ``where``."""
     return f"{where}: model '{name}': " if where else f"model '{name}': "
 
 
-def check_fields(message: Message, path: str = "", kind: str = "") -> Iterator[Finding]:
-    """Findings about each field by itself; ``kind`` is ``path`` without numbers and keys."""
+@contextmanager
+def prefixed(begin: str) -> Iterator[None]:
+    """Put ``begin`` in front of the message of an InvalidConfig that is raised inside."""
+    try:
+        yield
+    except InvalidConfig as wrong:
+        raise InvalidConfig(begin + wrong.message, wrong.hint) from None
+
+
+def check_fields(message: Message, *around: Message, path: str = "", kind: str = "") -> Iterator[Finding]:
+    """Apply the rules to ``message``, which lies within ``around``; ``kind`` is ``path`` without numbers and keys."""
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
             continue
         value, own, of_kind = getattr(message, field.name), f"{path}{field.name}", f"{kind}{field.name}"
-        for test, reason, hint in _RULES.get(of_kind, ()):
-            if wrong := test(value, message):
-                yield error(own, reason.format(value, wrong), hint)
+        yield from _apply(of_kind, own, value, message, *around)
         if value and of_kind in _WITHOUT_EFFECT:
             yield Finding(Severity.WARNING, f"'{own}' changes nothing: {_WITHOUT_EFFECT[of_kind]}")
         items = value.items() if hasattr(value, "items") else enumerate(value) if field.is_repeated else [(None, value)]
         for key, one in items:
             at = own if key is None else f"{own}[{key}]"
+            if key is not None:
+                yield from _apply(f"{of_kind}[]", at, one, message, *around)
             if hasattr(one, "DESCRIPTOR"):
-                yield from check_fields(one, f"{at}.", f"{of_kind}.")
+                yield from check_fields(one, message, *around, path=f"{at}.", kind=f"{of_kind}.")
             elif field.enum_type is not None and one not in field.enum_type.values_by_number:
-                yield error(
-                    at, f"is {one}, which is none of its values", f"known: {', '.join(field.enum_type.values_by_name)}"
-                )
+                known = ", ".join(field.enum_type.values_by_name)
+                yield error(at, f"is {one}, which is not one of its values", f"use one of {known}")
             elif isinstance(one, float) and not math.isfinite(one):
-                yield error(at, f"is {one}, and must be a finite number")
+                yield error(at, f"is {one}, but must be a finite number")
+
+
+def _apply(kind: str, path: str, value: Any, *around: Message) -> Iterator[Finding]:
+    for test, reason, hint in _RULES.get(kind, ()):
+        if wrong := test(value, *around):
+            yield error(path, reason.format(value, wrong), hint.format(value, wrong))
+
+
+def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
+    """The number of the GPU that the instances of ``groups`` run on, None for the CPU. The engine can use ``gpus`` GPUs.
+
+    A group of KIND_GPU without a number means the first GPU. Raises InvalidConfig that begins with the field.
+    """
+    wanted: set[int | None] = set()
+    for number, group in enumerate(groups):
+        path = f"'instance_group[{number}]"
+        if group.kind != ModelInstanceGroup.KIND_GPU and (group.kind in ON_CPU or not group.gpus):
+            wanted.add(None)
+            continue
+        if not gpus:
+            field = "gpus' names devices" if group.gpus else "kind' is KIND_GPU"
+            raise InvalidConfig(f"{path}.{field}, but instances run on the CPU only", "write KIND_CPU, or leave it out")
+        for gpu in group.gpus or [0]:
+            if not 0 <= gpu < gpus:
+                raise InvalidConfig(
+                    f"{path}.gpus' names GPU {gpu}, but there are {gpus} GPUs", "the first GPU has number 0"
+                )
+            wanted.add(gpu)
+    if len(wanted) > 1:
+        raise InvalidConfig("'instance_group' names several devices", "all instances of a model run on one")
+    return next(iter(wanted), None)
 
 
 def _trunks(dims: Iterable[int]) -> list[int]:
@@ -65,40 +111,40 @@ def _trunks(dims: Iterable[int]) -> list[int]:
     return counts
 
 
-def _is_missing(value: Any, _: Message) -> bool:
+def _is_missing(value: Any, *_: Message) -> bool:
     return not value
 
 
-def _is_given(value: Any, _: Message) -> bool:
+def _is_given(value: Any, *_: Message) -> bool:
     return bool(value)
 
 
-def _is_negative(value: int, _: Message) -> bool:
+def _is_negative(value: int, *_: Message) -> bool:
     return value < 0
 
 
-def _leads_out(value: str, _: Message) -> bool:
-    """Of a file's path, which is relative to a folder of the model."""
+def _leads_out(value: str, *_: Message) -> bool:
+    """Whether a path is not relative to, and inside, a folder of the model."""
     return "\0" in value or bool(re.search(r"^/|^[A-Za-z]:|\\|(^|/)\.\.(/|$)", value))
 
 
-def _bad_dims(value: Iterable[int], _: Message) -> str:
+def _bad_dims(value: Iterable[int], *_: Message) -> str:
     for dim in value:
         if dim < 1 and dim != -1:
             return f"holds {dim}: dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
     try:
         element_count([abs(dim) for dim in value])
     except InvalidArgument as too_large:
-        return f"cannot be: {too_large.message}"
+        return f"is invalid: {too_large.message}"
     return ""
 
 
-def _bad_sizes(value: Iterable[int], _: Message) -> str:
-    return next((f"holds {dim}, and must hold sizes of at least 1" for dim in value if dim < 1), "")
+def _bad_sizes(value: Iterable[int], *_: Message) -> str:
+    return next((f"holds {dim}, but sizes must be at least 1" for dim in value if dim < 1), "")
 
 
 def _twice(field: str = "") -> _Test:
-    def test(value: Iterable[Any], _: Message) -> Any:
+    def test(value: Iterable[Any], *_: Message) -> Any:
         counts = Counter(getattr(one, field) if field else one for one in value)
         return next((one for one, count in counts.items() if count > 1 and one != ""), None)
 
@@ -107,11 +153,11 @@ def _twice(field: str = "") -> _Test:
 
 def _is_none_of(*names: str) -> _Test:
     numbers = [DATA_TYPES.values_by_name[name].number for name in names]
-    return lambda value, _: value not in numbers
+    return lambda value, *_: value not in numbers
 
 
-def _bad_tag(value: Iterable[str], _: Message) -> str | None:
-    """As Prometheus has it, without the labels that every metric has."""
+def _bad_tag(value: Iterable[str], *_: Message) -> str | None:
+    """The first name that Prometheus does not allow, or that every metric has already."""
     taken = ("model", "version", "reason", "le", "quantile")
     return next((tag for tag in value if tag in taken or not re.fullmatch(r"(?!__)[a-zA-Z_]\w*", tag, re.ASCII)), None)
 
@@ -120,98 +166,174 @@ def _is_batchless(config: Message) -> bool:
     return bool(config.HasField("max_batch_size") and config.max_batch_size == 0)
 
 
+def _is_ensemble(config: Message) -> bool:
+    return bool(config.HasField("ensemble_scheduling"))
+
+
+def _unknown(names: Iterable[str], known: Iterable[str]) -> tuple[str, str] | None:
+    """The first of ``names`` that is not ``known``, and a hint."""
+    return next(((name, did_you_mean(name, list(known))) for name in names if name not in known), None)
+
+
+def _names(tensors: Iterable[Message]) -> list[str]:
+    return [tensor.name for tensor in tensors]
+
+
+def _bad_preferred(size: int, *around: Message) -> str:
+    config = around[-1]
+    is_too_large = config.HasField("max_batch_size") and size > config.max_batch_size
+    return "must be positive" if size < 1 else "must be <= max batch size" if is_too_large else ""
+
+
+def _repeated_kind(tensors: Iterable[Message], *_: Message) -> str:
+    counts = Counter(control.kind for tensor in tensors for control in tensor.control)
+    twice = next((kind for kind, count in counts.items() if count > 1), None)
+    return "" if twice is None else ModelSequenceBatching.Control.Kind.Name(twice)
+
+
+def _bad_pairs(control: Message, *_: Message) -> str:
+    given = [field for field in _FALSE_TRUE if getattr(control, field)]
+    return "" if control.kind == _CORRID or len(given) == 1 else " and ".join(given) or "none"
+
+
+def _misfit(dims: Sequence[int], _initial: Message, state: Message, *_: Message) -> str:
+    fits = len(dims) == len(state.dims) and all(want in (-1, got) for want, got in zip(state.dims, dims, strict=True))
+    return "" if fits else str(state.dims)
+
+
+def _unmade_outputs(outputs: Iterable[Message], config: Message) -> Any:
+    made = {value for step in config.ensemble_scheduling.step for value in step.output_map.values()}
+    return config.ensemble_scheduling.step and _unknown(_names(outputs), made.union(_names(config.input)))
+
+
+def _unknown_samples(inputs: Iterable[str], _: Message, config: Message) -> Any:
+    is_complete = config.input and not config.HasField("sequence_batching") and not config.batch_input
+    return is_complete and _unknown(inputs, _names(config.input))
+
+
 _MISSING, _OUT, _OF_TENSORRT = (
     "is missing",
     "'{0}' leads out of the model's folder",
     "is for TensorRT, which does not run here",
 )
+_UNKNOWN, _MEANT = "names '{1[0]}', which the configuration does not define", "{1[1]}"
 _BATCH: list[_Row] = [
-    ("", lambda value, config: value and _is_batchless(config), "needs batches, and 'max_batch_size' is 0", ""),
-    (".source_input", lambda value, _: len(value) != 1, "must name one input", ""),
+    ("", lambda value, config: value and _is_batchless(config), "needs batches, but 'max_batch_size' is 0", ""),
+    (".source_input", lambda value, *_: len(value) != 1, "must name one input", ""),
+    (".source_input", lambda value, _, config: _unknown(value, _names(config.input)), _UNKNOWN, _MEANT),
     (".target_name", _is_missing, _MISSING, ""),
     (".target_name", _twice(), "names '{1}' twice", ""),
+    (
+        ".target_name[]",
+        lambda value, _, config: value in _names(config.input),
+        "is '{0}', an input that clients send",
+        "",
+    ),
 ]
 _TENSOR: list[_Row] = [
     ("", _twice("name"), "has two called '{1}'", ""),
     ("", lambda value, config: _is_batchless(config) and any(one.HasField("reshape") and not one.reshape.shape for one in value),
-     "has an empty 'reshape', and without batches there are no scalars", ""),
-    ("", lambda value, config: config.HasField("ensemble_scheduling") and not value, "is missing: no model tells it", ""),
+     "has an empty 'reshape', but a model without batches has no scalars", ""),
+    ("", lambda value, config: _is_ensemble(config) and not value, "is missing: an ensemble has no model to take it from", ""),
     (".name", _is_missing, _MISSING, ""),
-    (".data_type", lambda value, tensor: tensor.dims and not value, _MISSING, ""),
+    (".data_type", lambda value, tensor, config: (tensor.dims or _is_ensemble(config)) and not value, _MISSING, ""),
     (".dims", _bad_dims, "{1}", ""),
     (".reshape.shape", _bad_dims, "{1}", ""),
-    (".reshape", lambda value, tensor: tensor.dims and _trunks(tensor.dims) != _trunks(value.shape),
+    (".reshape", lambda value, tensor, _: tensor.dims and _trunks(tensor.dims) != _trunks(value.shape),
      "has different size for dims and reshape", ""),
     (".is_shape_tensor", _is_given, _OF_TENSORRT, "leave it out"),
     (".is_non_linear_format_io", _is_given, _OF_TENSORRT, "leave it out"),
 ]  # fmt: skip
 _SEQUENCE, _STATE = "sequence_batching", "sequence_batching.state"
+_CONTROL, _INITIAL = f"{_SEQUENCE}.control_input.control", f"{_STATE}.initial_state"
 _TABLE: list[_Row] = [
     *((field + part, test, reason, hint) for field in ("input", "output") for part, test, reason, hint in _TENSOR),
     *((field + part, test, reason, hint) for field in ("batch_input", "batch_output") for part, test, reason, hint in _BATCH),
-    ("input.format", lambda value, tensor: value and len(tensor.dims) != 3, "needs three dimensions in 'dims'", ""),
-    ("output.label_filename", _leads_out, _OUT, ""),
+    ("input.format", lambda value, tensor, _: value and len(tensor.dims) != 3, "needs three dimensions in 'dims'", ""),
     ("input", lambda value, config: _is_batchless(config) and any(one.allow_ragged_batch for one in value),
-     "has 'allow_ragged_batch', which needs batches, and 'max_batch_size' is 0", ""),
-    ("backend", lambda value, config: config.HasField("ensemble_scheduling") and value,
-     "is '{0}', but an ensemble has none", "leave it out"),
-    ("platform", lambda value, config: config.HasField("ensemble_scheduling") and value not in ("", "ensemble"),
-     "is '{0}', but that of an ensemble is 'ensemble'", "leave it out"),
-    ("platform", lambda value, config: value == "ensemble" and not config.HasField("ensemble_scheduling"),
-     "is 'ensemble', so that 'ensemble_scheduling' must be set", ""),
+     "has 'allow_ragged_batch', which needs batches, but 'max_batch_size' is 0", ""),
+    ("output", _unmade_outputs, _UNKNOWN, _MEANT),
+    ("output.label_filename", _leads_out, _OUT, ""),
+    ("backend", lambda value, config: _is_ensemble(config) and value, "is '{0}', but an ensemble has no backend", "leave it out"),
+    ("platform", lambda value, config: _is_ensemble(config) and value not in ("", "ensemble"),
+     "is '{0}', but the platform of an ensemble is 'ensemble'", "leave it out"),
+    ("platform", lambda value, config: value == "ensemble" and not _is_ensemble(config),
+     "is 'ensemble', so 'ensemble_scheduling' must be set", ""),
     ("response_cache", lambda value, config: value.enable and config.HasField("sequence_batching"),
-     "is enabled, but answers within sequences are not kept", "leave it out"),
+     "is enabled, but responses within sequences cannot be cached", "leave it out"),
     ("response_cache", lambda value, config: value.enable and config.model_transaction_policy.decoupled,
-     "is enabled, but answers of a decoupled model are not kept", "leave it out"),
-    ("max_batch_size", _is_negative, "is {0}, and must not be negative", "with 0, requests are not merged"),
+     "is enabled, but responses of a decoupled model cannot be cached", "leave it out"),
+    ("max_batch_size", _is_negative, "is {0}, but must not be negative", "with 0, requests are not merged"),
     ("version_policy.latest.num_versions", _is_missing, "must be at least 1", ""),
     ("version_policy.specific.versions", _is_missing, "names no version", ""),
     ("version_policy.specific.versions", _bad_sizes, "{1}", ""),
     ("version_policy.specific.versions", _twice(), "names version {1} twice", ""),
     ("batch_input.data_type", _is_none_of("TYPE_INT32", "TYPE_FP32"), "must be TYPE_INT32 or TYPE_FP32", ""),
+    ("batch_output.target_name", lambda value, _, config: _unknown(value, _names(config.output)), _UNKNOWN, _MEANT),
     ("instance_group", lambda value, _: sum(one.count for one in value) > 1024, "asks for more than 1024 instances", ""),
-    ("instance_group", lambda value, _: value and all(one.passive for one in value), "has none that is not 'passive'", ""),
-    ("instance_group.count", _is_negative, "is {0}, and must be at least 1", ""),
-    ("instance_group.gpus", lambda value, group: value and group.kind in ON_CPU,
+    ("instance_group", lambda value, _: value and all(one.passive for one in value), "has only 'passive' groups", ""),
+    ("instance_group.count", _is_negative, "is {0}, but must be at least 1", ""),
+    ("instance_group.gpus", lambda value, group, _: value and group.kind in ON_CPU,
      "names devices, but the group's instances run on the CPU only", "leave it out"),
     ("instance_group.secondary_devices", _is_given, "names devices, but instances run on the CPU only", "leave it out"),
     ("instance_group.profile", _is_given, _OF_TENSORRT, "leave it out"),
     ("instance_group.rate_limiter.resources", _twice("name"), "has two called '{1}'", ""),
     ("instance_group.rate_limiter.resources.name", _is_missing, _MISSING, ""),
     ("instance_group.rate_limiter.resources.count", _is_missing, "must be at least 1", ""),
-    ("default_model_filename", lambda value, _: _leads_out(value, _) or "/" in value or value == ".",
+    ("default_model_filename", lambda value, _: _leads_out(value) or "/" in value or value == ".",
      "'{0}' is not the name of a file in the version's folder", ""),
-    ("cc_model_filenames", lambda value, _: any(_leads_out(one, _) for one in value.values()), "leads out of the folder", ""),
-    ("metric_tags", _bad_tag, "cannot have '{1}', which is no label that is free", "letters, digits and '_'"),
-    ("model_operations.op_library_filename", _is_given, "names libraries of operators, which are not loaded", "leave it out"),
-    ("model_repository_agents.agents", _is_given, "names agents, which there are not", "put the files here as they are loaded"),
-    (f"{_SEQUENCE}.control_input", _twice("name"), "has two called '{1}'", ""),
-    (f"{_SEQUENCE}.control_input.name", _is_missing, _MISSING, ""),
-    (f"{_SEQUENCE}.control_input.control", lambda value, _: len(value) != 1, "must have one entry", ""),
-    (f"{_SEQUENCE}.oldest.max_candidate_sequences", _is_negative, "is {0}, and must not be negative", ""),
-    (f"{_SEQUENCE}.direct.minimum_slot_utilization", lambda value, _: not 0 <= value <= 1,
+    ("cc_model_filenames", lambda value, _: any(_leads_out(one) for one in value.values()), "leads out of the folder", ""),
+    ("metric_tags", _bad_tag, "has '{1}', which is not a valid label or is taken", "use letters, digits and '_'"),
+    ("model_operations.op_library_filename", _is_given, "names operator libraries, which are not loaded", "leave it out"),
+    ("model_repository_agents.agents", _is_given, "names agents, which are not supported", "store the files in their final form"),
+    (f"{_SEQUENCE}.oldest.max_candidate_sequences", _is_negative, "is {0}, but must not be negative", ""),
+    (f"{_SEQUENCE}.oldest.preferred_batch_size[]", _bad_preferred, "is {0}: preferred batch size {1}", ""),
+    (f"{_SEQUENCE}.direct.minimum_slot_utilization", lambda value, *_: not 0 <= value <= 1,
      "is {0}: sequence batching minimum slot utilization must be in range (0.0, 1.0]", ""),
+    (f"{_SEQUENCE}.control_input", _twice("name"), "has two called '{1}'", ""),
+    (f"{_SEQUENCE}.control_input", _repeated_kind, "has two of kind {1}", ""),
+    (f"{_SEQUENCE}.control_input.name", _is_missing, _MISSING, ""),
+    (f"{_SEQUENCE}.control_input.name", lambda value, *around: value in _names(around[-1].input),
+     "'{0}' is listed in 'input' too", "remove it there: the server makes it"),
+    (_CONTROL, lambda value, *_: len(value) != 1, "must have one entry", ""),
+    (f"{_CONTROL}[]", _bad_pairs, f"must have one of {', '.join(_FALSE_TRUE)}, but has {{1}}", ""),
+    (f"{_CONTROL}.data_type", lambda value, control, *_: control.kind == _CORRID and _is_none_of(*_CORRID_TYPES)(value),
+     f"must be one of {', '.join(_CORRID_TYPES)}", ""),
+    *((f"{_CONTROL}.{field}", lambda value, control, *_: value and control.kind == _CORRID,
+       "does not apply to CONTROL_SEQUENCE_CORRID", "leave it out") for field in _FALSE_TRUE),
+    *((f"{_CONTROL}.{field}", lambda value, control, *_: control.kind != _CORRID and len(value) not in (0, 2),
+       "must have exactly 2 entries: the value for false and the value for true", "") for field in _FALSE_TRUE),
     (_STATE, _twice("input_name"), "has two for the input '{1}'", ""),
     (_STATE, _twice("output_name"), "has two for the output '{1}'", ""),
     *((f"{_STATE}.{field}", _is_missing, _MISSING, "") for field in ("input_name", "output_name", "data_type", "dims")),
+    (f"{_STATE}.input_name", lambda value, *around: value in _names(around[-1].input),
+     "'{0}' is listed in 'input' too", "remove it there"),
     (f"{_STATE}.dims", _bad_dims, "{1}", ""),
-    (f"{_STATE}.initial_state", lambda value, _: len(value) > 1, "is given more than once", ""),
-    (f"{_STATE}.initial_state.data_file", _leads_out, _OUT, ""),
-    (f"{_STATE}.initial_state.dims", _bad_sizes, "{1}", ""),
-    ("ensemble_scheduling.step", _is_missing, "is missing: an ensemble is made of other models", ""),
+    (_INITIAL, lambda value, *_: len(value) > 1, "is given more than once", ""),
+    (f"{_INITIAL}[]", lambda value, *_: not value.WhichOneof("state_data"), "must have 'zero_data' or 'data_file'", ""),
+    (f"{_INITIAL}.data_type", lambda value, _, state, *__: value != state.data_type, "must be that of the state", ""),
+    (f"{_INITIAL}.data_file", _leads_out, _OUT, ""),
+    (f"{_INITIAL}.dims", _bad_sizes, "{1}", ""),
+    (f"{_INITIAL}.dims", _misfit, "is {0}, but the state has dims {1}", ""),
+    ("ensemble_scheduling.step", _is_missing, "is missing: an ensemble needs at least one step", ""),
     ("ensemble_scheduling.step.model_name", _is_missing, _MISSING, ""),
-    ("ensemble_scheduling.step.model_version", lambda value, _: value < -1, "is {0}", "-1: the server chooses"),
+    ("ensemble_scheduling.step.model_version", lambda value, *_: value < -1, "is {0}", "-1: the server chooses"),
     ("ensemble_scheduling.step.input_map", _is_missing, _MISSING, ""),
     ("ensemble_scheduling.step.output_map", _is_missing, _MISSING, ""),
     ("model_warmup", _twice("name"), "has two called '{1}'", ""),
-    ("model_warmup.count", lambda value, _: value > 1_000_000, "is {0}, and must be at most 1000000", ""),
+    ("model_warmup.batch_size", lambda value, _, config: config.HasField("max_batch_size") and value > max(1, config.max_batch_size),
+     "is {0}, more than 'max_batch_size'", ""),
+    ("model_warmup.count", lambda value, *_: value > 1_000_000, "is {0}, but must be at most 1000000", ""),
     ("model_warmup.inputs", _is_missing, _MISSING, ""),
+    ("model_warmup.inputs", _unknown_samples, _UNKNOWN, _MEANT),
+    ("model_warmup.inputs[]", lambda value, *_: not value.WhichOneof("input_data_type"),
+     "must have 'zero_data', 'random_data' or 'input_data_file'", ""),
     ("model_warmup.inputs.data_type", _is_missing, _MISSING, ""),
     ("model_warmup.inputs.dims", _bad_sizes, "{1}", ""),
     ("model_warmup.inputs.input_data_file", _leads_out, _OUT, ""),
-    ("model_metrics.metric_control.metric_identifier.family", lambda value, _: value != _HISTOGRAM, "is '{0}'", _HISTOGRAM),
-    ("model_metrics.metric_control.histogram_options.buckets", lambda value, _: not value or sorted(set(value)) != value,
-     "must be numbers that rise, at least one", ""),
+    ("model_metrics.metric_control.metric_identifier.family", lambda value, *_: value != _HISTOGRAM, "is '{0}'", f"use {_HISTOGRAM}"),
+    ("model_metrics.metric_control.histogram_options.buckets", lambda value, *_: not value or sorted(set(value)) != value,
+     "must be at least one number, in rising order", ""),
 ]  # fmt: skip
 _RULES: dict[str, list[tuple[_Test, str, str]]] = defaultdict(list)
 for _kind, _test, _reason, _hint in _TABLE:
@@ -230,4 +352,4 @@ _WITHOUT_EFFECT = {
     "optimization.output_pinned_memory.enable": "there is no GPU to copy from",
     "optimization.priority": "instances run with the server's own priority",
 }
-"""Fields that are taken and change nothing, and why."""
+"""Fields that are accepted but change nothing, and why."""

@@ -1,4 +1,4 @@
-"""On which device the instances of a model run."""
+"""Rules that no broken configuration shows: the devices on which a model's instances run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import InvalidConfig
 from penstock.online.repository.triton.backend import engine_options
-from penstock.online.repository.triton.device import gpu_of
+from penstock.online.repository.triton.rules import gpu_of
 from penstock.online.repository.triton.schema import typed
 from penstock.online.repository.triton.text import parse_text
 
@@ -35,7 +35,7 @@ def test_the_device_follows_from_what_is_here(text: str, gpus: int, wanted: int 
     [
         (GPU, 0, r"^'instance_group\[0\].kind' is KIND_GPU, but instances run on the CPU only"),
         ("instance_group [ {}, { gpus: 0 } ]", 0, r"^'instance_group\[1\].gpus' names devices"),
-        ("instance_group { kind: KIND_GPU gpus: 2 }", 2, "names GPU 2, and there are 2"),
+        ("instance_group { kind: KIND_GPU gpus: 2 }", 2, "names GPU 2, but there are 2 GPUs"),
         ("instance_group { kind: KIND_GPU gpus: -1 }", 2, "names GPU -1"),
         ("instance_group { kind: KIND_GPU gpus: [0, 1] }", 2, "several devices"),
         ("instance_group [ { kind: KIND_GPU }, { kind: KIND_CPU } ]", 1, "several devices"),
