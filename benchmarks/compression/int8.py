@@ -22,7 +22,7 @@ from penstock.offline.compress.precision.mixed import recovery
 from penstock.offline.compress.precision.sensitivity import SensitivityOptions, measure_sensitivity
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
+from penstock.offline.compress.ptq.fastest import fastest_placement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
@@ -53,8 +53,8 @@ def speed(quick: bool) -> list[Row]:
         )
         fp32, _ = optimize(original, [samples.rows(0, 1)])
         statistics = collect(fp32, samples.inputs, batch_size=4)
-        options = FastestOptions(budget_s=2.0 if quick else 8.0)
-        ranked = fastest_placement(fp32, statistics, samples, [integer_scheme(machine)], options)
+        budget_s = 2.0 if quick else 8.0
+        ranked = fastest_placement(fp32, statistics, samples, [integer_scheme(machine)], budget_s=budget_s)
         best = ranked[0]
         for threads in sorted({1, machine.cores}):
             engine = get_engine("onnxruntime")

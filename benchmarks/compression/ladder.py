@@ -20,7 +20,7 @@ from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
 from penstock.offline.compress.pruning.structured.recovery import ShrinkOptions, shrink
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
+from penstock.offline.compress.ptq.fastest import fastest_placement
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.compress.training.options import FitOptions
@@ -128,7 +128,7 @@ def _is_past(end: float) -> bool:
 
 def _fastest(fp32: Artifact, samples: Dataset) -> Artifact:
     statistics = collect(fp32, samples.inputs, batch_size=4)
-    return fastest_placement(fp32, statistics, samples, [integer_scheme(machine_facts())], FastestOptions())[0].artifact
+    return fastest_placement(fp32, statistics, samples, [integer_scheme(machine_facts())])[0].artifact
 
 
 def _careful(model: Artifact, samples: Dataset) -> Artifact:

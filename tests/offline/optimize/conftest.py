@@ -11,7 +11,8 @@ import onnx.parser
 import pytest
 
 from penstock.artifact import Artifact
-from penstock.offline.optimize.base import OptimizeReport, Pass, PassManager
+from penstock.offline.optimize.base import OptimizeReport, Pass
+from penstock.offline.optimize.optimizer import optimize
 
 
 class Outcome(NamedTuple):
@@ -50,7 +51,7 @@ def apply() -> Callable[[Pass, Artifact], Outcome]:
     """``apply(pass, artifact)``: one pass through the manager, so that what it changed has been verified."""
 
     def run(current: Pass, artifact: Artifact) -> Outcome:
-        result, report = PassManager([current]).run(artifact)
+        result, report = optimize(artifact, passes=[current])
         graph = onnx.load_model_from_string(result.data).graph
         assert not report.reverted, report.reverted
         return Outcome(report.passes[0].status, [node.op_type for node in graph.node], graph, result, report)

@@ -1,10 +1,12 @@
+from collections import Counter
+
 import numpy as np
 import onnx
 import pytest
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidModel, Unsupported
-from penstock.offline.optimize.model import count_by_op_type, load_model, to_bytes
+from penstock.offline.optimize.model import load_model, to_bytes
 
 TEXT = "agraph (float[N, 2] x) => (float[N, 2] y) { a = Relu(x)\n b = Relu(a)\n y = Add(b, k) }"
 
@@ -36,7 +38,7 @@ def external(artifact, tmp_path):
 
 def test_reads_and_writes_the_same_model(artifact):
     model = load_model(artifact)
-    assert count_by_op_type(model) == {"Add": 1, "Relu": 2}
+    assert Counter(node.op_type for node in model.graph.all_nodes()) == {"Add": 1, "Relu": 2}
     assert to_bytes(load_model(Artifact.from_bytes(to_bytes(model)))) == to_bytes(model)
 
 
@@ -103,7 +105,7 @@ def test_external_data_that_is_missing_or_short(external, tmp_path):
 
 
 def test_external_data_of_bytes_without_a_path(external):
-    with pytest.raises(InvalidModel, match="not known where"):
+    with pytest.raises(InvalidModel, match="path is not known"):
         load_model(Artifact.from_bytes(external().data))
 
 
@@ -138,4 +140,5 @@ def test_counts_nodes_of_subgraphs(parse):
             else_branch = e () => (float[N, 3] e1) { e1 = Neg(x) }
         >
     }"""
-    assert count_by_op_type(load_model(parse(text))) == {"If": 1, "Neg": 1, "Relu": 1}
+    nodes = load_model(parse(text)).graph.all_nodes()
+    assert Counter(node.op_type for node in nodes) == {"If": 1, "Neg": 1, "Relu": 1}

@@ -1,5 +1,7 @@
 """The default passes together, on models like those that frameworks export."""
 
+from collections import Counter
+
 import numpy as np
 import onnx
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
+from penstock.offline.optimize.model import load_model
 from penstock.offline.optimize.optimizer import optimize
 from penstock.testing import assert_tensors_close
 
@@ -69,12 +72,17 @@ def run(artifact, inputs, **options):
     return get_engine("onnxruntime").load(artifact, {"threads": 1, **options}).forward(inputs)
 
 
+def operators(artifact: Artifact) -> Counter[str]:
+    """Number of nodes of each operator, subgraphs included."""
+    return Counter(node.op_type for node in load_model(artifact).graph.all_nodes())
+
+
 def test_a_residual_network_loses_a_third_of_its_nodes():
     artifact = resnet()
     result, report = optimize(artifact)
     assert report.reverted == {}
     assert report.nodes_after <= 0.7 * report.nodes_before
-    assert report.op_types_after == {"Add": 8, "Conv": 17, "Gemm": 1, "GlobalAveragePool": 1, "Relu": 17, "Reshape": 1}
+    assert operators(result) == {"Add": 8, "Conv": 17, "Gemm": 1, "GlobalAveragePool": 1, "Relu": 17, "Reshape": 1}
     assert report.max_relative_error < 1e-4
     rng = np.random.default_rng(1)
     for batch in (1, 2, 5):
@@ -121,8 +129,8 @@ def test_an_exporters_shape_arithmetic_folds(parse, weights):
         t = Concat<axis = 0>(m, u)
         y = Reshape(x, t)
     }"""
-    _, report = optimize(parse(text, m=np.array([-1])))
-    assert report.op_types_after == {"Reshape": 1}
+    result, _ = optimize(parse(text, m=np.array([-1])))
+    assert operators(result) == {"Reshape": 1}
 
 
 def test_a_loop_that_captures_keeps_its_meaning(parse, weights):
@@ -139,7 +147,7 @@ def test_a_loop_that_captures_keeps_its_meaning(parse, weights):
     artifact = parse(text, k=weights(3))
     result, report = optimize(artifact)
     assert report.reverted == {}
-    assert "Neg" not in report.op_types_after
+    assert "Neg" not in operators(result)
     inputs = {"x": np.array([1, 2, 3], np.float32), "count": np.array(3)}
     assert_tensors_close(run(result, inputs), run(artifact, inputs))
 

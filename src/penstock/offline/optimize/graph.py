@@ -1,6 +1,6 @@
-"""Questions about a graph, and edits of it, that several passes need.
+"""Queries and edits of a graph that several passes share.
 
-The passes keep one invariant: a name denotes the same tensor before and after. So graph outputs keep their names, and
+The edits keep one invariant: a name denotes the same tensor before and after. So graph outputs keep their names, and
 ``verify.py`` can compare intermediate tensors of the original and the optimised model by name.
 """
 
@@ -47,12 +47,12 @@ def opset(model: ir.Model) -> int:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether ``value`` is an initialiser that no caller can override."""
+    """Whether ``value`` is an initialiser that callers cannot override."""
     return value is not None and value.is_initializer() and value.const_value is not None and not value.is_graph_input()
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """The array of a constant value, not to be written to; None if it is not constant."""
+    """The array of a constant value, which must not be modified; None if it is not constant."""
     if value is None or not is_constant(value) or value.const_value is None:
         return None
     return value.const_value.numpy()
@@ -64,12 +64,12 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def is_used(value: ir.Value) -> bool:
-    """Whether a node, in a subgraph as well, or the caller reads ``value``."""
+    """Whether a node, of a subgraph included, or the caller reads ``value``."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The node that alone reads ``value``, once, in the same graph; None if others read it or it is a graph output."""
+    """The only node that reads ``value``, once and in the same graph; None if there are other readers or it is a graph output."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -90,23 +90,25 @@ def rank(value: ir.Value | None) -> int | None:
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
+    return node.attributes.get_int(name, default)
 
 
 def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
-    attribute = node.attributes.get(name)
-    return None if attribute is None else list(attribute.as_ints())
+    found = node.attributes.get_ints(name)
+    return None if found is None else list(found)
 
 
 def float_attribute(node: ir.Node, name: str, default: float) -> float:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_float()
+    return node.attributes.get_float(name, default)
 
 
 def add_constant(graph: ir.Graph, array: Array, like: str) -> ir.Value:
     """A new initialiser of ``graph`` holding ``array``, with a free name made from ``like``."""
-    taken = _names(graph)
+    # Subgraphs share one name space with their graph.
+    taken: set[str | None] = set()
+    for scope in (graph, *graph.subgraphs()):
+        taken.update(scope.initializers, (value.name for value in scope.inputs))
+    taken.update(value.name for node in graph.all_nodes() for value in node.outputs)
     number = 1
     while (name := f"{like}_folded{number}") in taken:
         number += 1
@@ -129,8 +131,8 @@ def replace_by_constant(node: ir.Node, array: Array | ir.TensorProtocol) -> None
 def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
     """Remove ``node``, whose first output equals ``source`` and whose others are unused; False if it cannot be removed.
 
-    A graph output keeps its name: the producer of ``source`` then writes it. That needs a producer in the same graph, and
-    ``source`` not to be a graph output itself.
+    A graph output keeps its name, since the producer of ``source`` then writes it. So ``source`` needs a producer in the same
+    graph and must not be a graph output itself.
     """
     graph, output = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph)
@@ -149,7 +151,7 @@ def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
 
 
 def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
-    """Put ``nodes`` in the place of ``node``: the first output of the last of them becomes the value that ``node`` wrote."""
+    """Replace ``node`` by ``nodes``. The first output of the last one becomes the value that ``node`` wrote."""
     graph, output, result = node.graph, node.outputs[0], nodes[-1].outputs[0]
     assert isinstance(graph, ir.Graph)
     name, output.name = output.name, None
@@ -162,7 +164,7 @@ def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
 def replace_pair(
     first: ir.Node, second: ir.Node, op_type: str, inputs: list[ir.Value | None], attributes: list[ir.Attr]
 ) -> None:
-    """One node of ``op_type`` in place of ``first`` and of ``second``, the sole consumer of its only used output.
+    """Replace ``first`` and ``second``, the sole consumer of its only used output, by one node of ``op_type``.
 
     The new node takes the place of ``second`` and writes the same value under the same name.
     """
@@ -177,14 +179,3 @@ def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value
     )
     graph.register_initializer(value)
     return value
-
-
-def _names(graph: ir.Graph) -> set[str | None]:
-    """Every name in ``graph`` and its subgraphs, which share one name space."""
-    names: set[str | None] = {value.name for value in graph.inputs} | set(graph.initializers)
-    for node in graph.all_nodes():
-        names.update(value.name for value in node.outputs)
-    for subgraph in graph.subgraphs():
-        names.update(value.name for value in subgraph.inputs)
-        names.update(subgraph.initializers)
-    return names

@@ -1,8 +1,8 @@
-"""Linear layers: how Conv, ConvTranspose, Gemm and MatMul multiply, and the folding of what follows them.
+"""Linear layers: how Conv, ConvTranspose, Gemm and MatMul multiply, and how a following scale and shift folds into them.
 
-All of them compute ``y = W x + b`` for each output channel.
-Whatever scales and shifts ``y`` per channel afterwards, ``s y + t``, folds into the weights: ``W' = s W``, ``b' = s b + t``
-(Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, §3.2).
+All of them compute ``y = W x + b`` for each output channel. A following ``s y + t`` per channel folds into the weights:
+``W' = s W``, ``b' = s b + t`` (Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", 2018, §3.2).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def linear_form(op_type: str, attribute: Callable[[str, Any], Any]) -> LinearFor
 
 
 def form_of(node: ir.Node) -> LinearForm | None:
-    """The form of ``node``; None if it is no linear operator."""
+    """The form of ``node``; None if it is not a linear operator."""
 
     def attribute(name: str, default: Any) -> Any:
         found = node.attributes.get(name)
@@ -72,18 +72,18 @@ class Linear(NamedTuple):
     node: ir.Node
     weight: Array
     bias: Array
-    """FP64, one per channel; what Gemm scales by ``beta`` is scaled already."""
+    """FP64, one per channel, already multiplied by the ``beta`` of a Gemm."""
     channel_view: tuple[int, ...]
-    """A shape in which ``weight`` has the channels on axes of their own, to be scaled by ``per_channel``."""
+    """A shape of ``weight`` in which the channels have separate axes."""
     scale_view: tuple[int, ...]
-    """The shape that lets one number per channel broadcast over ``channel_view``."""
+    """The shape in which one number per channel broadcasts over ``channel_view``."""
 
     @property
     def channels(self) -> int:
         return len(self.bias)
 
     def per_channel(self, array: Array) -> Array | None:
-        """``array``, FP64, as one number per channel if it broadcasts over ``y`` like that and leaves its shape; else None."""
+        """``array`` in FP64 with one number per channel; None if it does not broadcast over ``y`` by channel."""
         rank = self.weight.ndim
         padded = (1,) * (rank - array.ndim) + array.shape
         if len(padded) != rank or padded[1] not in (1, self.channels) or any(d != 1 for d in padded[:1] + padded[2:]):
@@ -91,9 +91,9 @@ class Linear(NamedTuple):
         return np.broadcast_to(array.astype(np.float64).reshape(-1), self.channels)
 
     def fold(self, follower: ir.Node, scale: Array, shift: Array) -> bool:
-        """Replace the node and ``follower``, its sole consumer, by one that gives ``scale * y + shift`` (FP64, per channel).
+        """Replace the node and ``follower``, its sole consumer, by one that computes ``scale * y + shift`` (FP64, per channel).
 
-        The sums are FP64, rounded once to the weight's type. The old weights stay for other nodes that share them. Returns False,
+        Computes in FP64 and rounds once to the weight's type. Other nodes that share the weights keep the old ones. Returns False,
         and changes nothing, if a folded weight is not finite.
         """
         scaled = self.weight.reshape(self.channel_view).astype(np.float64) * scale.reshape(self.scale_view)
@@ -138,7 +138,7 @@ def read_linear(node: ir.Node | None) -> Linear | None:
 def _views(op_type: str, form: LinearForm, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """``channel_view`` and ``scale_view`` of a weight."""
     if op_type == "ConvTranspose":
-        # The weight is [inputs, channels / groups, ...]: channels of all groups lie along two axes.
+        # The weight is [inputs, channels / groups, ...], so the channels of all groups lie along two axes.
         view = (form.groups, shape[0] // form.groups, *shape[1:])
         return view, (form.groups, 1, shape[1], *(1 for _ in shape[2:]))
     return shape, tuple(size if axis == form.outputs else 1 for axis, size in enumerate(shape))

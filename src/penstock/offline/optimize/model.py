@@ -1,9 +1,8 @@
-"""Reading an artifact as an ``onnx_ir`` model, and writing it back."""
+"""Read an artifact as an ``onnx_ir`` model, and write it back."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from pathlib import Path
 
 import onnx
@@ -21,17 +20,20 @@ _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
 
 
 def load_model(artifact: Artifact) -> ir.Model:
-    """The model of ``artifact``, self-contained: external data is read in when ``artifact.path`` says where it lies.
+    """The model of ``artifact`` with its external data, which lies beside ``artifact.path``, read in.
 
-    Initialisers that a model older than IR version 4 lists as inputs, as it had to, become plain initialisers.
-    Raises InvalidModel if the bytes are corrupt, or ``onnx.checker`` refuses them, or external data is missing or outside
+    Before IR version 4 a model had to list initialisers as inputs; they become plain initialisers.
+    Raises InvalidModel if the bytes are corrupt, ``onnx.checker`` refuses them, or external data is missing or outside
     the model's folder; Unsupported for models over 2 GiB and for sparse initialisers.
     """
     return _from_proto(read_proto(artifact))
 
 
 def read_proto(artifact: Artifact) -> onnx.ModelProto:
-    """The checked protobuf of ``artifact``, external data read in; the caller's to change. Raises as ``load_model``."""
+    """The checked protobuf of ``artifact`` with external data read in, as a copy that the caller may change.
+
+    Raises as ``load_model``.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(remembered("parse", (artifact.digest, artifact.path), lambda: _parse(artifact), artifact.size_bytes))
     return proto
@@ -45,7 +47,7 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
     try:
         proto = onnx.load_model_from_string(artifact.data)
     except DecodeError as error:
-        raise InvalidModel("this is not an ONNX file, or one that is truncated or corrupt", _EXPORT_AGAIN) from error
+        raise InvalidModel("the file is not an ONNX model, or it is truncated or corrupt", _EXPORT_AGAIN) from error
     _embed_external_data(proto, artifact.path)
     if proto.graph.sparse_initializer:
         raise Unsupported("the model has sparse initialisers", "export it with dense weights")
@@ -60,22 +62,17 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
 
 
 def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
-    """The model with the types and shapes that ONNX shape inference finds; without them where it fails."""
+    """The model with the types and shapes that ONNX shape inference finds, or as it is if inference fails."""
     # Shapes are optional: a rule that needs one skips the node where it is unknown.
     with contextlib.suppress(Exception):
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     return _from_proto(proto)
 
 
-def is_self_contained(artifact: Artifact) -> bool:
-    """Whether no weight lies in an external file."""
-    return not has_external_data(artifact.data)
-
-
 def self_contained(artifact: Artifact) -> Artifact:
-    """``artifact`` with the weights of its external files inside. Raises InvalidModel, Unsupported as ``read_proto``."""
+    """``artifact`` with the weights of its external files inside. Raises as ``read_proto``."""
     proto = read_proto(artifact)
-    if is_self_contained(artifact):
+    if not has_external_data(artifact.data):
         return artifact
     return artifact.derive(bytes(proto.SerializeToString(deterministic=True)), "embed", {}, {})
 
@@ -94,12 +91,6 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def count_by_op_type(model: ir.Model) -> dict[str, int]:
-    """Number of nodes of each operator, subgraphs included, by name in alphabetical order."""
-    counts = Counter(node.op_type for node in model.graph.all_nodes())
-    return dict(sorted(counts.items()))
-
-
 def _from_proto(proto: onnx.ModelProto) -> ir.Model:
     try:
         model: ir.Model = ir.from_proto(proto)
@@ -114,7 +105,7 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
         return
     if path is None:
         raise InvalidModel(
-            "the model keeps weights in external files, but it is not known where they lie",
+            "the model has weights in external files, but its own path is not known",
             "load it from its file, or save it with the weights inside",
         )
     folder = path.parent.resolve()
@@ -138,7 +129,7 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
             raise _too_large(size)
         try:
             load_external_data_for_tensor(tensor, str(folder))
-        except Exception as error:  # offsets beyond the file, unreadable files: one meaning
+        except Exception as error:  # offsets beyond the file, unreadable files
             raise InvalidModel(
                 f"external data of '{tensor.name}' cannot be read: {_first_line(error)}", _EXPORT_AGAIN
             ) from error
@@ -171,7 +162,7 @@ def _drop_initializers_from_inputs(graph: onnx.GraphProto) -> None:
 
 def _too_large(size_bytes: int) -> Unsupported:
     return Unsupported(
-        f"the model takes {size_bytes / (1 << 30):.1f} GiB, and ONNX files end at 2 GiB",
+        f"the model has {size_bytes / (1 << 30):.1f} GiB, but an ONNX file holds at most 2 GiB",
         "export it in FP16 or in parts",
     )
 

@@ -1,4 +1,4 @@
-"""Inputs on which two models are compared: made from a signature, seeded, meant to be awkward."""
+"""Inputs on which two models are compared: generated from a signature, seeded, and deliberately awkward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
 
 
 class LabelledInputs(dict[str, Array]):
-    """Inputs by name, with a ``label`` to call them by in messages."""
+    """Inputs by name, with a ``label`` for messages."""
 
     def __init__(self, label: str, inputs: dict[str, Array]) -> None:
         super().__init__(inputs)
@@ -25,10 +25,10 @@ class LabelledInputs(dict[str, Array]):
 
 
 def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
-    """The same samples every time: normal at batch 1 and 3, zeros, large and negative at batch 1.
+    """The same samples every time: normal values at batch 1 and 3; zeros, large and negative values at batch 1.
 
-    Free first axes are the batch; every other free dimension is ``free_size``. Integers stay within 0 to 1, so that they are
-    in range as indices, except that ``large`` takes them up to 99; a caller drops what the model refuses.
+    A free first axis is the batch, and every other free dimension has size ``free_size``. Integers are 0 or 1, so that they are
+    valid indices, except that ``large`` goes up to 99. The model may refuse some samples.
     """
     seen = set()
     for kind, batch in _CASES:

@@ -1,6 +1,6 @@
-"""Answers unchanged: the original and the changed model, run in ONNX Runtime on the same inputs and compared.
+"""Verify that a change keeps a model's answers: run both models in ONNX Runtime on the same inputs and compare.
 
-ONNX Runtime's own optimisations are off and it has one thread, so that a difference comes from the change alone.
+ONNX Runtime runs without optimisations and on one thread, so that a difference comes from the change alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.tensor import Array, DataType
 
 _MAX_GIVEN = 8
 
-# Rounding differs by a few units in the last place per layer; what a wrong rewrite does is larger by orders of magnitude.
+# Rounding differs by a few units in the last place per layer. A wrong rewrite differs by orders of magnitude more.
 _TOLERANCES = {
     ir.DataType.BFLOAT16: 5e-2,
     ir.DataType.FLOAT16: 1e-2,
@@ -31,12 +31,12 @@ _TOLERANCES = {
     ir.DataType.DOUBLE: 1e-6,
 }
 
-# Below this part of an output's largest magnitude over all samples, rounding is all there is to compare.
+# Values below this share of an output's largest magnitude over all samples are mostly rounding.
 _NEGLIGIBLE = 1e-3
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of a comparison. ``failure`` is empty if the answers agree; otherwise it says where and by how much they differ."""
+    """The result of a comparison. ``failure`` says where and by how much the answers differ; it is empty if they agree."""
 
     max_relative_error: float | None
     failure: str = ""
@@ -45,13 +45,13 @@ class Verdict(msgspec.Struct, frozen=True):
 class Verifier:
     """Holds the original's answers, and compares changed models with them.
 
-    Compared are generated samples (``samples.py``), less those that the original refuses, and up to 8 of the caller's.
+    The inputs are generated samples (``samples.py``) that the original accepts, and up to 8 of ``samples``.
     Answers agree if shapes and datatypes are the same, NaN and infinities are in the same places, integers, booleans and
-    text are equal, and for floats ``max |new - old| / max |old|`` is at most ``tolerance``; its default follows from the
+    text are equal, and for floats ``max |new - old| / max |old|`` is at most ``tolerance``. Its default follows from the
     narrowest float type among the model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for FP64.
 
-    ``obstacle`` says why nothing can be compared; it is empty if something can. Raises InvalidArgument if a sample of the
-    caller's does not fit the model's signature.
+    ``obstacle`` says why nothing can be compared; it is empty otherwise. Raises InvalidArgument if one of ``samples`` does not
+    fit the model's signature.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Verifier:
         self._original = original
         self._answers: list[tuple[LabelledInputs, dict[str, Array]]] = []
         self._magnitudes: dict[str, float] = {}
+        """The largest magnitude of each float output over all samples."""
         with contextlib.ExitStack() as stack:
             try:
                 model = stack.enter_context(loaded(original, as_written=True))
@@ -69,30 +70,29 @@ class Verifier:
                 self.obstacle = error.message
                 return
             self._answer_all(model, samples)
-        self.obstacle = (
-            f"the original model fails on every input that was tried: {self.obstacle}" if not self._answers else ""
-        )
-        self._magnitudes = _magnitudes([outputs for _, outputs in self._answers])
+        self.obstacle = f"the original model fails on every input tried: {self.obstacle}" if not self._answers else ""
+        for _, outputs in self._answers:
+            for name, array in outputs.items():
+                if _is_float(array):
+                    largest = _largest(array.astype(np.float64))
+                    self._magnitudes[name] = max(self._magnitudes.get(name, 0.0), largest)
 
     def check(self, data: bytes) -> Verdict:
-        """Compare the changed model ``data`` with the original on every sample; stops at the first that disagrees."""
+        """Compare the changed model ``data`` with the original on every sample. Stops at the first that disagrees."""
         if self.obstacle:
             return Verdict(None, f"unverifiable: {self.obstacle}")
+        largest = 0.0
         try:
             with loaded(Artifact.from_bytes(data), as_written=True) as model:
-                return self._compare(model, data)
+                for sample, expected in self._answers:
+                    outputs = model.forward(sample)
+                    for name, want in expected.items():
+                        error, reason = compare(want, outputs.get(name), self._magnitudes.get(name, 0.0))
+                        largest = max(largest, error)
+                        if error > self.tolerance:
+                            return Verdict(largest, self._failure(name, reason, sample, data))
         except PenstockError as failure:
             return Verdict(None, f"the changed model does not run: {failure.message}")
-
-    def _compare(self, model: LoadedModel, data: bytes) -> Verdict:
-        largest = 0.0
-        for sample, expected in self._answers:
-            outputs = model.forward(sample)
-            for name, want in expected.items():
-                error, reason = compare(want, outputs.get(name), self._magnitudes.get(name, 0.0))
-                largest = max(largest, error)
-                if error > self.tolerance:
-                    return Verdict(largest, self._failure(name, reason, sample, data))
         return Verdict(largest)
 
     def _answer_all(self, model: LoadedModel, samples: Sequence[Mapping[str, Array]]) -> None:
@@ -118,21 +118,16 @@ class Verifier:
 
 
 def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[float, str]:
-    """``(error, what differs)``: the relative error of floats, infinite for a difference of any other kind, 0 if none.
+    """``(error, difference)``: the relative error of floats, infinite for any other difference, 0 if there is none.
 
-    ``magnitude`` is the largest that the tensor gets on any sample; against a thousandth of it errors of small ``old`` are
-    measured.
+    ``magnitude`` is the tensor's largest magnitude on any sample. The error is relative to at least a thousandth of it.
     """
-    if reason := _differs_in_kind(old, new):
+    if reason := _exact_difference(old, new):
         return float("inf"), reason
-    assert new is not None
-    if not _is_float(old):
-        differing = int((old != new).sum())
-        return (float("inf"), f"{differing} of {old.size} values differ") if differing else (0.0, "")
+    if new is None or not _is_float(old):
+        return 0.0, ""
     before, after = old.astype(np.float64), new.astype(np.float64)
     finite = np.isfinite(before)
-    if not np.array_equal(before[~finite], after[~finite], equal_nan=True) or not np.isfinite(after[finite]).all():
-        return float("inf"), "NaN or infinite values are in other places"
     difference = _largest(after[finite] - before[finite])
     if difference == 0.0:
         return 0.0, ""
@@ -141,10 +136,27 @@ def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[floa
     return error, f"relative error {error:.2g}"
 
 
-def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, tolerance: float) -> str:
-    """The first tensor, in the changed model's order, that both models have by name and that differs; empty if not found.
+def _exact_difference(old: Array, new: Array | None) -> str:
+    """The difference in what must be equal: datatype, shape, values other than floats, and places of NaN and infinities."""
+    if new is None:
+        return "is missing"
+    if old.dtype != new.dtype:
+        return f"is {new.dtype}, was {old.dtype}"
+    if old.shape != new.shape:
+        return f"has shape {list(new.shape)}, had {list(old.shape)}"
+    if not _is_float(old):
+        differing = int((old != new).sum())
+        return f"{differing} of {old.size} values differ" if differing else ""
+    before, after = old.astype(np.float64), new.astype(np.float64)
+    finite = np.isfinite(before)
+    same = np.array_equal(before[~finite], after[~finite], equal_nan=True) and np.isfinite(after[finite]).all()
+    return "" if same else "NaN or infinite values are in other places"
 
-    Its type is that of the node which makes it: ``'h3' (Conv)``.
+
+def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, tolerance: float) -> str:
+    """The first tensor of both models that differs, in the changed model's order; empty if none is found.
+
+    It is given with the operator that writes it: ``'h3' (Conv)``.
     """
     old, new = read_proto(original), onnx.load_model_from_string(data)
     known = {name for node in old.graph.node for name in node.output}
@@ -166,16 +178,6 @@ def _run_showing(proto: onnx.ModelProto, names: list[str], sample: LabelledInput
         return model.forward(sample)
 
 
-def _differs_in_kind(old: Array, new: Array | None) -> str:
-    if new is None:
-        return "is missing"
-    if old.dtype != new.dtype:
-        return f"is {new.dtype}, was {old.dtype}"
-    if old.shape != new.shape:
-        return f"has shape {list(new.shape)}, had {list(old.shape)}"
-    return ""
-
-
 def _is_float(array: Array) -> bool:
     return DataType.from_numpy(array.dtype).is_float
 
@@ -183,15 +185,6 @@ def _is_float(array: Array) -> bool:
 def _largest(array: Array) -> float:
     """The largest finite magnitude, 0 if there is none."""
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-
-
-def _magnitudes(answers: list[dict[str, Array]]) -> dict[str, float]:
-    largest: dict[str, float] = {}
-    for outputs in answers:
-        for name, array in outputs.items():
-            if _is_float(array):
-                largest[name] = max(largest.get(name, 0.0), _largest(array.astype(np.float64)))
-    return largest
 
 
 def _tolerance(model: onnx.ModelProto) -> float:

@@ -29,8 +29,7 @@ from penstock.tensor import Array, DataType
 UNSIGNED = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
 REDUCED = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")
 SIGNED = IntegerScheme(DataType.INT8, DataType.INT8, False, "test")
-SYMMETRIC = IntegerScheme(DataType.INT8, DataType.INT8, False, "test", symmetric=True)
-SCHEMES = {"unsigned": UNSIGNED, "signed": SIGNED, "symmetric": SYMMETRIC}
+SCHEMES = {"unsigned": UNSIGNED, "signed": SIGNED}
 
 
 def histogram_of(x: Array) -> Histogram:
@@ -43,8 +42,8 @@ def oracle(x: Array, range: Range, scheme: IntegerScheme) -> Noise:
     """Quantise every value, and split its error at the largest and smallest integer."""
     x = x.astype(np.float64).reshape(-1)
     smallest, largest = scheme.activation_limits
-    scale = (range.high - range.low) / (254 if scheme.symmetric else 255)
-    zero_point = 0 if scheme.symmetric else round(smallest - range.low / scale)
+    scale = (range.high - range.low) / 255
+    zero_point = round(smallest - range.low / scale)
     inside = np.clip(x, (smallest - zero_point) * scale, (largest - zero_point) * scale)
     rounded = (np.clip(np.round(x / scale) + zero_point, smallest, largest) - zero_point) * scale
     return Noise(float((x**2).mean()), float(((x - inside) ** 2).mean()), float(((inside - rounded) ** 2).mean()))
@@ -64,7 +63,7 @@ TENSORS = {
 def test_the_histogram_tells_the_noise_of_the_tensor(name: str, scheme: IntegerScheme, cut: float) -> None:
     x = TENSORS[name].astype(np.float32)
     histogram = histogram_of(x)
-    widest = min_max_range(histogram, scheme)
+    widest = min_max_range(histogram)
     range = Range(widest.low * cut, widest.high * cut)
     found, want = histogram_noise(histogram, range, scheme), oracle(x, range, scheme)
     # Values inside a bin are taken to be spread evenly: 40,000 of them leave some per cent of the noise open, 2 % is 0.1 dB.

@@ -11,7 +11,7 @@ import networks
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData
-from penstock.offline.compress.ptq.drift import Drift, about, compare_histograms, find_drift, shift_warnings, unlike
+from penstock.offline.compress.ptq.drift import Drift, about, compare_histograms, find_drift, shift_warnings
 from penstock.offline.compress.ptq.ranges.histogram import Histogram
 from penstock.tensor import Array
 
@@ -114,15 +114,14 @@ def samples(count: int, shift: float = 0.0, seed: int = 0) -> Dataset:
 
 
 def test_data_unlike_one_another_are_told_with_the_evidence(model: Artifact) -> None:
-    assert unlike(model, samples(200), samples(300, seed=1)) == ()
-    first, *_ = unlike(model, samples(200), samples(300, shift=1.5, seed=1))
+    assert about(model, samples(200), samples(300, seed=1), 0.5) == ()
+    first, *_ = about(model, samples(200), samples(300, shift=1.5, seed=1), 0.5)
     assert "unlike the evaluation data: tensor 'x'" in first
     assert "PSI" in first
 
 
 def test_no_note_where_nothing_can_be_compared(model: Artifact) -> None:
     nothing = make_dataset({"y": np.zeros((4, 3), np.float32)}, None)
-    assert unlike(model, nothing, nothing) == ()
     assert about(model, nothing, nothing, 0.01) == ()
 
 
@@ -134,7 +133,7 @@ def test_large_data_are_compared_on_some_samples(model: Artifact, monkeypatch: p
         return []
 
     monkeypatch.setattr("penstock.offline.compress.ptq.drift.find_drift", find_drift)
-    unlike(model, samples(5000), samples(30), multiple=7)
+    about(model, samples(5000), samples(30), 0.5, multiple=7)
     assert seen == [511, 28]
 
 

@@ -10,18 +10,20 @@ from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.fastest import FastestOptions, candidate_schemes, fastest_placement
+from penstock.offline.compress.ptq.fastest import candidate_schemes, fastest_placement
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import DataType
 
 DATA = make_dataset({"x": networks.images(8)}, None)
-QUICK = FastestOptions(budget_s=0.05)
+QUICK_S = 0.05
 
 
 def test_every_placement_and_scheme_is_ranked() -> None:
     artifact = networks.cnn(8)
-    timed = fastest_placement(artifact, collect(artifact, DATA.inputs), DATA, candidate_schemes(machine_facts()), QUICK)
+    timed = fastest_placement(
+        artifact, collect(artifact, DATA.inputs), DATA, candidate_schemes(machine_facts()), budget_s=QUICK_S
+    )
     assert len(timed) == 4
     assert [one.p50_ms for one in timed] == sorted(one.p50_ms for one in timed)
     assert {(one.placement, one.scheme.activation) for one in timed} == {
@@ -36,16 +38,16 @@ def test_what_is_written_the_same_is_timed_once() -> None:
     artifact, x = networks.mlp(), np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
     data = make_dataset({"x": x}, None)
     schemes = candidate_schemes(machine_facts())[:1]
-    timed = fastest_placement(artifact, collect(artifact, data.inputs), data, schemes * 2, QUICK)
+    timed = fastest_placement(artifact, collect(artifact, data.inputs), data, schemes * 2, budget_s=QUICK_S)
     assert len({one.artifact.digest for one in timed}) == len(timed) == 1
 
 
 def test_fixed_batch_and_no_schemes() -> None:
     artifact = networks.cnn(8, batch=2)
     statistics = collect(artifact, DATA.inputs)
-    assert fastest_placement(artifact, statistics, DATA, candidate_schemes(machine_facts())[:1], QUICK)
+    assert fastest_placement(artifact, statistics, DATA, candidate_schemes(machine_facts())[:1], budget_s=QUICK_S)
     with pytest.raises(InvalidArgument, match="no integer schemes"):
-        fastest_placement(artifact, statistics, DATA, [], QUICK)
+        fastest_placement(artifact, statistics, DATA, [], budget_s=QUICK_S)
 
 
 @pytest.mark.parametrize("isa", [("avx2",), ("avx512_vnni",)])

@@ -12,9 +12,8 @@ import outliers
 from networks import Network
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
-from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.rescale import Rescaling
-from penstock.offline.compress.ptq.smooth_quant import SmoothQuantOptions, quantized_error, smooth_quant
+from penstock.offline.compress.ptq.smooth_quant import quantized_error, smooth_quant
 from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize.model import infer_shapes, read_proto
 
@@ -28,23 +27,25 @@ def weights(artifact: Artifact) -> dict[str, np.ndarray]:
 
 def test_the_scales_are_the_papers_formula_over_all_readers() -> None:
     uneven = outliers.attention(50.0)
-    old, new = weights(uneven), weights(smooth_quant(uneven, DATA, SmoothQuantOptions(alphas=(0.6,))))
+    smooth = smooth_quant(uneven, DATA)
+    old, new = weights(uneven), weights(smooth)
+    (link,) = smooth.provenance[-1].facts["links"].values()
+    alpha = link["alpha"]
     x = DATA.inputs["x"].astype(float)
     normal = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
     read = normal * old["w0"] + old["w1"]
     for j in range(32):
         largest = max(np.abs(old[name][j]).max() for name in ("w2", "w3", "w4"))
-        s = np.abs(read[..., j]).max() ** 0.6 / largest**0.4
+        s = np.abs(read[..., j]).max() ** alpha / largest ** (1 - alpha)
         for name in ("w2", "w3", "w4"):
             np.testing.assert_allclose(new[name][j], old[name][j] * s, rtol=1e-4)
         np.testing.assert_allclose([new["w0"][j], new["w1"][j]], [old["w0"][j] / s, old["w1"][j] / s], rtol=1e-4)
 
 
-@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("decomposed", [True, False])
-def test_outlier_channels_are_rescued(decomposed: bool, exact: bool) -> None:
+def test_outlier_channels_are_rescued(decomposed: bool) -> None:
     even, uneven = outliers.attention(1.0, decomposed), outliers.attention(50.0, decomposed)
-    smooth = smooth_quant(uneven, DATA, SmoothQuantOptions(exact=exact))
+    smooth = smooth_quant(uneven, DATA)
     evaluate = outliers.tokens(64, seed=1)
     before, after = (outliers.error(outliers.int8(a, DATA), even, evaluate) for a in (uneven, smooth))
     assert before > 5 * after
@@ -52,7 +53,7 @@ def test_outlier_channels_are_rescued(decomposed: bool, exact: bool) -> None:
     (link,) = facts["links"].values()
     assert len(link["readers"]) == 3
     assert link["error"][1] < link["error"][0] / 5
-    assert facts["max_relative_error"] == 0 if exact else 0 < facts["max_relative_error"] < 1e-5
+    assert facts["max_relative_error"] < 1e-5
 
 
 def test_the_error_is_that_of_the_integer_model() -> None:
@@ -96,7 +97,8 @@ def test_what_does_not_gain_stays() -> None:
     x = n.op("LayerNormalization", "x", n.weight(np.ones(32, np.float32)), n.weight(np.zeros(32, np.float32)))
     n.op("MatMul", x, n.weight(np.eye(32, dtype=np.float32)), name="y")
     artifact = n.artifact({"x": ["N", 5, 32]}, {"y": ["N", 5, 32]})
-    found = smooth_quant(artifact, DATA, SmoothQuantOptions(exact=True))
+    signs = np.random.default_rng(0).permuted(np.tile(np.float32([1, -1]), (64, 5, 16)), axis=-1)
+    found = smooth_quant(artifact, make_dataset({"x": signs}, None))
     (link,) = found.provenance[-1].facts["links"].values()
     assert link["alpha"] is None
     assert link["scales"] == [1.0, 1.0]
@@ -114,11 +116,3 @@ def test_convolutions_are_left_to_equalisation() -> None:
 def test_the_same_arguments_give_the_same_bytes() -> None:
     uneven = outliers.attention(50.0)
     assert smooth_quant(uneven, DATA).digest == smooth_quant(uneven, DATA).digest
-
-
-@pytest.mark.parametrize(
-    "options", [SmoothQuantOptions(alphas=()), SmoothQuantOptions(alphas=(1.5,)), SmoothQuantOptions(rows=0)]
-)
-def test_senseless_options_are_refused(options: SmoothQuantOptions) -> None:
-    with pytest.raises(InvalidArgument):
-        smooth_quant(outliers.attention(), DATA, options)

@@ -1,8 +1,8 @@
-"""Bias correction: rounding weights and activations shifts the mean of a layer's results; its bias takes that back.
+"""Bias correction: rounding weights and activations shifts the mean of a layer's results; a new bias shifts it back.
 
 M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.2, in the empirical
-form of its appendix D: b -= E[Wq x̂ - W x] for each output channel, layer by layer in the graph's order, x̂ coming from the layers
-that are corrected already. Both models run over the data; only means are kept.
+form of its appendix D: b -= E[Wq x̂ - W x] for each output channel, layer by layer in the graph's order, where x̂ comes from the
+layers that are already corrected. Both models run over the data, and only means are kept.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
-from penstock.errors import InvalidArgument, InvalidData, Unsupported
+from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
-from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.compress.taps import Taps
 from penstock.offline.judge.accuracy import answers, answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph
@@ -28,80 +27,64 @@ from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.offline.sessions import Overridden, loaded, signature_of
 from penstock.tensor import Array, Signature
 
+_HELD_OUT = 0.25
+"""Share of the samples on which the outputs' error is measured; the means come from the others."""
+_SAMPLES = 256
+"""Only the first samples are used, at most this many. About 50 are enough for means."""
+_BATCH = 32
 _INT32 = np.iinfo(np.int32)
+
 Corrections = dict[str, Array]
 """By layer, the correction to subtract from its bias, one number per channel."""
 
 
-class BiasCorrectionOptions(msgspec.Struct, frozen=True):
-    """How to correct biases."""
+def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Artifact:
+    """``quantised``, made by ``quantize`` from ``original``, with biases that restore the layers' means.
 
-    held_out: float = 0.25
-    """Share of the samples that no mean is taken of: corrections stay if the outputs' error on them falls."""
-    samples: int = 256
-    """No more samples than this are used, the first; some 50 are enough for means."""
-    batch_size: int = 32
-    threads: int = 1
-
-
-_DEFAULTS = BiasCorrectionOptions()
-
-
-def correct_biases(
-    original: Artifact,
-    quantised: Artifact,
-    data: Dataset,
-    options: BiasCorrectionOptions = _DEFAULTS,
-    progress: Progress = no_progress,
-) -> Artifact:
-    """``quantised``, made by ``quantize`` from ``original``, with biases that make the layers' means those of ``original``.
-
-    All are corrected if that lowers the mean relative error of the outputs on samples held out, and else each only if it does;
-    then ``progress`` starts again. INT32 biases keep
-    their scale; a Conv or Gemm without a bias gets one, which its integer kernel adds for nothing; a MatMul is corrected in the
-    constant that an Add after it adds. Raises Unsupported if no quantised layer of ``original`` is found in ``quantised``,
-    InvalidData if the data do not fit or are fewer than two samples.
+    Corrects all layers if that lowers the mean relative error of the outputs on samples held out. Otherwise corrects only those
+    layers that lower it one by one. INT32 biases keep their scale. A Conv or Gemm without a bias gets one, which its integer kernel
+    adds at no cost. A MatMul is corrected in the constant that the Add after it adds.
+    Raises Unsupported if no quantised layer of ``original`` is found in ``quantised``; InvalidData if the data do not fit or are fewer
+    than two samples.
     """
-    rows = min(options.samples, data.count)
+    rows = min(_SAMPLES, data.count)
     if rows < 2:
-        raise InvalidData("bias correction needs samples to correct with and others to check with", "give at least 2")
-    if not 0 < options.held_out < 1:
-        raise InvalidArgument(f"the share held out is {options.held_out}", "give one between 0 and 1")
+        raise InvalidData(f"bias correction needs at least 2 samples, got {rows}", "give at least 2")
     known = float_model(original)
     layers, plain = _layers(quantised, known), known.artifact()
     signature = signature_of(original)
-    fit, held_out = make_dataset(data.rows(0, rows - rows % signature.smallest_batch), None).split(
-        options.held_out, signature.smallest_batch
-    )
-    wanted = _means(Taps(plain, fit, **_taps(options), signature=signature), {one.wanted: one.axis for one in layers})
-    probe = _Probe(quantised, layers, fit, held_out, _answers(original, held_out, options), signature, options)
+    smallest = signature.smallest_batch
+    fit, held_out = make_dataset(data.rows(0, rows - rows % smallest), None).split(_HELD_OUT, smallest)
+    wanted = _means(Taps(plain, fit, signature=signature), {one.wanted: one.axis for one in layers})
+    reference = answers_of(original, held_out, batch_size=_BATCH, as_written=True)
+    probe = _Probe(quantised, layers, fit, held_out, reference, signature)
     first = probe.error({})
-    for judged in (False, True):
-        corrections, left = _correct(probe, layers, wanted, judged, progress)
+    for one_by_one in (False, True):
+        corrections, left = _correct(probe, layers, wanted, one_by_one)
         best = probe.error(corrections)
         if best < first:
             break
-    asked = {**msgspec.structs.asdict(options), "data": data.digest, "original": original.digest}
     facts = {
         "error": [first, best],
-        "layer_by_layer": judged,
+        "layer_by_layer": one_by_one,
         "corrected": [layer.name for layer in layers if layer.name not in left],
         "left": left,
     }
+    asked = {"data": data.digest, "original": original.digest}
     return quantised.derive(_corrected(quantised, corrections), "correct-biases", asked, facts)
 
 
 class _Layer(NamedTuple):
-    """A layer that is there in both models."""
+    """A layer of both models."""
 
     name: str
-    """The node's, in both."""
+    """The node's name in both."""
     wanted: str
-    """The float model's tensor."""
+    """The tensor of the float model."""
     found: str
-    """The quantised model's, before it is rounded."""
+    """The tensor of the quantised model, before rounding."""
     axis: int
-    """Of its channels."""
+    """The axis of its channels."""
 
 
 def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
@@ -111,24 +94,18 @@ def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
             f"{node.name}", known[node.name].output[0], f"{node.outputs[0].name}", 1 if node.op_type == "Conv" else -1
         )
         for node in load_model(quantised).graph
-        if node.name in known and node.op_type == known[node.name].op_type and _has_integer_weights(node)
+        if node.name in known and node.op_type == known[node.name].op_type and _integer_weights(node) is not None
     ]
     if not found:
         raise Unsupported(
-            "no layer of the original is quantised in the other model",
-            "give a model that quantize() made, and the very model that it was made from",
+            "the quantised model has no quantised layer of the original",
+            "give a model that quantize() made, and the model that it was made from",
         )
     return found
 
 
-def _has_integer_weights(node: ir.Node) -> bool:
-    weight = graph.input_of(node, 1)
-    source = None if weight is None else weight.producer()
-    return source is not None and source.op_type == "DequantizeLinear" and _read_by(source, 0) is not None
-
-
 class _Probe:
-    """The quantised model with the biases of its layers as optional inputs, so that any can be tried without loading it anew."""
+    """The quantised model with its layers' biases as optional inputs, so that corrections can be tried without a reload."""
 
     def __init__(
         self,
@@ -138,9 +115,8 @@ class _Probe:
         held_out: Dataset,
         reference: Outputs,
         signature: Signature,
-        options: BiasCorrectionOptions,
     ) -> None:
-        self._held_out, self._reference, self._options = held_out, reference, options
+        self._held_out, self._reference, self._signature = held_out, reference, signature
         model = load_model(quantised)
         nodes = {f"{node.name}": node for node in model.graph}
         self.biases: dict[str, _Bias] = {}
@@ -152,22 +128,21 @@ class _Probe:
             except Unsupported as refusal:
                 self.refusals[layer.name] = refusal.message
         model.graph.inputs.extend(bias.value for bias in self.biases.values())
-        self._taps = Taps(Artifact.from_bytes(to_bytes(model)), fit, **_taps(options), signature=signature)
+        self._taps = Taps(Artifact.from_bytes(to_bytes(model)), fit, signature=signature)
         self._groups = self._taps.groups([*(layer.found for layer in layers), *signature.output_names])
         outputs = set(signature.output_names)
         self._whole = next((group for group in self._groups if outputs <= set(group)), signature.output_names)
-        self._signature = signature
 
     def mean(self, layer: _Layer, corrections: Corrections) -> Array:
-        """The mean of each channel of ``layer`` with biases corrected so."""
+        """The mean of each channel of ``layer`` with ``corrections``."""
         group = next(group for group in self._groups if layer.found in group)
         return _means(self._taps, {layer.found: layer.axis}, group, self._values(corrections))[layer.found]
 
     def error(self, corrections: Corrections) -> float:
-        """The mean relative error of the outputs on the samples held out, with biases corrected so."""
-        with loaded(self._taps.showing(self._whole), self._options.threads, as_written=True) as model:
+        """The mean relative error of the outputs on the samples held out, with ``corrections``."""
+        with loaded(self._taps.showing(self._whole), as_written=True) as model:
             corrected = Overridden(model, self._values(corrections), self._signature)
-            outputs = answers(corrected, self._held_out, self._options.batch_size)
+            outputs = answers(corrected, self._held_out, _BATCH)
         return float(sample_errors(self._reference, outputs).mean())
 
     def _values(self, corrections: Corrections) -> dict[str, Array]:
@@ -175,20 +150,20 @@ class _Probe:
 
 
 def _correct(
-    probe: _Probe, layers: Sequence[_Layer], wanted: Mapping[str, Array], judged: bool, progress: Progress
+    probe: _Probe, layers: Sequence[_Layer], wanted: Mapping[str, Array], one_by_one: bool
 ) -> tuple[Corrections, dict[str, str]]:
-    """The corrections, layer by layer, each kept only if the error falls where ``judged``; and the layers left, with the reason."""
-    best = probe.error({}) if judged else 0.0
+    """The corrections by layer, and the reasons for the layers left. With ``one_by_one`` each must lower the error."""
+    best = probe.error({}) if one_by_one else 0.0
     corrections: Corrections = {}
     left: dict[str, str] = {}
-    for number, layer in enumerate(layers, 1):
+    for layer in layers:
         try:
             if layer.name in probe.refusals:
                 raise Unsupported(probe.refusals[layer.name])
             by = probe.mean(layer, corrections) - wanted[layer.wanted]
             probe.biases[layer.name].lowered(by)
             tried = {**corrections, layer.name: by}
-            if judged:
+            if one_by_one:
                 after = probe.error(tried)
                 if after >= best:
                     raise Unsupported("the outputs' error does not fall")
@@ -196,7 +171,6 @@ def _correct(
             corrections = tried
         except Unsupported as refusal:
             left[layer.name] = refusal.message
-        progress(number, len(layers))
     return corrections, left
 
 
@@ -211,7 +185,7 @@ def _corrected(quantised: Artifact, corrections: Corrections) -> bytes:
 
 
 class _Bias(NamedTuple):
-    """A layer's bias, a constant that nothing else reads."""
+    """A layer's bias, a constant that only this layer reads."""
 
     value: ir.Value
     start: Array
@@ -219,18 +193,18 @@ class _Bias(NamedTuple):
     """Of INT32 biases; None for FP32."""
 
     def lowered(self, by: Array) -> Array:
-        """The bias less ``by``, one number a channel. Raises Unsupported if it would not fit its type."""
+        """The bias less ``by``, one number a channel. Raises Unsupported if it does not fit its type."""
         if self.scale is None:
             return np.asarray(self.start - by.reshape(self.start.shape), np.float32)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             found = self.start - np.round(by / self.scale.astype(np.float64))
         if not np.isfinite(found).all() or np.abs(found).max() > _INT32.max:
-            raise Unsupported("the bias would not fit INT32 in its scale")
+            raise Unsupported("the corrected bias exceeds INT32 in its scale")
         return found.astype(np.int32)
 
 
 def _own_bias(node: ir.Node) -> _Bias:
-    """Give ``node`` a bias that nothing else reads. Raises Unsupported if its bias cannot be corrected."""
+    """Give ``node`` a bias that only it reads. Raises Unsupported if its bias cannot be corrected."""
     if node.op_type == "MatMul":
         reader = graph.sole_consumer(node.outputs[0])
         if reader is None or reader.op_type != "Add":
@@ -242,45 +216,46 @@ def _own_bias(node: ir.Node) -> _Bias:
     bias = graph.input_of(node, 2)
     source = None if bias is None else bias.producer()
     if bias is None:
-        # A new one, in the scale that integer kernels demand: input times weight.
-        scales = [_read_by(value.producer(), 1) for value in node.inputs[:2] if value is not None]
+        # Integer kernels demand that the scale of a bias is that of the input times that of the weight.
+        scales = [_constant_input(value.producer(), 1) for value in node.inputs[:2] if value is not None]
         if len(scales) < 2 or scales[0] is None or scales[1] is None:
             raise Unsupported("its scales are not constant")
         scale = np.asarray(scales[0] * scales[1], np.float32)
         return _own_integers(node, np.zeros(_channels(node), np.int32), scale)
     if source is None:
         return _own_float(node, 2, node)
-    integers, scale_or_none = _read_by(source, 0), _read_by(source, 1)
-    if source.op_type != "DequantizeLinear" or integers is None or scale_or_none is None or integers.dtype != np.int32:
+    integers, known_scale = _constant_input(source, 0), _constant_input(source, 1)
+    if source.op_type != "DequantizeLinear" or integers is None or known_scale is None or integers.dtype != np.int32:
         raise Unsupported("a bias that is not constant")
-    return _own_integers(node, integers, scale_or_none)
+    return _own_integers(node, integers, known_scale)
+
+
+def _integer_weights(node: ir.Node) -> Array | None:
+    """The integers of a layer's weights; None if they are not dequantised constants."""
+    weight = graph.input_of(node, 1)
+    source = None if weight is None else weight.producer()
+    return _constant_input(source, 0) if source is not None and source.op_type == "DequantizeLinear" else None
 
 
 def _channels(node: ir.Node) -> int:
-    """The output channels of a layer whose weights are dequantised."""
-    weight = node.inputs[1]
-    integers = None if weight is None else _read_by(weight.producer(), 0)
+    """The output channels of a layer with integer weights."""
+    integers, form = _integer_weights(node), form_of(node)
     assert integers is not None
-    form = form_of(node)
     assert form is not None
     return int(integers.shape[form.outputs])
 
 
-def _read_by(node: ir.Node | None, index: int) -> Array | None:
+def _constant_input(node: ir.Node | None, index: int) -> Array | None:
     return None if node is None else graph.constant(graph.input_of(node, index))
 
 
 def _own_float(node: ir.Node, index: int, layer: ir.Node) -> _Bias:
-    value, bias, owner = node.inputs[index], _read_by(node, index), node.graph
+    value, bias, owner = node.inputs[index], _constant_input(node, index), node.graph
     assert isinstance(owner, ir.Graph)
     channels = _channels(layer)
-    if (
-        value is None
-        or bias is None
-        or bias.dtype != np.float32
-        or (bias.size, *bias.shape[-1:]) != (channels, channels)
-    ):
-        raise Unsupported("nothing constant in FP32 is added to it")
+    is_bias = bias is not None and bias.dtype == np.float32 and (bias.size, *bias.shape[-1:]) == (channels, channels)
+    if value is None or bias is None or not is_bias:
+        raise Unsupported("no FP32 constant with one number a channel is added to it")
     own = graph.add_constant(owner, bias, f"{value.name}")
     node.replace_input_with(index, own)
     return _Bias(own, bias, None)
@@ -302,7 +277,7 @@ def _own_integers(node: ir.Node, integers: Array, scale: Array) -> _Bias:
 def _means(
     taps: Taps, axes: Mapping[str, int], group: Sequence[str] = (), values: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """The mean of every channel of the tensors in ``axes``, which says where their channels are; FP64.
+    """The FP64 mean of every channel of the tensors in ``axes``, which maps each to the axis of its channels.
 
     ``group`` and ``values`` as in ``Taps.run``.
     """
@@ -313,11 +288,3 @@ def _means(
         sums[name] = sums.get(name, 0.0) + rows.sum(axis=0, dtype=np.float64)
         counts[name] += len(rows)
     return {name: total / counts[name] for name, total in sums.items()}
-
-
-def _taps(options: BiasCorrectionOptions) -> dict[str, int]:
-    return {"batch_size": options.batch_size, "threads": options.threads}
-
-
-def _answers(artifact: Artifact, data: Dataset, options: BiasCorrectionOptions) -> Outputs:
-    return answers_of(artifact, data, options.threads, batch_size=options.batch_size, as_written=True)

@@ -23,20 +23,18 @@ def collect(
     data: Data,
     tensors: Sequence[str] | None = None,
     batch_size: int = 32,
-    threads: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     memory_bytes: int = 256 << 20,
 ) -> dict[str, TensorStatistics]:
     """Statistics of ``tensors``, by default of all that an integer version of the model may need a range for.
 
     ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose
-    shapes may differ: see ``batches.py``. Batches have at most ``batch_size`` samples; a model with a fixed first axis of k
-    gets k at a time. How the data are cut does not change the histograms beyond how the engine's own results depend on it.
+    shapes may differ (``batches.py``). Batches have at most ``batch_size`` samples; a model with a fixed first axis of k
+    gets k at a time. Batching changes the histograms only if it changes the engine's results.
     Within a build, statistics of the same model on the same ``Dataset`` are collected once.
-    The state is one histogram a tensor; the outputs of one batch take up to ``memory_bytes``, or what the largest takes.
+    Memory: one histogram a tensor, and up to ``memory_bytes`` for the outputs of one batch, or the size of the largest.
 
-    A tensor that is always empty keeps an empty histogram, and one that never varies a constant one: ``ranges`` gives the
-    first no range, so that its operators stay float, and the second one that holds its value and zero.
+    A tensor that is always empty keeps an empty histogram. ``ranges`` gives it no range, so that its operators stay float.
 
     Raises as ``Taps`` if the data do not fit the model or the memory, or make a tensor NaN or infinite; Unsupported if the
     model has nothing to quantise; InvalidArgument if ``tensors`` names one that is not FP32.
@@ -45,24 +43,17 @@ def collect(
     names = _checked(model, tensors)
     known: dict[str, TensorStatistics] = {}
     if isinstance(data, Dataset):
-        key = artifact.digest, data.digest, batch_size, threads
+        key = artifact.digest, data.digest, batch_size
         known = remembered("statistics", key, dict, _STATISTICS_BYTES * len(model.nodes))
     fixed, unclippable = model.fixed_ranges(), model.unclippable()
     missing = [name for name in names if name not in known]
     if missing:
         found = {name: TensorStatistics(Histogram(), name not in unclippable, fixed.get(name)) for name in missing}
-        taps = Taps(
-            model.artifact(),
-            data,
-            batch_size=batch_size,
-            threads=threads,
-            memory_bytes=memory_bytes,
-            signature=signature_of(artifact),
-        )
-        for name, array in taps.run([name for name in missing if name not in fixed], progress or no_progress):
+        signature = signature_of(artifact)
+        taps = Taps(model.artifact(), data, batch_size=batch_size, memory_bytes=memory_bytes, signature=signature)
+        for name, array in taps.run([name for name in missing if name not in fixed], progress):
             found[name].histogram.update(array)
-            # The name would keep it while the next batch runs.
-            del array
+            del array  # frees it before the next batch runs
         known |= found
     return {name: known[name] for name in names}
 

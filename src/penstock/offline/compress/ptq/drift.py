@@ -1,12 +1,14 @@
-"""Whether calibration data are like the data that a model is judged on: of other data, the ranges are those of another task.
+"""Detect calibration data that are unlike the data that a model is judged on, and so give the wrong ranges.
 
-Each tensor's histograms on both are held against one another by the population stability index over tenths of the calibration
-values: PSI = Σ (e - c)·ln(e / c), c and e being the shares of a bin. By convention 0.1 is a change and 0.25 a shift. Two samples of
-one population have a PSI of about (bins - 1)(1/n + 1/m) [Yurdakul, "Statistical Properties of Population Stability Index", 2018];
-n and m are taken as the numbers of samples, since values within a sample are not independent, and a finding must exceed that well.
+The population stability index compares each tensor's histograms on both, over tenths of the calibration values:
+PSI = Σ (e - c)·ln(e / c), where c and e are the shares of a bin. By convention 0.1 is a change and 0.25 a shift. Two samples of
+one population have a PSI of about (bins - 1)(1/n + 1/m) [Yurdakul, "Statistical Properties of Population Stability Index", 2018].
+Values within a sample are not independent, so n and m are the numbers of samples. A finding must exceed that PSI by a factor.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 import msgspec
 import numpy as np
@@ -27,9 +29,9 @@ _NOISE_FACTOR = 3.0
 """How many times the expected PSI of equal populations a finding must exceed."""
 _TENTHS = 10
 _ROWS, _BYTES = 512, 64 << 20
-"""Samples of each data set that are compared, evenly spaced, and the bytes that they may take."""
+"""Maximum number of samples of each data set that are compared, and of their bytes."""
 _BEYOND = 0.001
-"""Share of values beyond the calibrated extremes that is worth a word, of samples enough."""
+"""Share of values beyond the calibrated extremes that is reported, given enough samples."""
 _PSEUDO_COUNT = 0.5
 """Added to each bin, in samples, so that an empty one has a finite logarithm."""
 
@@ -41,13 +43,13 @@ class Drift(msgspec.Struct, frozen=True):
     psi: float
     """Population stability index, natural logarithm."""
     threshold: float
-    """The PSI from which on the difference is taken for real, by the numbers of samples."""
+    """The PSI above which the difference is significant for these numbers of samples."""
     calibration_median: float
     evaluation_median: float
     beyond: float
     """Share of evaluation values below the least or above the largest calibration value, to the width of a bin of 1/2048."""
     bearable: float = _BEYOND
-    """The share of values beyond that may be so by chance, by the number of samples."""
+    """The share beyond that chance explains for this number of samples."""
 
     @property
     def is_shifted(self) -> bool:
@@ -59,38 +61,36 @@ class Drift(msgspec.Struct, frozen=True):
         parts = []
         if self.psi > self.threshold:
             parts.append(
-                f"its values are distributed otherwise (PSI {self.psi:.2f}, above {self.threshold:.2f}): "
+                f"its values are distributed differently (PSI {self.psi:.2f}, above {self.threshold:.2f}): "
                 f"the median is {self.calibration_median:.3g} in calibration and {self.evaluation_median:.3g} in evaluation"
             )
         if self.beyond > self.bearable:
-            parts.append(f"{self.beyond:.1%} of its evaluation values lie beyond all that calibration saw")
+            parts.append(f"{self.beyond:.1%} of its evaluation values lie beyond the extremes seen in calibration")
         return f"tensor '{self.tensor}': {'; '.join(parts) or f'alike (PSI {self.psi:.2f})'}"
 
 
-def find_drift(artifact: Artifact, calibration: Dataset, evaluation: Dataset, threads: int = 1) -> list[Drift]:
-    """Every FP32 input and first-layer result of ``artifact`` on both, in the model's order; warn of those that are shifted.
+def find_drift(artifact: Artifact, calibration: Dataset, evaluation: Dataset) -> list[Drift]:
+    """The drift of every FP32 input and first-layer result of ``artifact``, in the model's order.
 
-    Raises as ``collect``; InvalidData if there is neither, as for a model of integers only.
+    Raises as ``collect``; InvalidData if there is no such tensor, as in a model of integers only.
     """
     model = float_model(artifact)
     tensors = [name for name in model.input_names if model.is_float(name)] + _first_layer(model)
     if not tensors:
         raise InvalidData("the model has no FP32 input or first layer to compare data by")
-    before, after = (
-        collect(artifact, data, list(dict.fromkeys(tensors)), threads=threads) for data in (calibration, evaluation)
-    )
+    before, after = (collect(artifact, data, list(dict.fromkeys(tensors))) for data in (calibration, evaluation))
     counts = calibration.count, evaluation.count
     return [compare_histograms(name, before[name].histogram, after[name].histogram, counts) for name in before]
 
 
 def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogram, samples: tuple[int, int]) -> Drift:
-    """The drift between two histograms that are not empty; ``samples`` is how many independent samples each stands for."""
+    """The drift between two histograms, made of ``samples`` independent samples. Raises InvalidData if one is empty."""
     if not (calibration.count and evaluation.count):
-        raise InvalidData(f"tensor '{tensor}' is empty, so that nothing can be compared")
+        raise InvalidData(f"tensor '{tensor}' is empty and cannot be compared")
     exponent = max(calibration.exponent, evaluation.exponent)
     old, new = _shares(calibration, exponent), _shares(evaluation, exponent)
     tenth = np.floor(_TENTHS * (np.cumsum(old) - old / 2)).clip(0, _TENTHS - 1).astype(np.intp)
-    # Zero is often a tenth or more by itself; one bin cannot be split, so it goes where its middle lies.
+    # A bin cannot be split, so it belongs to the tenth of its middle. Zero alone is often a tenth or more.
     groups = np.unique(tenth, return_inverse=True)[1]
     bins = int(groups.max()) + 1
     shares = []
@@ -107,46 +107,37 @@ def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogra
         _median(old, exponent),
         _median(new, exponent),
         float(new[: filled[0]].sum() + new[filled[-1] + 1 :].sum()),
-        # Of n values of one population, the next lies beyond them with probability 2 / (n + 1).
+        # The next value of a population lies beyond n others with probability 2 / (n + 1).
         max(_BEYOND, _NOISE_FACTOR * 2 / (samples[0] + 1)),
     )
 
 
 def shift_warnings(found: list[Drift]) -> list[str]:
-    """Warnings for the user; empty if the data are alike."""
+    """Warnings about shifted tensors; empty if the data are alike."""
     return [f"calibration data are unlike the evaluation data: {one.text}" for one in found if one.is_shifted]
 
 
 def about(
     artifact: Artifact, fitted: Dataset | None, judged: Dataset, max_loss: float, multiple: int = 1
 ) -> tuple[str, ...]:
-    """All that can be said before the work: too few samples ``judged``, or unlike those ``fitted``.
+    """Notes on the data before a build: too few samples ``judged``, or samples that are unlike those ``fitted``.
 
-    ``artifact`` is the FP32 model, which takes ``multiple`` samples at a time. None where it does not run on them.
+    ``artifact`` is the FP32 model, which takes ``multiple`` samples at a time. Empty if it does not run on the data.
     """
     try:
         with loaded(artifact) as model:
             metric = make_reference(model.forward(judged.rows(0, multiple)), judged.labels).metric
     except PenstockError:
         return ()
-    few = too_few(judged.count, metric, max_loss, "evaluation")
-    return few if fitted is None or fitted.digest == judged.digest else few + unlike(artifact, fitted, judged, multiple)
-
-
-def unlike(artifact: Artifact, fitted: Dataset, judged: Dataset, multiple: int = 1) -> tuple[str, ...]:
-    """Notes, with the evidence, on what in ``judged`` is distributed otherwise than in ``fitted``, as FP32 ``artifact`` sees it.
-
-    ``multiple`` is how many samples the model takes at a time. None where it cannot be told.
-    """
-    try:
-        found = find_drift(artifact, _some(fitted, multiple), _some(judged, multiple))
-    except PenstockError:
-        return ()
-    return tuple(shift_warnings(found))
+    notes = too_few(judged.count, metric, max_loss, "evaluation")
+    if fitted is not None and fitted.digest != judged.digest:
+        with contextlib.suppress(PenstockError):
+            notes += tuple(shift_warnings(find_drift(artifact, _some(fitted, multiple), _some(judged, multiple))))
+    return notes
 
 
 def _first_layer(model: FloatModel) -> list[str]:
-    """Results of the linear operators that read an input, through nothing but operators that move data."""
+    """Results of the linear operators that no other linear operator precedes."""
     reached = set(model.input_names)
     found = []
     for node in model.nodes:
@@ -160,7 +151,7 @@ def _first_layer(model: FloatModel) -> list[str]:
 
 
 def _shares(histogram: Histogram, exponent: int) -> Array:
-    """Share of each of the 4096 bins and of zero, which stands between the halves: shape (4097,), with R = 2^exponent."""
+    """Shares of the 4096 bins for R = 2^exponent, with that of zero between the halves: shape (4097,)."""
     counts = histogram.counts
     for _ in range(min(exponent - histogram.exponent, 12)):
         merged = np.zeros_like(counts)
@@ -177,5 +168,4 @@ def _median(shares: Array, exponent: int) -> float:
 def _some(data: Dataset, multiple: int) -> Dataset:
     row_bytes = sum(array.nbytes for array in data.inputs.values()) / data.count
     most = min(_ROWS, int(_BYTES / max(1.0, row_bytes)), data.count)
-    count = max(1, most // multiple) * multiple
-    return data.pick(np.linspace(0, data.count - 1, count).round().astype(np.intp))
+    return data.pick_evenly(max(1, most // multiple) * multiple)

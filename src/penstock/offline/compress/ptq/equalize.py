@@ -1,26 +1,24 @@
-"""Cross-layer equalisation: the channels of every tensor between two products are brought to like ranges, so that one scale
-a tensor suits them all. The float model computes the same as before.
+"""Cross-layer equalisation: give the channels of a tensor between two products like ranges, so that one scale suits them all.
 
 M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.1: channel i of the
-tensor between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), r being the largest magnitudes of the rows of W1 and the
-columns of W2; pair after pair until nothing moves, which for pointwise, depthwise, pointwise is the paper's formula for
-three layers. Weights that have a scale for each output channel no longer need that; activations, which have one a tensor, do:
-with data r1_i is what the channel itself reaches.
+tensor between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), where r is the largest magnitude of the rows of W1 and the
+columns of W2. Sweeps over all pairs repeat until no scale moves; for pointwise, depthwise, pointwise that is the paper's formula
+for three layers. Weights have a scale for each output channel and no longer need this, but an activation has only one.
+So with data r1_i is the largest magnitude of the activation's channel.
 """
 
 from __future__ import annotations
 
 import itertools
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
-from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.offline.optimize.verify import Verifier, compare
@@ -28,78 +26,57 @@ from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
 
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_ALPHA = 0.5
+"""Share of a tensor's uneven ranges that move into its readers' weights."""
+_LIMIT = 1e4
+"""Largest factor by which a channel is scaled, up or down."""
 _DEAD = 1e-6
-"""A channel smaller than this share of the largest counts as this large: it has nothing to equalise."""
+"""A channel below this share of the largest counts as this large, since it has nothing to equalise."""
+_MAX_SWEEPS = 50
 _CHECKED_ROWS = 64
-# Scales are powers of two where exact; otherwise each is rounded into the weights once, some units of 6e-8 a layer.
 _TOLERANCE = 1e-5
+"""Scales that are not powers of two round each weight once more, by some units of 6e-8 a layer."""
 
 
-class EqualizeOptions(msgspec.Struct, frozen=True):
-    """How to equalise."""
+def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True) -> Artifact:
+    """The same function with channels of like ranges. ``artifact`` is FP32, with BatchNormalization folded.
 
-    alpha: float = 0.5
-    """Share of the tensor's uneven ranges that its readers' weights take over, 0 to 1: s = r1^alpha / r2^(1 - alpha)."""
-    exact: bool = True
-    """Round scales to powers of two: every product in the model then has the very same bits as before."""
-    limit: float = 1e4
-    """No channel is scaled by more than this, or less than its inverse."""
-    max_saturation: float = 0.0
-    """Share of values that may lie above a Clip's bound (ReLU6) on the data if it is to become a Relu; that changes answers."""
-    max_sweeps: int = 50
-    batch_size: int = 32
-    threads: int = 1
-
-
-_DEFAULTS = EqualizeOptions()
-
-
-def equalize(
-    artifact: Artifact,
-    data: Dataset | None = None,
-    options: EqualizeOptions = _DEFAULTS,
-    progress: Progress = no_progress,
-) -> Artifact:
-    """The same function with channels of like ranges, to be quantised. ``artifact`` is FP32, BatchNormalization folded.
-
-    With ``data`` by the ranges of activations, without by those of weights. A Clip from 0 (ReLU6) is passed only with data that
-    never reach its bound, and then becomes a Relu. Tensors that branch, other than to products alone, stay as they are.
-    Raises InvalidModel, Unsupported if the model cannot be read or holds BatchNormalization, InvalidData if the data do not fit.
+    Uses the ranges of activations on ``data``, or those of weights without data. ``exact`` rounds scales to powers of two, so that
+    every product in the model keeps its bits. A Clip from 0 (ReLU6) is passed only if no value of the data exceeds its bound, and
+    becomes a Relu. A tensor that anything but products reads stays unchanged.
+    Raises InvalidModel or Unsupported if the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
     """
-    if not (0 <= options.alpha <= 1 and options.limit >= 1):
-        raise InvalidArgument("equalisation needs an alpha from 0 to 1 and a limit of at least 1")
     model = infer_shapes(read_proto(artifact))
     if any(node.op_type == "BatchNormalization" for node in model.graph):
-        raise Unsupported("BatchNormalization stands between the layers to equalise", "fold it first, with optimize()")
+        raise Unsupported(
+            "the model has BatchNormalization between the layers to equalise", "fold it first, with optimize()"
+        )
     rescaling = Rescaling(model)
     links = [link for link in rescaling.links if link.writer.op_type in _LINEAR]
-    reached, saturation = _observe(artifact, links, data, options, progress)
-    links = [
-        link for link in links if all(saturation[_tensor(clip)] <= options.max_saturation for clip, _ in link.clips)
-    ]
-    totals, sweeps = _settle(links, reached, options)
+    reached, saturation = _observe(artifact, links, data)
+    links = [link for link in links if not any(saturation[_bounded(clip)] for clip, _ in link.clips)]
+    totals, sweeps = _settle(links, reached)
+    if exact:
+        totals = {name: np.exp2(np.round(np.log2(total))) for name, total in totals.items()}
     rescaling.restore()
     for link in links:
         link.rescale(totals[link.name])
     clips = [_to_relu(clip) for link in links for clip, _ in link.clips]
     changed = rescaling.write()
-    error = verify(artifact, changed, data, clipped=bool(clips))
     facts = {
         "links": {link.name: _describe(link, totals[link.name], reached.get(link.name)) for link in links},
         "sweeps": sweeps,
         "clips_replaced": {name: saturation[name] for name in clips},
-        "clips_kept": {name: share for name, share in saturation.items() if share > options.max_saturation},
-        "max_relative_error": error,
+        "clips_kept": {name: share for name, share in saturation.items() if share},
+        "max_relative_error": verify(artifact, changed, data, clipped=bool(clips)),
     }
-    asked = {**msgspec.structs.asdict(options), "data": data.digest if data is not None else None}
+    asked = {"exact": exact, "data": data.digest if data is not None else None}
     return artifact.derive(changed, "equalize", asked, facts)
 
 
-def _observe(
-    artifact: Artifact, links: list[Link], data: Dataset | None, options: EqualizeOptions, progress: Progress
-) -> tuple[dict[str, Array], dict[str, float]]:
-    """The largest magnitude that each link's channels reach, and the share of values above the bound of each Clip."""
-    clips = {_tensor(clip): top for link in links for clip, top in link.clips}
+def _observe(artifact: Artifact, links: list[Link], data: Dataset | None) -> tuple[dict[str, Array], dict[str, float]]:
+    """The largest magnitude of each link's channels, and the share of values above the bound of each Clip."""
+    clips = {_bounded(clip): top for link in links for clip, top in link.clips}
     if data is None:
         return {}, dict.fromkeys(clips, 1.0)
     reads: dict[str, list[Link]] = {}
@@ -108,8 +85,7 @@ def _observe(
             reads.setdefault(name, []).append(link)
     reached = {link.name: np.zeros(link.channels) for link in links}
     above, seen = dict.fromkeys(clips, 0), dict.fromkeys(clips, 0)
-    taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
-    for name, array in taps.run([*reads, *clips], progress):
+    for name, array in Taps(artifact, data).run([*reads, *clips]):
         for link in reads.get(name, ()):
             read = next(read for read in link.reads if read.tensor == name)
             reached[link.name] = np.maximum(reached[link.name], link.reduce(np.abs(array), read))
@@ -119,7 +95,7 @@ def _observe(
     return reached, {name: above[name] / max(1, seen[name]) for name in clips}
 
 
-def _settle(links: list[Link], reached: dict[str, Array], options: EqualizeOptions) -> tuple[dict[str, Array], int]:
+def _settle(links: list[Link], reached: dict[str, Array]) -> tuple[dict[str, Array], int]:
     """The final divisors of each link, and the number of sweeps until none moved by a thousandth."""
     totals = {link.name: np.ones(link.channels) for link in links}
     for sweep in itertools.count(1):
@@ -127,20 +103,17 @@ def _settle(links: list[Link], reached: dict[str, Array], options: EqualizeOptio
         for link in links:
             before = totals[link.name]
             first = reached[link.name] / before if link.name in reached else link.written[0].ranges()
-            s = factors(first, link.read_ranges(), options.alpha)
-            after = np.clip(before * s, 1 / options.limit, options.limit)
+            after = np.clip(before * factors(first, link.read_ranges(), _ALPHA), 1 / _LIMIT, _LIMIT)
             link.rescale(after / before)
             totals[link.name] = after
             moved = max(moved, float(np.abs(np.log(after / before)).max()))
-        if moved < 1e-3 or sweep >= options.max_sweeps:
+        if moved < 1e-3 or sweep >= _MAX_SWEEPS:
             break
-    if options.exact:
-        totals = {name: np.exp2(np.round(np.log2(total))) for name, total in totals.items()}
     return totals, sweep
 
 
 def factors(first: Array, second: Array, alpha: float) -> Array:
-    """first^alpha / second^(1 - alpha) for each channel; 1 for those that one of the two never uses."""
+    """first^alpha / second^(1 - alpha) for each channel; 1 where either is 0."""
     used = (first > 0) & (second > 0)
     if not used.any():
         return np.ones_like(first)
@@ -149,19 +122,18 @@ def factors(first: Array, second: Array, alpha: float) -> Array:
 
 
 def _to_relu(clip: ir.Node) -> str:
-    """Put a Relu in place of ``clip``; returns the name of the tensor that it bounds."""
-    bounded = _tensor(clip)
+    """Replace ``clip`` by a Relu. Returns the name of the tensor that it bounded."""
+    bounded = _bounded(clip)
     graph.replace_by_nodes(clip, [ir.Node("", "Relu", [clip.inputs[0]], num_outputs=1, name=clip.name)])
     return bounded
 
 
 def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bool = False) -> float | None:
-    """The largest relative error of an output. Raises Unsupported if it is more than rounding should be.
+    """The largest relative error of an output. Raises Unsupported if it exceeds that of rounding.
 
-    Where a Clip was replaced the function is the same on ``data`` only, and only they are compared.
+    If a Clip was replaced (``clipped``), the functions are equal on ``data`` only, so only their outputs on ``data`` are compared.
     """
-    rows = call_rows(signature_of(original), _CHECKED_ROWS)
-    samples = [] if data is None else [data.rows(0, rows)]
+    samples = [] if data is None else [data.rows(0, call_rows(signature_of(original), _CHECKED_ROWS))]
     error: float | None
     if clipped:
         with (
@@ -176,13 +148,12 @@ def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bo
         error, failure = verdict.max_relative_error, verdict.failure
     if failure and not failure.startswith("unverifiable"):
         raise Unsupported(
-            f"rescaling its channels changes what the model answers: {failure}",
-            "scales that are powers of two round nothing: set exact=True",
+            f"rescaling the channels changes the model's outputs: {failure}", "quantise the model without equalisation"
         )
     return error
 
 
-def _tensor(clip: ir.Node) -> str:
+def _bounded(clip: ir.Node) -> str:
     """The tensor that a Clip bounds."""
     source = clip.inputs[0]
     assert source is not None
@@ -190,16 +161,13 @@ def _tensor(clip: ir.Node) -> str:
 
 
 def _describe(link: Link, total: Array, reached: Array | None) -> dict[str, object]:
-    """``spread``: the largest channel's range by the median's, of those that are used, before and after."""
+    """The facts of a link. ``spread``: the largest channel's range by the median of the used ones, before and after."""
     found: dict[str, object] = {
         "readers": [f"{read.node.outputs[0].name}" for read in link.reads],
         "channels": link.channels,
         "scales": [float(total.min()), float(total.max())],
     }
     if reached is not None and reached.any():
-        found["spread"] = [_spread(reached), _spread(reached / total)]
+        spreads = (ranges.max() / np.median(ranges[ranges > 0]) for ranges in (reached, reached / total))
+        found["spread"] = [round(float(spread), 2) for spread in spreads]
     return found
-
-
-def _spread(ranges: Array) -> float:
-    return round(float(ranges.max() / np.median(ranges[ranges > 0])), 2)

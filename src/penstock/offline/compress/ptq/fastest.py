@@ -1,4 +1,4 @@
-"""Integer types and placement, measured: the proposals of ``scheme.py`` timed on this machine."""
+"""Time integer types and placements on this machine, to find the fastest."""
 
 from __future__ import annotations
 
@@ -22,35 +22,22 @@ from penstock.resources import MachineFacts
 from penstock.tensor import DataType
 
 
-class FastestOptions(msgspec.Struct, frozen=True):
-    """How candidates are timed."""
-
-    rows: int = 1
-    """Samples in a timed call; a model of fixed batch takes its own."""
-    threads: int = 1
-    """Threads of the engine."""
-    budget_s: float = 5.0
-    """Seconds of timing, all candidates together."""
-    engine: str = "onnxruntime"
-    """The engine that will serve the model."""
-
-
 class TimedPlacement(msgspec.Struct, frozen=True):
-    """One way to quantise, and how fast it came out."""
+    """One way to quantise, and its measured speed."""
 
     placement: QdqPlacement
     scheme: IntegerScheme
     artifact: Artifact
-    """The quantised model, with min-max ranges: its speed does not depend on the ranges."""
+    """The quantised model, with min-max ranges; its speed does not depend on the ranges."""
     p50_ms: float
     speedup: Interval
-    """Over the float model, with its 95 % interval."""
+    """Speed relative to the float model, with its 95 % interval."""
 
 
 def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
-    """The scheme that the rules give for ``machine``, and the other that keeps its sums exact there.
+    """The scheme that ``integer_scheme`` gives for ``machine``, and the one with the other sign of activations.
 
-    None is offered whose products saturate: it would be fast, and wrong without a word.
+    Excludes schemes whose products saturate there: they are fast, but silently wrong.
     """
     ruled = integer_scheme(machine)
     other = DataType.INT8 if ruled.activation is DataType.UINT8 else DataType.UINT8
@@ -65,14 +52,15 @@ def fastest_placement(
     statistics: Mapping[str, TensorStatistics],
     data: Dataset,
     schemes: Sequence[IntegerScheme],
-    options: FastestOptions | None = None,
+    threads: int = 1,
+    budget_s: float = 5.0,
 ) -> list[TimedPlacement]:
-    """Every placement with every one of ``schemes``, calls interleaved with those of the float model, the fastest first.
+    """Every placement with every one of ``schemes``, the fastest first.
 
-    Where two placements write the same model, only the first is timed. The model to serve is the first whose interval is above 1;
-    if none is, INT8 does not pay here. Raises as ``quantize``.
+    ``budget_s`` is the time in seconds for all of them. Calls interleave with those of the float model. If two placements write
+    the same model, only the first is timed. INT8 pays on this machine if the interval of a speedup lies above 1.
+    Raises as ``quantize``.
     """
-    options = options or FastestOptions()
     if not schemes:
         raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")
     ways: dict[str, tuple[QdqPlacement, IntegerScheme, Artifact]] = {}
@@ -82,8 +70,8 @@ def fastest_placement(
             quantised = quantize(artifact, chosen, scheme, placement)
             ways.setdefault(quantised.digest, (placement, scheme, quantised))
     models = {"": artifact, **{name: way[2] for name, way in ways.items()}}
-    sample = repeat_rows(data.inputs, call_rows(signature_of(artifact), options.rows))
-    timings = race(models, sample, options.budget_s, options.threads, options.engine)
+    sample = repeat_rows(data.inputs, call_rows(signature_of(artifact), 1))
+    timings = race(models, sample, budget_s, threads)
     timed = [
         TimedPlacement(*way, timings[name].p50_ms, speedup(timings[""], timings[name])) for name, way in ways.items()
     ]

@@ -1,4 +1,4 @@
-"""The first steps of every INT8 method: channels of like ranges, and the placement that is fastest on this machine."""
+"""The first steps of every INT8 method: equalise channels, and find the fastest placement on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from penstock.artifact import Artifact
 from penstock.offline.compress.method import StepContext
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.fastest import FastestOptions, fastest_placement
+from penstock.offline.compress.ptq.fastest import fastest_placement
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import equalized
@@ -16,19 +16,19 @@ from penstock.offline.sessions import signature_of
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
-"""Range methods by name; ``best``, which tries all tensor by tensor, is not one of them."""
+"""Range methods by name. ``best``, which tries all of them tensor by tensor, is not included."""
 _ROWS = 32
-"""Samples that give the ranges with which placements are timed."""
+"""Samples that give the ranges of the placements to time."""
 
 
 def check_float(model: Artifact) -> None:
-    """Raise Unsupported if ``model`` is quantised already or has no weights."""
+    """Raise Unsupported if ``model`` is already quantised or has no weights."""
     if not any(len(weight.dims) >= 2 for weight in FloatModel(model).weights.values()):
         raise nothing_to_quantise()
 
 
 def prepared(model: Artifact, context: StepContext, equalize: bool) -> Artifact:
-    """``model`` with channels of like ranges if ``equalize``."""
+    """``model``, with channels of like ranges if ``equalize`` is true."""
     if not equalize:
         return model
     progress = context.stage("equalise")
@@ -38,7 +38,7 @@ def prepared(model: Artifact, context: StepContext, equalize: bool) -> Artifact:
 
 
 def placed(model: Artifact, context: StepContext, name: PlacementName, threads: int, budget_s: float) -> QdqPlacement:
-    """The placement of that name, or the one that this machine runs fastest."""
+    """The placement called ``name``; for "fastest", the one that this machine runs fastest."""
     if name != "fastest":
         return QdqPlacement(name)
     known = context.placements
@@ -47,7 +47,7 @@ def placed(model: Artifact, context: StepContext, name: PlacementName, threads: 
         rows = signature_of(model).smallest_batch
         statistics = collect(model, context.data.rows(0, max(rows, _ROWS // rows * rows)))
         timed_on = context.judge.data if context.judge else context.data
-        options = FastestOptions(threads=threads, budget_s=budget_s)
-        known[model.digest] = fastest_placement(model, statistics, timed_on, [context.scheme], options)[0].placement
+        timed = fastest_placement(model, statistics, timed_on, [context.scheme], threads, budget_s)
+        known[model.digest] = timed[0].placement
         progress(1, 1)
     return known[model.digest]

@@ -103,10 +103,7 @@ def _write(
             nodes_to_quantize=[node.name for node in nodes],
             nodes_to_exclude=[],
             op_types_to_quantize=sorted({node.op_type for node in nodes}),
-            extra_options={
-                "ActivationSymmetric": scheme.symmetric,
-                "OpTypesToExcludeOutputQuantization": placement.float_outputs,
-            },
+            extra_options={"OpTypesToExcludeOutputQuantization": placement.float_outputs},
         )
         quantizer.quantize_model()
         quantizer.model.topological_sort()

@@ -1,14 +1,13 @@
-"""Rescale channels of a tensor inside a model without changing what the model computes.
+"""Rescale channels of a tensor inside a model without changing the model's function.
 
-A tensor x may be divided by positive numbers s, one a channel, if what writes it can be divided by s, all that reads it
-multiplies s back into its weights, and every operator in between is positively homogeneous in each channel, f(s x) = s f(x).
-Cross-layer equalisation and SmoothQuant are this with different s.
+A tensor x can be divided by positive numbers s, one a channel, if its writer can be divided by s, all its readers multiply s
+back into their weights, and every operator in between is positively homogeneous in each channel, f(s x) = s f(x).
+Cross-layer equalisation and SmoothQuant rescale with different s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +22,11 @@ from penstock.tensor import Array
 _ELEMENTWISE = frozenset({"Relu", "LeakyRelu", "Identity"})
 _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+_WRITERS = _CONVOLUTIONS | {"Gemm", "MatMul", "Mul", "LayerNormalization"}
 
 
 class Operand:
-    """A constant FP32 input of a node, in FP64 while it is being rescaled."""
+    """A constant FP32 input of a node, held in FP64 for rescaling."""
 
     def __init__(self, node: ir.Node, index: int, array: Array) -> None:
         self.node = node
@@ -35,7 +35,7 @@ class Operand:
         self.array = self.original.copy()
 
     def write(self) -> None:
-        """Put the array into the graph, rounded once; other readers of the initialiser keep the old one."""
+        """Round the array once and put it into the graph. Other readers of the initialiser keep the old one."""
         if np.array_equal(self.array, self.original):
             return
         value, owner = self.node.inputs[self.index], self.node.graph
@@ -45,7 +45,7 @@ class Operand:
             array = self.array.astype(np.float32)
         if not np.isfinite(array).all():
             raise PenstockError(
-                f"rescaling takes '{value.name}' out of the range of FP32", "lower the limit of the scales"
+                f"rescaling takes '{value.name}' out of the range of FP32", "quantise the model without equalisation"
             )
         if len(value.uses()) == 1:
             value.const_value = ir.Tensor(array, name=value.name)
@@ -54,7 +54,7 @@ class Operand:
 
 
 class Side(NamedTuple):
-    """An operand whose channels, on axes of their own in ``view``, are those of a link; ``scale`` broadcasts over ``view``."""
+    """An operand that holds a link's channels. ``view`` gives the channels separate axes, and ``scale`` broadcasts over it."""
 
     operand: Operand
     view: tuple[int, ...]
@@ -71,7 +71,7 @@ class Side(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The end of a link: a product with constant weights, and the tensor that it reads."""
+    """One end of a link: a product with constant weights, and the tensor that it reads."""
 
     node: ir.Node
     side: Side
@@ -79,20 +79,20 @@ class Read(NamedTuple):
     axis: int
     """1 or -1."""
     block: int
-    """Consecutive places along the axis that one channel takes: more than 1 after Flatten."""
+    """Consecutive elements along the axis that one channel takes; more than 1 after Flatten."""
 
 
 class Link:
-    """A tensor's way from the node that writes its channels to all the products that read them."""
+    """The paths from the node that writes a tensor's channels to all products that read them."""
 
     def __init__(self, writer: ir.Node, channels: int) -> None:
         self.writer = writer
         self.channels = channels
         self.written: list[Side] = []
-        """To be divided by s; the first is the writer's weight."""
+        """The operands to divide by s. The first is the writer's weight."""
         self.reads: list[Read] = []
         self.clips: list[tuple[ir.Node, float]] = []
-        """Clip from 0 to that number: homogeneous only where nothing reaches it."""
+        """Every Clip from 0, with its upper bound. It is homogeneous only if no value reaches the bound."""
 
     def rescale(self, s: Array) -> None:
         """Divide the tensor by ``s``, shape (channels,), FP64, positive."""
@@ -102,11 +102,11 @@ class Link:
             read.side.multiply(s)
 
     def read_ranges(self) -> Array:
-        """The largest magnitude among all readers' weights, for each channel."""
+        """The largest magnitude of each channel in the weights of all readers."""
         return np.asarray(np.max([read.side.ranges() for read in self.reads], axis=0))
 
     def reduce(self, array: Array, read: Read) -> Array:
-        """The largest of ``array``, a batch of the tensor that ``read`` names, for each channel."""
+        """The largest value of each channel in ``array``, a batch of the tensor that ``read`` names."""
         last = np.moveaxis(array, read.axis, -1).reshape(-1, self.channels, read.block)
         return np.asarray(last.max(axis=(0, 2)).astype(np.float64))
 
@@ -116,12 +116,18 @@ class Link:
 
 
 class Rescaling:
-    """All links of a model, in the order of their writers. Operands that several links share are shared."""
+    """All links of a model, in the order of their writers. Links can share operands."""
 
     def __init__(self, model: ir.Model) -> None:
         self._operands: dict[tuple[int, int], Operand] = {}
         self.model = model
-        self.links = list(self._find(model))
+        self.links: list[Link] = []
+        for node in graph.plain_nodes(model):
+            started = self._start(node)
+            if started is not None:
+                link, axis = started
+                if self._follow(node.outputs[0], axis, 1, link) and link.reads:
+                    self.links.append(link)
 
     def restore(self) -> None:
         """Restore every operand."""
@@ -129,19 +135,10 @@ class Rescaling:
             operand.array = operand.original.copy()
 
     def write(self) -> bytes:
-        """The model with all that was rescaled."""
+        """The rescaled model."""
         for operand in self._operands.values():
             operand.write()
         return to_bytes(self.model)
-
-    def _find(self, model: ir.Model) -> Iterator[Link]:
-        for node in graph.plain_nodes(model):
-            started = self._start(node)
-            if started is None:
-                continue
-            link, axis = started
-            if self._follow(node.outputs[0], axis, 1, link) and link.reads:
-                yield link
 
     def _operand(self, node: ir.Node, index: int) -> Operand | None:
         value = graph.input_of(node, index)
@@ -152,38 +149,28 @@ class Rescaling:
 
     def _start(self, node: ir.Node) -> tuple[Link, int] | None:
         """A link that ``node`` may write, and the axis of its channels; None if it cannot be one."""
-        if any(graph.is_used(output) for output in node.outputs[1:]):
+        place = 0 if node.op_type == "Mul" and graph.is_constant(node.inputs[0]) else 1
+        weight = self._operand(node, place) if node.op_type in _WRITERS else None
+        if weight is None or any(graph.is_used(output) for output in node.outputs[1:]):
             return None
-        if node.op_type in (*_CONVOLUTIONS, "Gemm"):
-            return self._start_linear(node)
-        place = {"MatMul": 1, "LayerNormalization": 1}.get(node.op_type)
-        if node.op_type == "Mul":
-            place = 0 if graph.is_constant(node.inputs[0]) else 1
-        weight = None if place is None else self._operand(node, place)
-        if weight is None or graph.int_attribute(node, "axis", -1) != -1:
-            return None
-        shape = weight.array.shape
-        channels = shape[-1] if shape else 1
-        if node.op_type == "MatMul":
-            if len(shape) != 2:
+        shape, linear = weight.array.shape, read_linear(node)
+        if linear is not None:
+            side = Side(weight, linear.channel_view, linear.scale_view)
+        elif node.op_type in ("MatMul", "Mul", "LayerNormalization"):
+            is_matrix = node.op_type == "MatMul" and len(shape) == 2
+            is_row = weight.array.size > 1 and shape[-1] == weight.array.size
+            fits = is_row and len(shape) <= (graph.rank(node.outputs[0]) or 1)
+            if not (is_matrix or (fits and graph.int_attribute(node, "axis", -1) == -1)):
                 return None
-        elif channels == 1 or weight.array.size != channels or len(shape) > (graph.rank(node.outputs[0]) or 1):
+            side = Side(weight, shape, (*(1 for _ in shape[1:]), shape[-1]))
+        else:
             return None
-        link = Link(node, channels)
-        link.written.append(Side(weight, shape, (*(1 for _ in shape[1:]), channels)))
-        return (link, -1) if self._bias(node, link) else None
-
-    def _start_linear(self, node: ir.Node) -> tuple[Link, int] | None:
-        linear, weight = read_linear(node), self._operand(node, 1)
-        if linear is None or weight is None:
-            return None
-        link = Link(node, linear.channels)
-        link.written.append(Side(weight, linear.channel_view, linear.scale_view))
-        axis = -1 if node.op_type == "Gemm" else 1
-        return (link, axis) if self._bias(node, link) else None
+        link = Link(node, math.prod(side.scale))
+        link.written.append(side)
+        return (link, 1 if node.op_type in _CONVOLUTIONS else -1) if self._bias(node, link) else None
 
     def _bias(self, node: ir.Node, link: Link) -> bool:
-        """Take the third input, where there is one, along; False if it is not one number a channel."""
+        """Add the bias, if there is one, to ``link.written``; False if it is not one number a channel."""
         if graph.input_of(node, 2) is None:
             return True
         bias = self._operand(node, 2)
@@ -193,7 +180,7 @@ class Rescaling:
         return True
 
     def _follow(self, value: ir.Value, axis: int, block: int, link: Link) -> bool:
-        """Whether every way from ``value`` on ends in a product that can take s; the link then knows them all."""
+        """Whether every path from ``value`` ends in a product that can take s. Adds the products to ``link.reads``."""
         uses = value.uses()
         if value.is_graph_output() or not uses:
             return False
@@ -206,34 +193,29 @@ class Rescaling:
         )
 
     def _pass(self, node: ir.Node, value: ir.Value, axis: int, block: int, link: Link) -> bool:
-        """Whether ``node`` lets the channels through, and all that follows ends well."""
-        output = node.outputs[0]
+        """Whether ``node`` is homogeneous in each channel, and every path from its output ends in a product."""
         if any(graph.is_used(other) for other in node.outputs[1:]):
             return False
-        if node.op_type in _ELEMENTWISE:
-            return self._follow(output, axis, block, link)
-        if (node.op_type in _POOLS and axis == 1) or (axis == -1 and _keeps_last(node, value)):
-            return self._follow(output, axis, block, link)
-        if node.op_type == "Add" and block == 1 and self._shift(node, axis, link):
-            return self._follow(output, axis, block, link)
-        if node.op_type == "Clip" and (top := _clip_top(node)) is not None:
-            link.clips.append((node, top))
-            return self._follow(output, axis, block, link)
+        if (
+            node.op_type in _ELEMENTWISE
+            or (node.op_type in _POOLS and axis == 1)
+            or (axis == -1 and _keeps_last(node, value))
+            or (node.op_type == "Add" and block == 1 and self._shift(node, axis, link))
+            or (node.op_type == "Clip" and _limit(node, link))
+        ):
+            return self._follow(node.outputs[0], axis, block, link)
         size = _flattened(node, value, axis)
-        return size is not None and self._follow(output, -1, size, link)
+        return size is not None and self._follow(node.outputs[0], -1, size, link)
 
     def _shift(self, node: ir.Node, axis: int, link: Link) -> bool:
-        """Whether ``node`` adds one constant a channel, which is then divided as well."""
+        """Whether ``node`` adds one constant a channel. Adds the constant to ``link.written``."""
         place = next((index for index in (0, 1) if graph.is_constant(node.inputs[index])), None)
         operand = None if place is None else self._operand(node, place)
-        if operand is None:
+        if operand is None or operand.array.size != link.channels:
             return False
-        shape = operand.array.shape
-        rank = graph.rank(node.outputs[0])
-        at = -1 if axis == -1 else 1 - rank if rank is not None and rank > 1 else 0
-        if not at or operand.array.size != link.channels or len(shape) < -at or shape[at] != link.channels:
-            return False
-        if len(shape) > (rank or 1):
+        shape, rank = operand.array.shape, graph.rank(node.outputs[0]) or 1
+        at = -1 if axis == -1 else 1 - rank
+        if not -len(shape) <= at < 0 or shape[at] != link.channels or len(shape) > rank:
             return False
         link.written.append(Side(operand, shape, shape))
         return True
@@ -276,19 +258,20 @@ def _product_side(weight: Operand, channels: int, block: int, axis: int) -> Side
     return Side(weight, (shape[0], channels, block), (1, channels, 1))
 
 
-def _clip_top(node: ir.Node) -> float | None:
-    """The upper bound of a Clip from 0; None if it is no such."""
+def _limit(node: ir.Node, link: Link) -> bool:
+    """Whether a Clip has constant bounds from 0. Adds it to ``link.clips``."""
     low, high = (graph.constant(graph.input_of(node, place)) for place in (1, 2))
     bottom = graph.float_attribute(node, "min", -np.inf) if low is None else float(low.reshape(()))
     top = graph.float_attribute(node, "max", np.inf) if high is None else float(high.reshape(()))
     given = [graph.input_of(node, place) for place, array in ((1, low), (2, high)) if array is None]
     if bottom != 0.0 or not 0 < top < np.inf or any(given):
-        return None
-    return top
+        return False
+    link.clips.append((node, top))
+    return True
 
 
 def _keeps_last(node: ir.Node, value: ir.Value) -> bool:
-    """Whether ``node`` works on other axes than the last one, and leaves that as it is."""
+    """Whether ``node`` leaves the last axis unchanged and works on others only."""
     rank, output = graph.rank(value), node.outputs[0]
     if rank is None or value is not graph.input_of(node, 0):
         return False
@@ -309,13 +292,13 @@ def _keeps_last(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _axes(node: ir.Node) -> list[int] | None:
-    """The axes that a ReduceMean names, as attribute or as input; None if it names none that are known."""
+    """The axes of a ReduceMean, from its attribute or constant input; None if they are not known."""
     constant = graph.constant(graph.input_of(node, 1))
     return graph.ints_attribute(node, "axes") if constant is None else [int(axis) for axis in constant.reshape(-1)]
 
 
 def _flattened(node: ir.Node, value: ir.Value, axis: int) -> int | None:
-    """Places that one channel takes along the last axis of the output; None if ``node`` does something else."""
+    """Elements that one channel takes along the last axis of the output; None if ``node`` does not flatten."""
     output, rank = node.outputs[0], graph.rank(value)
     if axis != 1 or value.shape is None or rank is None or rank < 3:
         return None

@@ -13,39 +13,32 @@ _ARM = {"aarch64", "arm64"}
 
 
 class IntegerScheme(msgspec.Struct, frozen=True):
-    """Integer types of activations (one scale a tensor) and weights (one scale an output channel, symmetric)."""
+    """Integer types of activations (one scale and zero point a tensor) and weights (one scale an output channel, symmetric).
+
+    Activations have a zero point, so that the values of a ReLU use every integer and the ReLU itself becomes the clipping at
+    the smallest. Only then do engines compute it in integers.
+    """
 
     activation: DataType
     weight: DataType
     reduce_range: bool
-    """Weights take 7 of their 8 bits, so that two products added in 16 bits do not saturate."""
+    """Weights use 7 of their 8 bits, so that two products added in 16 bits do not saturate."""
     reason: str
-
-    symmetric: bool = False
-    """Zero is the middle of the activations' integers. Otherwise it is wherever it suits the tensor, so that a ReLU's values take
-    all integers and the ReLU itself becomes the clipping at the smallest; only then do engines compute it in integers.
-    """
 
     @property
     def activation_limits(self) -> tuple[int, int]:
         """The smallest and largest integer of an activation: where QuantizeLinear clips."""
         return (0, 255) if self.activation is DataType.UINT8 else (-128, 127)
 
-    @property
-    def steps(self) -> int:
-        """From one end of a range to the other. A symmetric one does without -128, which values a step beyond it still become."""
-        return 254 if self.symmetric else 255
-
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Scale and zero point (float64, whole) of activations from ``low`` to ``high``; of an empty range, scale 1."""
+        """Scale and zero point (whole numbers in float64) of activations from ``low`` to ``high``. An empty range has scale 1."""
         width = np.asarray(high, np.float64) - low
-        scale = np.where(width > 0, width / self.steps, 1.0)
-        zero_point = np.zeros_like(scale) if self.symmetric else np.round(self.activation_limits[0] - low / scale)
-        return scale, zero_point
+        scale = np.where(width > 0, width / 255, 1.0)
+        return scale, np.round(self.activation_limits[0] - low / scale)
 
 
 def integer_scheme(machine: MachineFacts) -> IntegerScheme:
-    """The scheme for ``machine``; its gain must still be measured."""
+    """The scheme that multiplies exactly on ``machine``. Measure whether it is faster than FP32."""
     architecture = machine.architecture.lower()
     if architecture in _ARM:
         kernels = "dot-product instructions" if machine.has_integer_dot_product else "NEON kernels"
@@ -63,8 +56,8 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
 
 
 def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
-    """The instruction sets that a CPU needs to run a model of ``scheme`` made on ``machine``.
+    """The instruction sets that a model of ``scheme``, made on ``machine``, needs.
 
-    Weights of full range saturate on CPUs without a dot product, which this one has; those of 7 bits run anywhere.
+    Weights of 8 bits saturate on CPUs without an integer dot product. Weights of 7 bits run anywhere.
     """
     return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()

@@ -1,77 +1,60 @@
-"""SmoothQuant: outlier channels of the activations that feed matrix products are moved into the weights, exactly in float.
+"""SmoothQuant: move outlier channels of the activations that feed matrix products into the weights, exactly in float.
 
 G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023, §4:
-s_j = max|X_j|^α / max|W_j|^(1-α); the LayerNormalization, Mul or product that writes X is divided by s, the weights of all
-products that read it (queries, keys and values together) are multiplied. α is chosen for each tensor by the error of the
-quantised products on data, and the tensor stays as it is where none lowers it.
+s_j = max|X_j|^α / max|W_j|^(1-α). The LayerNormalization, Mul or product that writes X is divided by s. The weights of all
+products that read it (queries, keys and values together) are multiplied by s. Each tensor takes the α with the lowest error of
+the quantised products on data, and stays unchanged if no α lowers the error.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.equalize import factors, verify
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
-from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import Array
 
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
+_ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Shares of the activations' uneven ranges that move into the weights."""
+_LIMIT = 1e3
+"""Largest factor by which a channel is scaled, up or down."""
+_ROWS = 256
+"""Rows of each tensor on which the error is measured. They are held in memory."""
 _WORTH_IT = 0.99
-"""The error must fall by this factor: below it the choice is noise."""
-
-
-class SmoothQuantOptions(msgspec.Struct, frozen=True):
-    """How to smooth."""
-
-    alphas: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-    """Shares of the activations' uneven ranges that move into the weights; each is tried for each tensor."""
-    limit: float = 1e3
-    """No channel is scaled by more than this, or less than its inverse."""
-    exact: bool = False
-    """Round scales to powers of two: every product in the model then has the very same bits as before."""
-    rows: int = 256
-    """Rows of each tensor on which the error is measured; memory is that many times the widths of all tensors, in FP32."""
-    batch_size: int = 32
-    threads: int = 1
-
-
-_DEFAULTS = SmoothQuantOptions()
+"""The error must fall by this factor; a smaller gain is noise."""
 
 
 class _Seen(NamedTuple):
     """A link's tensor on data."""
 
     low: Array
-    """The smallest of each channel, FP64; at most 0, as in a quantised range."""
+    """The smallest value of each channel, FP64; at most 0, as in a quantised range."""
     high: Array
     rows: Array
     """Some rows, shape (rows, channels), FP64."""
 
 
-def smooth_quant(
-    artifact: Artifact, data: Dataset, options: SmoothQuantOptions = _DEFAULTS, progress: Progress = no_progress
-) -> Artifact:
+def smooth_quant(artifact: Artifact, data: Dataset) -> Artifact:
     """The same function, its matrix products ready for INT8 with one scale an activation. ``artifact`` is FP32.
 
-    Raises InvalidModel, Unsupported if the model cannot be read, InvalidData if the data do not fit.
+    Raises InvalidModel or Unsupported if the model cannot be read, InvalidData if the data do not fit.
     """
-    if not options.alphas or not all(0 <= alpha <= 1 for alpha in options.alphas) or options.rows < 1:
-        raise InvalidArgument("SmoothQuant needs at least one row, and alphas from 0 to 1")
     rescaling = Rescaling(infer_shapes(read_proto(artifact)))
     links = [link for link in rescaling.links if _is_smoothable(link)]
-    seen = _observe(artifact, links, data, options, progress)
-    facts = {link.name: _smooth(link, seen[link.name], options) for link in links}
+    seen = _observe(artifact, links, data)
+    facts = {link.name: _smooth(link, seen[link.name]) for link in links}
     changed = rescaling.write()
     error = verify(artifact, changed, data)
-    asked = {**msgspec.structs.asdict(options), "data": data.digest}
-    return artifact.derive(changed, "smooth-quant", asked, {"links": facts, "max_relative_error": error})
+    return artifact.derive(
+        changed, "smooth-quant", {"data": data.digest}, {"links": facts, "max_relative_error": error}
+    )
 
 
 def _is_smoothable(link: Link) -> bool:
@@ -84,16 +67,14 @@ def _is_smoothable(link: Link) -> bool:
     )
 
 
-def _observe(
-    artifact: Artifact, links: list[Link], data: Dataset, options: SmoothQuantOptions, progress: Progress
-) -> dict[str, _Seen]:
+def _observe(artifact: Artifact, links: list[Link], data: Dataset) -> dict[str, _Seen]:
     by_tensor = {link.reads[0].tensor: link for link in links}
-    taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
-    quota = -(-options.rows // taps.batches.count)
+    taps = Taps(artifact, data)
+    quota = -(-_ROWS // taps.batches.count)
     low = {link.name: np.zeros(link.channels) for link in links}
     high = {link.name: np.zeros(link.channels) for link in links}
     kept: dict[str, list[Array]] = {link.name: [] for link in links}
-    for tensor, array in taps.run(list(by_tensor), progress):
+    for tensor, array in taps.run(list(by_tensor)):
         name, rows = by_tensor[tensor].name, array.reshape(-1, array.shape[-1])
         low[name] = np.minimum(low[name], rows.min(axis=0))
         high[name] = np.maximum(high[name], rows.max(axis=0))
@@ -101,16 +82,15 @@ def _observe(
     return {name: _Seen(low[name], high[name], np.concatenate(parts)) for name, parts in kept.items()}
 
 
-def _smooth(link: Link, seen: _Seen, options: SmoothQuantOptions) -> dict[str, object]:
-    """Rescale ``link`` by the best of the alphas, if one is good enough; what was found."""
+def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
+    """Rescale ``link`` by the best α, if one lowers the error enough. Returns its facts."""
     reached, read = np.maximum(-seen.low, seen.high), link.read_ranges()
-    before = best = quantized_error(link, seen.low, seen.high, seen.rows, np.ones(link.channels))
-    chosen: float | None = None
     scales = np.ones(link.channels)
-    for alpha in options.alphas:
-        s = np.clip(factors(reached, read, alpha), 1 / options.limit, options.limit)
-        s = np.exp2(np.round(np.log2(s))) if options.exact else s
-        error = quantized_error(link, seen.low, seen.high, seen.rows, s)
+    before = best = quantized_error(link, *seen, scales)
+    chosen: float | None = None
+    for alpha in _ALPHAS:
+        s = np.clip(factors(reached, read, alpha), 1 / _LIMIT, _LIMIT)
+        error = quantized_error(link, *seen, s)
         if error < min(best, _WORTH_IT * before):
             best, chosen, scales = error, alpha, s
     link.rescale(scales)
@@ -123,16 +103,15 @@ def _smooth(link: Link, seen: _Seen, options: SmoothQuantOptions) -> dict[str, o
 
 
 def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) -> float:
-    """Relative error of the link's products in INT8 if it were divided by ``s``: the root of the mean over its readers of
-    squared error by squared result.
+    """Relative error of the link's products in INT8 if the link is divided by ``s``.
 
-    Activations take 256 steps from the smallest to the largest of all channels, weights 127 either way for each output.
+    It is the root of the mean over readers of squared error by squared result. Activations take 256 steps from the smallest to the
+    largest value of all channels; weights take 127 steps either way for each output.
     """
     bottom, top = float((low / s).min()), float((high / s).max())
     scale = (top - bottom) / 255 or 1.0
     zero_point = round(-bottom / scale)
-    scaled = rows / s
-    integers = np.clip(np.round(scaled / scale) + zero_point, 0, 255)
+    integers = np.clip(np.round(rows / s / scale) + zero_point, 0, 255)
     coarse = (integers - zero_point) * scale
     shares = []
     for read in link.reads:
@@ -145,7 +124,7 @@ def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) 
 
 
 def _rounded(weights: Array) -> Array:
-    """``weights``, shape (inputs, outputs), as INT8 with one scale an output gives them."""
+    """``weights``, shape (inputs, outputs), rounded to INT8 with one scale an output."""
     scale = np.abs(weights).max(axis=0) / 127
     scale[scale == 0] = 1.0
     return np.asarray(np.round(weights / scale) * scale)

@@ -1,4 +1,4 @@
-"""The passes, one a file. ``default_passes`` lists those that every build runs, in their order."""
+"""The passes, one a file. ``default_passes`` lists those that every build runs, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.offline.optimize.passes.matmul_add import MatMulAdd
 
 
 def default_passes() -> list[Pass]:
-    """Constants first, since the folding rules look for them; dead code last, since the others leave some."""
+    """Constants come first, since the folding rules need them; dead code comes last, since the other passes leave some."""
     return [
         ConstantFolding(),
         IdentityElimination(),

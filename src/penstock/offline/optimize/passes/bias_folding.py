@@ -6,12 +6,14 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.base import NodePass
 from penstock.offline.optimize.linear import read_linear
 from penstock.tensor import Array
 
+_FOLDED = frozenset({"Add", "Sub", "Mul", "Div"})
 
-class BiasFolding(Pass):
+
+class BiasFolding(NodePass):
     """``y + c``, ``y - c``, ``c - y``, ``c y`` and ``y / c`` become part of the weight and bias that make ``y``.
 
     Folded:
@@ -30,16 +32,12 @@ class BiasFolding(Pass):
 
     name = "bias_folding"
 
-    def call(self, model: ir.Model) -> PassResult:
-        modified = False
-        for node in graph.plain_nodes(model):
-            if node.op_type in _SCALE_AND_SHIFT:
-                modified |= any(_fold(node, side) for side in (0, 1))
-        return PassResult(modified)
+    def rewrite(self, node: ir.Node, model: ir.Model) -> bool:
+        return node.op_type in _FOLDED and any(_fold(node, side) for side in (0, 1))
 
 
 def _fold(node: ir.Node, side: int) -> bool:
-    """Fold ``node`` into the producer of its input ``side``, if that is linear and the other input constant."""
+    """Fold ``node`` into the producer of its input ``side``, if this is linear and the other input is constant."""
     source = node.inputs[side] if node.graph is not None else None
     linear = read_linear(source.producer()) if source is not None else None
     if linear is None or source is None or graph.sole_consumer(source) is not node:
@@ -49,27 +47,19 @@ def _fold(node: ir.Node, side: int) -> bool:
     if constant is None or (node.op_type == "Div" and side == 1):
         return False  # Rules 5, 6
     with np.errstate(divide="ignore"):
-        scale, shift = _SCALE_AND_SHIFT[node.op_type](constant, side)
+        scale, shift = _scale_and_shift(node.op_type, constant, side)
     if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
         return False  # Rule 6
     return linear.fold(node, scale, shift)
 
 
-def _add(constant: Array, _side: int) -> tuple[Array, Array]:
-    return np.ones_like(constant), constant  # Rule 1
-
-
-def _sub(constant: Array, side: int) -> tuple[Array, Array]:
-    ones = np.ones_like(constant)
-    return (ones, -constant) if side == 0 else (-ones, constant)  # Rule 2
-
-
-def _mul(constant: Array, _side: int) -> tuple[Array, Array]:
-    return constant, np.zeros_like(constant)  # Rule 3
-
-
-def _div(constant: Array, _side: int) -> tuple[Array, Array]:
-    return 1.0 / constant, np.zeros_like(constant)  # Rule 3
-
-
-_SCALE_AND_SHIFT = {"Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div}
+def _scale_and_shift(op_type: str, constant: Array, side: int) -> tuple[Array, Array]:
+    ones, zeros = np.ones_like(constant), np.zeros_like(constant)
+    match op_type:
+        case "Add":
+            return ones, constant  # Rule 1
+        case "Sub":
+            return (ones, -constant) if side == 0 else (-ones, constant)  # Rule 2
+        case "Mul":
+            return constant, zeros  # Rule 3
+    return 1.0 / constant, zeros  # Rule 3

@@ -1,4 +1,4 @@
-"""Compute equal things once."""
+"""Compute equal values once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.base import Pass
 
 
 class CommonSubexpression(Pass):
-    """Of several equal constants or nodes the first stays, and the readers of the others read it instead.
+    """Merge equal constants, and equal nodes: the first stays, and the readers of the others read it instead.
 
     Merged (value numbering: Cocke and Schwartz, "Programming Languages and Their Compilers", 1970):
 
@@ -28,10 +28,9 @@ class CommonSubexpression(Pass):
 
     name = "common_subexpression"
 
-    def call(self, model: ir.Model) -> PassResult:
+    def call(self, model: ir.Model) -> bool:
         constants = _merge_constants(model.graph)
-        nodes = _merge_nodes(model)
-        return PassResult(constants or nodes)
+        return _merge_nodes(model) or constants
 
 
 def _merge_constants(model_graph: ir.Graph) -> bool:

@@ -1,4 +1,4 @@
-"""Compute now what does not depend on the inputs."""
+"""Replace nodes that do not depend on the inputs by their values."""
 
 from __future__ import annotations
 
@@ -11,45 +11,43 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.base import NodePass
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
 _GROWTH_LIMIT_BYTES = 1 << 20
+_NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 _QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 
-class ConstantFolding(Pass):
+class ConstantFolding(NodePass):
     """Nodes whose value is known become initialisers of the same name.
 
-    Folded, in order, so that chains fold at once:
+    Folded, in the order of the graph, so that chains fold at once:
 
     1. Constant.
-    2. Shape, where every dimension asked for is known, and Gather of one known dimension from a Shape.
+    2. Shape, if every dimension requested is known, and Gather of one known dimension from a Shape.
     3. Any other standard operator with one output whose inputs are all constant: it is run in ONNX Runtime, with its own
        optimisations off.
 
     Left alone:
 
     4. Operators that may answer differently each time; quantisation of weights, which engines fuse into integer kernels.
-    5. Nodes with subgraphs, other domains, text, sparse tensors, sequences, and what ONNX Runtime refuses.
-    6. A result larger than its inputs together and than 1 MiB, such as a big ConstantOfShape or Expand, and one whose size
-       shape inference cannot tell beforehand.
+    5. Nodes with subgraphs, other domains, text, sparse tensors, sequences, and nodes that ONNX Runtime refuses.
+    6. A result larger than 1 MiB and than its inputs together, such as a big ConstantOfShape or Expand, or one whose size
+       shape inference does not find.
     7. Outputs of the graph.
     """
 
     name = "constant_folding"
 
-    def call(self, model: ir.Model) -> PassResult:
-        modified = False
-        for node in graph.plain_nodes(model):  # Rule 5
-            if len(node.outputs) != 1 or node.outputs[0].is_graph_output() or not graph.is_used(node.outputs[0]):
-                continue  # Rule 7; what is unused is left to dead code elimination
-            result = _value_of(node, model)
-            if result is not None:
-                graph.replace_by_constant(node, result)
-                modified = True
-        return PassResult(modified)
+    def rewrite(self, node: ir.Node, model: ir.Model) -> bool:  # Rule 5
+        if len(node.outputs) != 1 or node.outputs[0].is_graph_output() or not graph.is_used(node.outputs[0]):
+            return False  # Rule 7; unused nodes are left to dead code elimination
+        result = _value_of(node, model)
+        if result is not None:
+            graph.replace_by_constant(node, result)
+        return result is not None
 
 
 def _value_of(node: ir.Node, model: ir.Model) -> Array | ir.TensorProtocol | None:
@@ -69,20 +67,11 @@ def _value_of(node: ir.Node, model: ir.Model) -> Array | ir.TensorProtocol | Non
 
 def _constant(node: ir.Node) -> Array | ir.TensorProtocol | None:
     (attribute,) = node.attributes.values()
-    match attribute.name:
-        case "value":
-            tensor = attribute.as_tensor()
-            return None if tensor.dtype == ir.DataType.STRING else tensor
-        case "value_float":
-            return np.array(attribute.as_float(), np.float32)
-        case "value_floats":
-            return np.array(attribute.as_floats(), np.float32)
-        case "value_int":
-            return np.array(attribute.as_int(), np.int64)
-        case "value_ints":
-            return np.array(attribute.as_ints(), np.int64)
-        case _:
-            return None  # Rule 5
+    if attribute.name == "value":
+        tensor = attribute.as_tensor()
+        return None if tensor.dtype == ir.DataType.STRING else tensor
+    dtype = _NUMBERS.get(attribute.name)
+    return None if dtype is None else np.array(attribute.value, dtype)  # Rule 5
 
 
 def _shape(node: ir.Node) -> Array | None:
@@ -114,7 +103,7 @@ def _known(dims: object) -> Array | None:
 
 
 def _run(node: ir.Node, inputs: list[ir.Value], model: ir.Model) -> Array | None:
-    """The node's result by ONNX Runtime; None if it may not or cannot be computed."""
+    """The node's result by ONNX Runtime; None if a rule forbids it or ONNX Runtime refuses."""
     proto = _single_node_model(node, inputs, model)
     expected = _expected_bytes(proto)
     held = sum(value.const_value.nbytes for value in inputs if value.const_value is not None)
@@ -144,7 +133,7 @@ def _expected_bytes(proto: onnx.ModelProto) -> int | None:
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         output = inferred.graph.output[0].type.tensor_type
-    except Exception:  # noqa: BLE001 - inference that fails tells no size
+    except Exception:  # noqa: BLE001 - failed inference finds no size
         return None
     dtype = ir.DataType(output.elem_type)
     is_known = output.HasField("shape") and all(dim.HasField("dim_value") for dim in output.shape.dim)

@@ -6,12 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.base import NodePass
 from penstock.offline.optimize.linear import Linear, read_linear
 from penstock.tensor import Array
 
 
-class ConvBatchNorm(Pass):
+class ConvBatchNorm(NodePass):
     """``gamma (y - mean) / sqrt(variance + epsilon) + beta`` becomes part of the weight and bias that make ``y``.
 
     Folded (Jacob et al. 2018, §3.2):
@@ -23,18 +23,14 @@ class ConvBatchNorm(Pass):
 
     2. Another node, a subgraph or the caller reads ``y`` too.
     3. BatchNormalization in training mode, with a second output in use, per activation (``spatial`` = 0), or older than
-       opset 7, where that could not be told.
+       opset 7, which has no marker for training.
     4. Parameters that are not constant, not one per channel, or give a weight that is not finite.
     """
 
     name = "conv_batch_norm"
 
-    def call(self, model: ir.Model) -> PassResult:
-        modified = False
-        for node in graph.plain_nodes(model):
-            if node.op_type == "BatchNormalization" and _is_inference(node, graph.opset(model)):
-                modified |= _fold(node)
-        return PassResult(modified)
+    def rewrite(self, node: ir.Node, model: ir.Model) -> bool:
+        return node.op_type == "BatchNormalization" and _is_inference(node, graph.opset(model)) and _fold(node)
 
 
 def _is_inference(node: ir.Node, opset: int) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.base import Pass
 
 
 class DeadCode(Pass):
-    """Nodes and initialisers whose values no node, no subgraph and no caller reads are removed.
+    """Remove nodes and initialisers whose values neither a node nor a subgraph nor the caller reads.
 
     Removed:
 
@@ -18,13 +18,13 @@ class DeadCode(Pass):
 
     Left alone:
 
-    3. Operators of other domains, which may do more than compute; nodes with subgraphs.
+    3. Operators of other domains, which may have side effects; nodes with subgraphs.
     4. Inputs of the graph, and initialisers behind them: they are the model's signature.
     """
 
     name = "dead_code"
 
-    def call(self, model: ir.Model) -> PassResult:
+    def call(self, model: ir.Model) -> bool:
         modified = False
         for node in reversed(list(graph.plain_nodes(model))):  # Rule 3
             if not any(graph.is_used(output) for output in node.outputs):
@@ -34,4 +34,4 @@ class DeadCode(Pass):
             if not graph.is_used(value) and not value.is_graph_input():  # Rule 4
                 del model.graph.initializers[name]  # Rule 2
                 modified = True
-        return PassResult(modified)
+        return modified

@@ -1,4 +1,4 @@
-"""Remove nodes that hand their input on unchanged."""
+"""Remove nodes that return their input unchanged."""
 
 from __future__ import annotations
 
@@ -8,49 +8,40 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.base import NodePass
 
 
-class IdentityElimination(Pass):
-    """Readers of a node that changes neither values nor shape nor type read its input instead.
+class IdentityElimination(NodePass):
+    """For any node that changes neither the values nor the shape nor the type of its input, use the input instead.
 
     Removed:
 
     1. Identity, and Concat of one tensor.
     2. Dropout in inference mode whose mask is not read.
     3. Transpose whose ``perm`` is in order.
-    4. Reshape to the shape that is there: same rank, and all but one dimension copied (0) or known to be equal. Flatten of
+    4. Reshape to the input's shape: same rank, and all but one dimension copied (0) or known to be equal. Flatten of
        a matrix at axis 1.
-    5. Cast to the type that is there.
-    6. Pad by nothing.
-    7. Slice of everything, by constant bounds.
-    8. Add or Sub of 0, Mul or Div by 1, where the constant does not widen the shape. The node is taken out even though
-       ``-0 + 0`` is ``+0``.
+    5. Cast to the input's type.
+    6. Pad with all pads 0.
+    7. Slice of the whole input, by constant bounds.
+    8. Add or Sub of 0, Mul or Div by 1, if the constant does not widen the shape, although ``-0 + 0`` is ``+0``.
 
     Left alone:
 
     9. A node whose input is an input, an initialiser or another output of the graph, and whose output is a graph output:
        both names must stay.
-    10. Whatever rests on a shape or type that is not known, a bound that is computed, Dropout before opset 7.
+    10. A node whose rule needs a shape or type that is not known; a computed bound; Dropout before opset 7.
     """
 
     name = "identity_elimination"
 
-    def call(self, model: ir.Model) -> PassResult:
-        modified = False
-        for node in graph.plain_nodes(model):
-            source = _source(node, graph.opset(model))
-            if source is not None:
-                modified |= graph.replace_by_input(node, source)  # Rule 9
-        return PassResult(modified)
-
-
-def _source(node: ir.Node, opset: int) -> ir.Value | None:
-    """The input that ``node`` hands on; None if it does more."""
-    if node.op_type in _NEUTRAL:
-        return _neutral_operand(node)
-    rule = _RULES.get(node.op_type)
-    return node.inputs[0] if rule is not None and rule(node, opset) else None
+    def rewrite(self, node: ir.Node, model: ir.Model) -> bool:
+        source, rule = None, _RULES.get(node.op_type)
+        if node.op_type in _NEUTRAL:
+            source = _neutral_operand(node)
+        elif rule is not None and rule(node, graph.opset(model)):
+            source = node.inputs[0]
+        return source is not None and graph.replace_by_input(node, source)  # Rule 9
 
 
 def _identity(node: ir.Node, _opset: int) -> bool:
@@ -78,7 +69,7 @@ def _reshape(node: ir.Node, _opset: int) -> bool:  # Rule 4
         (want == 0 and copies_zero) or (isinstance(have, int) and have == want)
         for want, have in zip(target.tolist(), source.shape.dims, strict=True)
     ]
-    # The one that is left is then fixed by the number of elements, unless another dimension is 0.
+    # The number of elements fixes the remaining dimension, unless another one is 0.
     rest = [want for want, is_same in zip(target.tolist(), same, strict=True) if not is_same]
     return not rest or rest == [-1]
 

@@ -1,14 +1,14 @@
-"""Make one Gemm of a MatMul and the bias added to it."""
+"""Fuse a MatMul and the addition of a bias into one Gemm."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.base import Pass, PassResult
+from penstock.offline.optimize.base import NodePass
 
 
-class MatMulAdd(Pass):
+class MatMulAdd(NodePass):
     """``x W + b`` becomes ``Gemm(x, W, b)``.
 
     Fused:
@@ -17,21 +17,16 @@ class MatMulAdd(Pass):
 
     Left alone:
 
-    2. ``x`` of any other or unknown rank, which Gemm does not take; integers.
+    2. ``x`` of any other or unknown rank, which Gemm does not accept; integers.
     3. A second reader of ``x W``; a ``W`` or ``b`` that is computed; a ``b`` of another shape; opsets before 11, whose Gemm
-       wants ``b`` in full.
+       requires ``b``.
     """
 
     name = "matmul_add"
 
-    def call(self, model: ir.Model) -> PassResult:
-        if graph.opset(model) < 11:
-            return PassResult(False)  # Rule 3
-        modified = False
-        for node in graph.plain_nodes(model):
-            if node.op_type == "Add":
-                modified |= any(_fuse(node, side) for side in (0, 1))
-        return PassResult(modified)
+    def rewrite(self, node: ir.Node, model: ir.Model) -> bool:
+        is_addition = node.op_type == "Add" and graph.opset(model) >= 11  # Rule 3
+        return is_addition and any(_fuse(node, side) for side in (0, 1))
 
 
 def _fuse(add: ir.Node, side: int) -> bool:

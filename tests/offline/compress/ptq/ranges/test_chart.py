@@ -12,8 +12,8 @@ from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 
 SCHEMES = [
-    IntegerScheme(DataType.UINT8, DataType.INT8, False, "one-sided"),
-    IntegerScheme(DataType.INT8, DataType.INT8, False, "symmetric", symmetric=True),
+    IntegerScheme(DataType.UINT8, DataType.INT8, False, "unsigned"),
+    IntegerScheme(DataType.INT8, DataType.INT8, False, "signed"),
 ]
 
 

@@ -14,8 +14,7 @@ from penstock.tensor import Array, DataType
 
 UNSIGNED = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
 SIGNED = IntegerScheme(DataType.INT8, DataType.INT8, False, "test")
-SYMMETRIC = IntegerScheme(DataType.INT8, DataType.INT8, False, "test", symmetric=True)
-SCHEMES = [UNSIGNED, SIGNED, SYMMETRIC]
+SCHEMES = [UNSIGNED, SIGNED]
 
 
 def choose(array: Array, method: RangeMethod, scheme: IntegerScheme = UNSIGNED, **options: float) -> Range:
@@ -26,8 +25,8 @@ def choose(array: Array, method: RangeMethod, scheme: IntegerScheme = UNSIGNED, 
 
 def squared_error(array: Array, low: float, high: float, scheme: IntegerScheme) -> float:
     smallest, largest = scheme.activation_limits
-    scale = (high - low) / (254 if scheme.symmetric else 255)
-    zero = 0 if scheme.symmetric else round(smallest - low / scale)
+    scale = (high - low) / 255
+    zero = round(smallest - low / scale)
     integers = np.clip(np.round(array / scale) + zero, smallest, largest)
     return float((((integers - zero) * scale - array) ** 2).mean())
 
@@ -39,12 +38,8 @@ def test_ranges_are_legal(method: RangeMethod, scheme: IntegerScheme, elements: 
     array = np.array(elements)
     found = choose(array, method, scheme)
     assert found.low <= 0 <= found.high
-    if scheme.symmetric:
-        assert found.low == -found.high
-        assert found.high <= np.abs(array).max()
-    else:
-        assert min(array.min(), 0) <= found.low
-        assert found.high <= max(array.max(), 0)
+    assert min(array.min(), 0) <= found.low
+    assert found.high <= max(array.max(), 0)
     if not array.any():
         assert found == Range(0, 0)
 
@@ -52,7 +47,6 @@ def test_ranges_are_legal(method: RangeMethod, scheme: IntegerScheme, elements: 
 def test_min_max() -> None:
     assert choose(np.array([-1.5, 3.0]), RangeMethod.MIN_MAX) == Range(-1.5, 3)
     assert choose(np.array([1.5, 3.0]), RangeMethod.MIN_MAX) == Range(0, 3)
-    assert choose(np.array([-1.5, 3.0]), RangeMethod.MIN_MAX, SYMMETRIC) == Range(-3, 3)
 
 
 @pytest.mark.parametrize("percentile", [99.0, 99.9, 99.99])
@@ -84,11 +78,8 @@ def test_mse_is_near_the_least_of_brute_force(tensor: str, scheme: IntegerScheme
         "outliers": np.append(normal, [30.0, -25.0]),
     }[tensor]
     lowest, highest = min(array.min(), 0.0), max(array.max(), 0.0)
-    if scheme.symmetric:
-        highest = max(-lowest, highest)
-        lowest = -highest
     shares = np.linspace(0.05, 1, 39)
-    lows = shares if lowest < 0 and not scheme.symmetric else [None]
+    lows = shares if lowest < 0 else [None]
     least = min(
         squared_error(array, lowest * (high if low is None else low), highest * high, scheme)
         for high in shares

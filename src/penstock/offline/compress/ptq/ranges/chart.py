@@ -39,7 +39,7 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
     counts = _magnitudes(statistics[name])
     last = counts.size
     one_sided = statistics[name].histogram.min >= 0 or statistics[name].histogram.max <= 0
-    levels = 256 if one_sided and not scheme.symmetric else 128
+    levels = 256 if one_sided else 128
     highs = np.unique(np.linspace(_LEAST_BINS, last, _POINTS).round().astype(np.intp))
     series = {"KL divergence": list(zip((highs / last).tolist(), _curve(counts, highs, levels), strict=True))}
     width = statistics[name].histogram.bin_width

@@ -1,13 +1,13 @@
 """Choose the range method of each tensor by its effect on the model's answers.
 
-No method is best for all tensors: KL-entropy knows nothing of the energy of what it cuts off, min-max pays for one outlier with
-every step, MSE looks at the tensor alone. So each tensor is rounded by itself, with every candidate range, in an otherwise float
-model, and the range stays that harms the outputs least. At the end the choice as a whole must stand its ground against
-every method used for all tensors, in the quantised model, since what is best one by one need not be best together.
+No method is best for all tensors: KL-entropy ignores the energy of the values that it cuts off, min-max makes every step coarse
+for one outlier, and MSE looks at one tensor alone. So each tensor is rounded with every candidate range in an otherwise float
+model, and the range that harms the outputs least is kept. Choices that are best one by one need not be best together, so the
+result is finally compared, in the quantised model, with each method used for all tensors.
 
-Only what follows a tensor is run anew: see ``suffix.py``. Where the outputs are class scores the harm is the angle
-between the scores with and without rounding: their order does not depend on their size, and samples that are far from all
-others, which calibration sets have, would outweigh the rest by theirs. Elsewhere it is the relative error of the outputs.
+To try a range, only the nodes after the tensor run again (``suffix.py``). The harm to class scores is the angle between the scores
+with and without rounding: their order does not depend on their size, and otherwise the few samples with the largest scores would
+outweigh the rest. The harm to other outputs is their relative error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, make_dataset
+from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model
 from penstock.offline.compress.ptq.quantize import quantize
-from penstock.offline.compress.ptq.ranges.harm import output_harm
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.ranges.probe import RangeProbe
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges, squared_error
@@ -33,6 +32,7 @@ from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
 from penstock.offline.judge.accuracy import answers, answers_of
+from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
@@ -45,28 +45,32 @@ CANDIDATES: dict[str, tuple[RangeMethod, float]] = {
     "mse": (RangeMethod.MSE, 100.0),
     "entropy": (RangeMethod.ENTROPY, 100.0),
 }
-"""Methods by name; of two whose ranges are alike, the first is tried."""
+"""Methods by name. If the ranges of two are alike, only the first is tried."""
 
 _BATCH = 32
 _TOGETHER = 4
 """Tensors that share one suffix."""
 _MEMORY_BYTES = 512 << 20
-"""What suffixes read on all rows, held while their ranges are tried."""
+"""Memory for the tensors that suffixes read, on all rows, while their ranges are tried."""
 _ALIKE = 0.01
 """Two ranges are alike if their ends differ by less than this share of the wider one."""
+_FEWEST_CLASSES = 3
+"""Two scores less their mean have no angle other than 0 and 180°."""
 
 
 class RangeChoiceOptions(msgspec.Struct, frozen=True):
-    """How much the choice may cost."""
+    """Limits on the cost of the choice."""
 
     rows: int = 32
     """Calibration samples, evenly spaced, on which ranges are tried."""
     max_calls: int = 1000
-    """Most passes over these samples; beyond it the tensors that are left take the range of least squared error of their own."""
+    """Maximum number of passes over these samples. After that, each remaining tensor takes the range with the least squared error
+    of its own values.
+    """
     time_s: float | None = None
-    """Seconds after which the same happens. The result then depends on the machine; None for no limit."""
+    """Time limit in seconds, with the same effect; the result then depends on the machine. None for no limit."""
     threads: int = 1
-    """Threads of the engine while ranges are tried."""
+    """Engine threads while ranges are tried."""
 
 
 class TriedRange(msgspec.Struct, frozen=True):
@@ -75,7 +79,7 @@ class TriedRange(msgspec.Struct, frozen=True):
     method: str
     range: Range
     error: float
-    """Of the model's outputs if measured, else the mean squared error of the tensor's own values."""
+    """Harm to the model's outputs if measured, else the mean squared error of the tensor's own values."""
 
 
 class TensorChoice(msgspec.Struct, frozen=True):
@@ -84,8 +88,9 @@ class TensorChoice(msgspec.Struct, frozen=True):
     method: str
     range: Range
     measured: bool
-    """Whether the error is that of the outputs. False where there was nothing to choose, where ``placement`` gives the tensor no range
-    of its own, or where the budget was used up."""
+    """Whether the error is that of the outputs. False if there was only one candidate, if the placement gives the tensor no separate
+    range, or if the budget was used up.
+    """
     tried: tuple[TriedRange, ...]
 
 
@@ -94,12 +99,10 @@ class RangeChoice(msgspec.Struct, frozen=True):
 
     ranges: dict[str, Range]
     method: str
-    """``per tensor``, or the method that quantised the whole model better than the choice per tensor did."""
+    """``per tensor``, or the method that harmed the outputs less when used for all tensors."""
     errors: dict[str, float]
-    """Error of the outputs of the whole quantised model by method, ``per tensor`` among them; on the rows tried."""
+    """Harm to the outputs of the whole quantised model by method, including ``per tensor``, on the rows tried."""
     tensors: dict[str, TensorChoice]
-    calls: int
-    """Passes over the rows that were made."""
 
 
 PER_TENSOR = "per tensor"
@@ -123,7 +126,7 @@ def choose_ranges(
     by_method = _by_method(statistics, scheme)
     trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, placement, options)
     tensors: dict[str, TensorChoice] = {}
-    # Where the candidates differ most there is most to win, and a budget should be spent there.
+    # Tensors whose candidates differ most have most to gain, so a limited budget is spent on them first.
     order = sorted(by_method["min-max"], key=lambda name: -_spread([found[name] for found in by_method.values()]))
     candidates = {name: distinct({method: found[name] for method, found in by_method.items()}) for name in order}
     for name, harms in trials.harms(candidates):
@@ -136,11 +139,11 @@ def choose_ranges(
         progress(len(order) + len(errors), len(order) + len(by_method) + 1)
     winner = min(errors, key=lambda name: errors[name])
     chosen = best if winner == PER_TENSOR else by_method[winner]
-    return RangeChoice(chosen, winner, errors, {name: tensors[name] for name in best}, trials.calls)
+    return RangeChoice(chosen, winner, errors, {name: tensors[name] for name in best})
 
 
 def distinct(candidates: Mapping[str, Range]) -> dict[str, Range]:
-    """``candidates`` without those that are alike to one before them."""
+    """``candidates`` without those that are like an earlier one."""
     kept: dict[str, Range] = {}
     for name, range in candidates.items():
         if all(_difference(range, other) >= _ALIKE for other in kept.values()):
@@ -187,13 +190,13 @@ class _Trials:
             if name not in segments or not self._affords(len(tried)):
                 yield name, None
                 continue
-            # Another placement asks for the same.
+            # Another placement asks for the same harms.
             key = self._artifact.digest, self._data.digest, self._scheme, name, tuple(tried.values())
             make = functools.partial(self._harms, segments[name], name, held, list(tried.values()))
             yield name, remembered("harms", key, make, 0)
 
     def whole(self, ranges: Mapping[str, Range]) -> float:
-        """The harm that quantising to ``ranges`` does to the outputs."""
+        """The harm to the outputs of the whole model quantised to ``ranges``."""
         self.calls += 1
         if self._probe is None:
             self._probe = RangeProbe(quantize(self._artifact, ranges, self._scheme, self._placement), self._scheme)
@@ -211,7 +214,7 @@ class _Trials:
         return found
 
     def _segments(self, tensors: Collection[str]) -> dict[str, Suffix]:
-        """The suffix of each of ``tensors``; a few that follow one another share one."""
+        """The suffix of each of ``tensors``. A few consecutive tensors share one."""
         written = (name for node in self._model.nodes for name in node.output)
         suffixes: list[Suffix] = []
         for name in (*self._model.input_names, *written):
@@ -227,7 +230,7 @@ class _Trials:
 
 
 class _Held:
-    """The tensors that suffixes read, on all rows; of as many suffixes at a time as fit in memory."""
+    """The tensors that suffixes read, on all rows, for as many suffixes at a time as fit in memory."""
 
     def __init__(self, taps: Taps, segments: Mapping[str, Suffix]) -> None:
         self._taps = taps
@@ -236,10 +239,10 @@ class _Held:
         self._batches: list[dict[str, Array]] = []
 
     def batches(self, suffix: Suffix) -> list[dict[str, Array]]:
-        """The tensors that ``suffix`` reads, for each batch, among others."""
+        """For each batch, the tensors that ``suffix`` reads, and possibly others."""
         first = suffix.tensors[0]
         if first not in self._group:
-            self._batches = []  # gone before the next are there
+            self._batches = []  # freed before the next ones are read
             self._group = next(group for group in self._groups if first in group)
             read: dict[str, list[Array]] = {}
             for name, array in self._taps.run([name for one in self._group for name in self._suffixes[one].read]):
@@ -261,16 +264,38 @@ def _by_method(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme
 
     def make() -> tuple[dict[str, dict[str, Range]], list[TensorStatistics]]:
         found = {name: ranges(statistics, method, scheme, percent) for name, (method, percent) in CANDIDATES.items()}
-        return found, list(statistics.values())  # which keeps the identities of the key alive
+        return found, list(statistics.values())  # keeps the objects alive, whose identities are the key
 
     key = scheme, tuple((name, id(known)) for name, known in statistics.items())
     return remembered("ranges", key, make, 0)[0]
 
 
+def output_harm(reference: Outputs, outputs: Outputs) -> float:
+    """The harm to the answers, 0 for none: the mean over samples of the worst output.
+
+    For class scores, [samples, three classes or more], it is 1 - cosine between the scores less their means. If an output is
+    anything else, it is the relative error, at most 1.
+    """
+    if any(array.ndim != 2 or array.shape[1] < _FEWEST_CLASSES for array in reference.values()):
+        return float(sample_errors(reference, outputs).mean())
+    turned = [1 - _cosine(array, outputs[name]) for name, array in reference.items()]
+    return float(np.max(turned, axis=0).mean())
+
+
+def _cosine(scores: Array, others: Array) -> Array:
+    """The cosine between rows less their means; 0 if one of them is zero or not finite."""
+    one, other = (
+        array.astype(np.float64) - array.mean(axis=1, keepdims=True, dtype=np.float64) for array in (scores, others)
+    )
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.nan_to_num((one * other).sum(axis=1) / norms, nan=0.0, posinf=0.0, neginf=0.0))
+
+
 def _best(
     candidates: Mapping[str, Range], harms: list[float] | None, known: TensorStatistics, scheme: IntegerScheme
 ) -> TensorChoice:
-    """The best of ``candidates``, by the error of its own values where no harm was measured; the first if there is only one."""
+    """The candidate with the least harm, or with the least error of its own values if no harm was measured."""
     errors = _own_errors(known, list(candidates.values()), scheme) if harms is None else harms
     tried = tuple(TriedRange(*one) for one in zip(candidates, candidates.values(), errors, strict=True))
     best = min(tried, key=lambda one: one.error)
@@ -278,9 +303,9 @@ def _best(
 
 
 def _roundable(model: FloatModel, placement: QdqPlacement) -> list[str]:
-    """Tensors that get a range of their own in the integer model.
+    """Tensors that get a separate range in the integer model.
 
-    Not the model's outputs, which are not clipped, nor what only a Relu or Clip reads, whose range is used before it as well.
+    Excludes the model's outputs, which are not clipped, and tensors that only a Relu or Clip reads, since they take its range.
     """
     nodes = model.integer_nodes(placement)
     readers = Counter(name for node in model.nodes for name in node.input)
@@ -300,13 +325,11 @@ def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: In
 
 
 def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
-    """``rows`` samples of ``data``, evenly spaced, as many as the model takes at a time or a multiple of that."""
+    """``rows`` evenly spaced samples of ``data``, rounded down to a multiple of the model's batch."""
     if rows < 1:
         raise InvalidArgument(f"ranges cannot be tried on {rows} samples", "give at least 1")
     smallest = signature_of(artifact).smallest_batch
-    count = max(smallest, min(rows, data.count) // smallest * smallest)
-    picks = np.linspace(0, data.count - 1, count).round().astype(np.intp)
-    return make_dataset({name: array[picks] for name, array in data.inputs.items()}, None)
+    return data.pick_evenly(max(smallest, min(rows, data.count) // smallest * smallest))
 
 
 def _spread(candidates: Sequence[Range]) -> float:

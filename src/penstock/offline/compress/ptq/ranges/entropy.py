@@ -5,12 +5,12 @@ outside added to the outermost bins, Q the same window without that, merged into
 mass evenly over the bins that are not empty in P. The window with the least KL(P‖Q) wins.
 
 Three things differ from the talk. Level borders are round(i·k/L), so that no remainder lands in the last level. A window that
-is not one-sided moves at both ends, with all L levels across it. And the sum over bins is taken in closed form: with S_k the
-mass of level k, P_k that mass plus what lies outside, n_k its bins that are not empty in P and N, N_Q the totals,
+is not one-sided moves at both ends, with all L levels across it. The sum over bins has a closed form: let S_k be the mass of
+level k, P_k that mass plus the mass outside the window, n_k the number of its bins that are not empty in P, and N, N_Q the totals:
 
     KL = (Σ_b p_b log p_b - Σ_k P_k log(S_k / n_k)) / N - log N + log N_Q
 
-which prefix sums of h, h log h and [h > 0] give at L terms a window, instead of thousands.
+Prefix sums of h, h log h and [h > 0] give it with L terms a window, instead of thousands.
 """
 
 from __future__ import annotations
@@ -22,48 +22,41 @@ import numpy as np
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram, Range
 from penstock.tensor import Array
 
+_LEVELS = 256
 _MIN_BINS = 128
-"""The narrowest window tried, as in the talk; with more levels than bins, each bin is a level of its own."""
+"""The narrowest window tried, as in the talk. If there are more levels than bins, each bin is one level."""
 _MIN_KEPT = 0.9
-"""The least share of the mass inside a window. P and Q of a window that cuts off all but its own last bin agree, and mean nothing:
-tensors without values near zero, such as averages after a ReLU, have such windows.
+"""The least share of the mass inside a window. P and Q also agree on a window that cuts off all but its own last bin. Tensors
+without values near zero, such as averages after a ReLU, have such windows.
 """
 _COARSE = 64
 """Places tried in the coarse scan of one end of a window."""
 _BLOCK = 128
-"""Windows scored together: their intermediate results fit the cache."""
+"""Windows scored together; their intermediate results fit the cache."""
 _ROUNDS = 4
-"""Most scans of each end; two or three are usual until neither end moves."""
+"""Maximum number of scans of each end. Two or three usually suffice."""
 
 
-def symmetric_range(histogram: Histogram, levels: int = 128) -> Range:
-    """±T for integers with zero in the middle: the search on |x|, with the talk's 128 levels."""
-    magnitudes = histogram.counts[BINS:] + histogram.counts[BINS - 1 :: -1]
-    limit = min(_threshold(magnitudes, levels, histogram.bin_width), max(-histogram.min, histogram.max))
-    return Range(-limit, limit)
-
-
-def affine_range(histogram: Histogram, levels: int = 256) -> Range:
-    """The range for integers with a zero point: one-sided where the tensor is, else both ends are searched."""
+def entropy_range(histogram: Histogram) -> Range:
+    """The window of least divergence. It begins or ends at zero if the tensor does; otherwise both ends are searched."""
     if histogram.min >= 0:
-        return Range(0.0, min(_threshold(histogram.counts[BINS:], levels, histogram.bin_width), histogram.max))
+        return Range(0.0, min(_threshold(histogram.counts[BINS:], histogram.bin_width), histogram.max))
     if histogram.max <= 0:
-        threshold = _threshold(histogram.counts[BINS - 1 :: -1], levels, histogram.bin_width)
+        threshold = _threshold(histogram.counts[BINS - 1 :: -1], histogram.bin_width)
         return Range(max(-threshold, histogram.min), 0.0)
-    low, high = best_window(histogram.counts, levels)
+    low, high = best_window(histogram.counts)
     return Range(
         max((low - BINS - 0.5) * histogram.bin_width, histogram.min),
         min((high - BINS + 0.5) * histogram.bin_width, histogram.max),
     )
 
 
-def best_window(counts: Array, levels: int) -> tuple[int, int]:
-    """The best window [low, high) around the middle of ``counts``, shape (4096,): each end in turn, until neither moves.
+def best_window(counts: Array) -> tuple[int, int]:
+    """The best window [low, high) around the middle of ``counts``, shape (4096,). Moves each end in turn, until neither moves.
 
-    Each scan of an end tries places all over its side, then every place around the best of them. It never gets worse, and
-    ends in a window from which no move of one end that was tried is better.
+    A scan of one end tries places across its side, then every place around the best of them. The score never gets worse.
     """
-    windows = _Windows(counts, levels)
+    windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)
     first, last = int(filled[0]), int(filled[-1]) + 1
     low, high = first, last
@@ -143,19 +136,19 @@ def divergences(counts: Array, lows: Array, highs: Array, levels: int) -> Array:
     return _Windows(counts, levels).divergences(lows, highs)
 
 
-def _threshold(counts: Array, levels: int, bin_width: float) -> float:
-    """Bins from zero upwards: the best window that begins at zero, as the threshold (m + 0.5)·w."""
+def _threshold(counts: Array, bin_width: float) -> float:
+    """The upper end (m + 0.5)·w of the best window that begins at zero. ``counts`` are the bins from zero upwards."""
     filled = np.flatnonzero(counts)
     bins = int(filled[-1]) + 1 if filled.size else 0
     if bins <= _MIN_BINS:
         return (bins + 0.5) * bin_width
     highs = np.arange(_MIN_BINS, bins + 1)
-    scores = divergences(counts[:bins], np.zeros_like(highs), highs, levels)
+    scores = divergences(counts[:bins], np.zeros_like(highs), highs, _LEVELS)
     return (float(highs[np.argmin(scores)]) + 0.5) * bin_width
 
 
 def _scan(score: Callable[[Array], Array], current: int, start: int, stop: int) -> int:
-    """The place from ``start`` to ``stop`` of the least score: coarsely all over, then around the best; ties go to ``current``."""
+    """The place from ``start`` to ``stop`` with the lowest score, found by a coarse scan and a fine one. Ties go to ``current``."""
     step = max(1, (stop - start) // _COARSE)
     coarse = np.array([current, *range(start, stop, step), stop])
     best = int(coarse[np.argmin(score(coarse))])

@@ -21,23 +21,23 @@ BINS = 2048
 # Bounds of R: beyond them the factor from value to bin would not be a normal float32.
 _MIN_EXPONENT = -110
 _CHUNK = 1 << 18
-"""Elements looked at together: fits the cache, and bounds the scratch memory whatever the size of a batch."""
+"""Elements processed together. They fit the cache, and bound the scratch memory for batches of any size."""
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Real values from ``low`` to ``high`` that the integers shall cover; always contains zero."""
+    """The real values from ``low`` to ``high`` that the integers cover; always contains zero."""
 
     low: float
     high: float
 
 
 class Histogram:
-    """Counts of one tensor's values, with exact zeros counted apart, and its extremes. About 32 KiB.
+    """Counts of one tensor's values, with exact zeros counted separately, and its extremes. About 32 KiB.
 
-    ``counts[BINS + k]`` holds the values other than zero in [k·w, (k+1)·w) for w = ``bin_width`` and -2048 <= k < 2048.
+    ``counts[BINS + k]`` counts the nonzero values in [k·w, (k+1)·w) for w = ``bin_width`` and -2048 <= k < 2048.
     """
 
-    __slots__ = ("_exponent", "count", "counts", "max", "min", "zeros")
+    __slots__ = ("count", "counts", "exponent", "max", "min", "zeros")
 
     def __init__(self) -> None:
         self.counts = np.zeros(2 * BINS, np.int64)
@@ -45,16 +45,12 @@ class Histogram:
         self.count = 0
         self.min = math.inf
         self.max = -math.inf
-        self._exponent = _MIN_EXPONENT
-
-    @property
-    def exponent(self) -> int:
+        self.exponent = _MIN_EXPONENT
         """The binary logarithm of R."""
-        return self._exponent
 
     @property
     def bin_width(self) -> float:
-        return math.ldexp(1.0, self._exponent) / BINS
+        return math.ldexp(1.0, self.exponent) / BINS
 
     @property
     def edges(self) -> Array:
@@ -63,12 +59,12 @@ class Histogram:
 
     @property
     def centres(self) -> Array:
-        """The middle of each of the 4096 bins, float64, moved inside the extremes where the outermost bin reaches beyond."""
+        """The middle of each of the 4096 bins, float64, clipped to the extremes."""
         return np.clip(self.edges[:-1] + self.bin_width / 2, self.min, self.max)
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is nothing to choose: no data, or always the same value."""
+        """Whether all values are the same, or there are none."""
         return self.min >= self.max
 
     def update(self, array: Array) -> None:
@@ -98,13 +94,13 @@ class Histogram:
     def _cover(self, magnitude: float) -> None:
         """Double R until it is above ``magnitude``."""
         exponent = max(math.frexp(magnitude)[1], _MIN_EXPONENT)
-        doublings = max(0, exponent - self._exponent)
-        # After twelve doublings all counts are in the two bins next to zero, where they stay.
+        doublings = max(0, exponent - self.exponent)
+        # After twelve doublings all counts are in the two bins next to zero, and stay there.
         for _ in range(min(doublings, 12)):
             merged = self.counts.reshape(-1, 2).sum(axis=1)
             self.counts[:] = 0
             self.counts[BINS // 2 : BINS // 2 + BINS] = merged
-        self._exponent += doublings
+        self.exponent += doublings
 
 
 class TensorStatistics(msgspec.Struct, frozen=True):
@@ -112,6 +108,6 @@ class TensorStatistics(msgspec.Struct, frozen=True):
 
     histogram: Histogram
     clippable: bool = True
-    """False where cutting off the largest values would change the answer: logits, attention scores, masks."""
+    """False if cutting off the largest values would change the answer, as for logits, attention scores and masks."""
     fixed: Range | None = None
-    """The range by definition of the operator that makes the tensor, e.g. 0 to 1 for Softmax."""
+    """The range that follows from the operator that writes the tensor, e.g. 0 to 1 for Softmax."""

@@ -1,4 +1,4 @@
-"""A quantised model whose ranges can be changed without writing or loading it anew."""
+"""A quantised model whose ranges can be changed without writing or loading it again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.offline.sessions import Overridden, loaded
 from penstock.tensor import Array
 
 _SCALE, _ZERO = "_scale", "_zero_point"
-"""What the writer appends to a tensor's name for the names of its constants."""
+"""Suffixes of a tensor's name that ONNX Runtime's writer gives the tensor's constants."""
 
 
 class RangeProbe:
-    """``quantised``, by ``quantize``, with the scales and zero points of its activations as optional inputs.
+    """``quantised``, made by ``quantize``, with the scales and zero points of its activations as optional inputs.
 
-    It computes in floats between the roundings, as the graph says; integer kernels differ from that by a rounding here and there.
+    It computes in floats between the roundings, as the graph specifies; integer kernels differ from that by some roundings.
     """
 
     def __init__(self, quantised: Artifact, scheme: IntegerScheme) -> None:

@@ -1,7 +1,7 @@
-"""From a tensor's statistics to the range that its integers shall cover.
+"""Choose the range that a tensor's integers cover, from the tensor's statistics.
 
-What is cut off beyond the range is a clipping error; what is kept makes the steps coarser, a rounding error. The methods
-differ in how they weigh the two, and none is best for all tensors, so a build tries several and measures.
+Values beyond the range cause a clipping error. A wider range has coarser steps, which cause a rounding error. The methods weigh
+the two differently, and none is best for all tensors, so a build tries several and measures.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from penstock.offline.compress.ptq.ranges import entropy
+from penstock.offline.compress.ptq.ranges.entropy import entropy_range
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram, Range, TensorStatistics
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array
@@ -25,22 +25,22 @@ class RangeMethod(enum.Enum):
     """How a range is chosen."""
 
     MIN_MAX = "min-max"
-    """All that was seen: nothing is cut off, and one outlier makes every step coarse."""
+    """All values seen in calibration. Nothing is cut off, and one outlier makes every step coarse."""
     PERCENTILE = "percentile"
     """Cut off a fixed share of the values."""
     MSE = "mse"
-    """The least mean squared error after rounding and clipping."""
+    """Minimise the mean squared error after rounding and clipping."""
     ENTROPY = "entropy"
-    """The least KL divergence of the rounded from the true distribution."""
+    """Minimise the KL divergence of the rounded from the true distribution."""
 
 
 def ranges(
     statistics: Mapping[str, TensorStatistics], method: RangeMethod, scheme: IntegerScheme, percentile: float = 99.99
 ) -> dict[str, Range]:
-    """The range of every tensor by name; a tensor that never held a value gets none.
+    """The range of every tensor by name. A tensor that was always empty has none.
 
-    Tensors that must not be clipped, and those that never vary, get min-max under every method. ``percentile`` is the share
-    of values, in percent, that ``RangeMethod.PERCENTILE`` keeps.
+    Tensors that must not be clipped, and constant ones, get min-max under every method. ``percentile`` is the share of values,
+    in percent, that ``RangeMethod.PERCENTILE`` keeps. Every range contains zero, so that zero is an integer exactly.
     """
     found: dict[str, Range] = {}
     for name, known in statistics.items():
@@ -48,43 +48,37 @@ def ranges(
         if known.fixed is not None:
             found[name] = known.fixed
         elif histogram.count and (histogram.is_constant or not known.clippable):
-            found[name] = min_max_range(histogram, scheme)
+            found[name] = min_max_range(histogram)
         elif histogram.count:
             found[name] = _choose(histogram, method, scheme, percentile)
     return found
 
 
-def min_max_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
-    """Everything that was seen, and zero."""
-    return _legal(Range(histogram.min, histogram.max), scheme)
+def min_max_range(histogram: Histogram) -> Range:
+    """All values of the histogram, and zero."""
+    return Range(min(histogram.min, 0.0), max(histogram.max, 0.0))
 
 
-def percentile_range(histogram: Histogram, scheme: IntegerScheme, percentile: float) -> Range:
+def percentile_range(histogram: Histogram, percentile: float) -> Range:
     """Cut (100 - ``percentile``) / 2 % of the values off each end, interpolating inside the bins."""
     share = (1 - percentile / 100) / 2
     low, high = np.interp([share * histogram.count, (1 - share) * histogram.count], *_distribution(histogram))
-    return _legal(Range(max(float(low), histogram.min), min(float(high), histogram.max)), scheme)
-
-
-def entropy_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
-    """The window of least KL divergence: see ``entropy.py``."""
-    return entropy.symmetric_range(histogram) if scheme.symmetric else entropy.affine_range(histogram)
+    return Range(min(max(float(low), histogram.min), 0.0), max(min(float(high), histogram.max), 0.0))
 
 
 def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
-    """The range of least squared error, by trying the integers as they will be deployed on the histogram.
+    """The range of least squared error, found by quantising the histogram itself.
 
-    100 thresholds, then golden section between the neighbours of the best: for both ends shrunk together, and where the range
-    need not be symmetric for each end by itself.
+    Tries 100 thresholds, then golden section between the neighbours of the best. Both ends shrink together first, then each alone.
     """
     error = squared_error(histogram, scheme)
-    widest = min_max_range(histogram, scheme)
+    widest = min_max_range(histogram)
 
     def scaled(low: Array, high: Array) -> Array:
         return error(widest.low * low, widest.high * high)
 
     both = _minimise(lambda share: scaled(share, share))
-    if scheme.symmetric or widest.low == 0 or widest.high == 0:
+    if widest.low == 0 or widest.high == 0:
         return Range(widest.low * both, widest.high * both)
     high = _minimise(lambda share: scaled(np.full_like(share, both), share))
     low = _minimise(lambda share: scaled(share, np.full_like(share, high)))
@@ -94,26 +88,17 @@ def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
 def _choose(histogram: Histogram, method: RangeMethod, scheme: IntegerScheme, percentile: float) -> Range:
     match method:
         case RangeMethod.MIN_MAX:
-            return min_max_range(histogram, scheme)
+            return min_max_range(histogram)
         case RangeMethod.PERCENTILE:
-            return percentile_range(histogram, scheme, percentile)
+            return percentile_range(histogram, percentile)
         case RangeMethod.MSE:
             return mse_range(histogram, scheme)
         case RangeMethod.ENTROPY:
-            return entropy_range(histogram, scheme)
-
-
-def _legal(range: Range, scheme: IntegerScheme) -> Range:
-    """Zero is always inside, so that it is an integer exactly; a symmetric range reaches equally far both ways."""
-    low, high = min(range.low, 0.0), max(range.high, 0.0)
-    if scheme.symmetric:
-        high = max(-low, high)
-        low = -high
-    return Range(low, high)
+            return entropy_range(histogram)
 
 
 def _distribution(histogram: Histogram) -> tuple[Array, Array]:
-    """Number of values below or at each of the bins' edges, and these edges; exact zeros are a step at the edge 0."""
+    """The number of values up to each edge of the bins, and these edges. Exact zeros are a step at the edge 0."""
     cumulative = np.concatenate([[0], np.cumsum(histogram.counts)])
     cumulative[BINS + 1 :] += histogram.zeros
     at_zero = cumulative[BINS] + histogram.zeros
@@ -121,7 +106,7 @@ def _distribution(histogram: Histogram) -> tuple[Array, Array]:
 
 
 def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Array, Array], Array]:
-    """A function from ranges, shape (n,) each end, to Σ count·(dequantise(quantise(x)) - x)², shape (n,)."""
+    """A function that maps ranges, shape (n,) for each end, to Σ count·(dequantise(quantise(x)) - x)², shape (n,)."""
     filled = np.flatnonzero(histogram.counts)
     counts = histogram.counts[filled].astype(np.float64)
     values = histogram.centres[filled]
@@ -137,7 +122,7 @@ def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Arra
 
 
 def _minimise(error: Callable[[Array], Array]) -> float:
-    """The share in (0, 1] of least error: a grid, then golden section between the neighbours of its best point."""
+    """The share in (0, 1] of least error, by a grid and golden section between the neighbours of its best point."""
     grid = np.arange(1, _GRID + 1) / _GRID
     scores = error(grid)
     best = int(np.argmin(scores))

@@ -1,10 +1,10 @@
-"""What follows a tensor in a float model, as a model of its own in which the tensor can be rounded, with any scale::
+"""The part of a float model that follows a tensor, as a separate model in which the tensor can be rounded with any scale::
 
     value ── QuantizeLinear(scale, zero) ── DequantizeLinear ─┐
-      └───────────────────────────────────────────────────────┴ Where(switch) ── t ── all that t leads to ── outputs
+      └───────────────────────────────────────────────────────┴ Where(switch) ── t ── nodes after t ── outputs
 
-To try a range, only this needs to run: what comes before the tensor, and beside it, does not change. Tensors shortly after the first
-share its model, each with a switch, so that fewer models are loaded.
+To try a range, only this part runs: tensors before the rounded one, and on other branches, do not change. Tensors shortly after
+the first share its model, each with a switch, so that fewer models are loaded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _VALUE = "penstock_value"
 
 
 class Suffix:
-    """All nodes of ``model`` that ``tensor`` leads to."""
+    """All nodes of ``model`` that depend on ``tensor``."""
 
     def __init__(self, model: FloatModel, tensor: str) -> None:
-        self.tensors, self._model = [tensor], model
-        """Those that can be rounded: the first, and others that these nodes compute."""
+        self._model = model
+        self.tensors = [tensor]
+        """The tensors that can be rounded: the first, and others that these nodes compute."""
         reached, chosen = {tensor}, set[str]()
         for node in model.nodes:
             if not reached.isdisjoint(reads(node)):
@@ -45,7 +46,7 @@ class Suffix:
                 for name in sorted(reads(node) - reached - model.weights.keys()):
                     if name in model.values:
                         self.beside.append(name)
-                    elif name in model.producers:  # of a type that an input must tell: computed here as well
+                    elif name in model.producers:  # an input needs a known type; the nodes of others are added
                         chosen.add(model.producers[name].name)
         self._nodes = [node for node in model.nodes if node.name in chosen]
         self._computed = {name for node in self._nodes for name in node.output}
@@ -53,17 +54,17 @@ class Suffix:
 
     @property
     def read(self) -> list[str]:
-        """The tensors that must be given."""
+        """The tensors that are inputs."""
         return [self.tensors[0], *self.beside]
 
     def take(self, tensor: str) -> bool:
-        """Let ``tensor`` be rounded as well; False if it is not computed here."""
+        """Make ``tensor`` another one that can be rounded; False if it is not computed here."""
         if tensor in self._computed:
             self.tensors.append(tensor)
         return tensor in self._computed
 
     def artifact(self, scheme: IntegerScheme) -> Artifact:
-        """The model: the first tensor, ``beside``, and a scale, a zero point and a switch for each tensor in; ``outputs`` out."""
+        """The model. Its inputs are the first tensor, ``beside``, and a scale, a zero point and a switch for each of ``tensors``."""
         inputs = [onnx.ValueInfoProto(name=_VALUE, type=self._model.values[self.tensors[0]].type)]
         for number in range(len(self.tensors)):
             scale, zero, switch = _parameters(number)
@@ -84,7 +85,7 @@ class Suffix:
         return Artifact.from_bytes(proto.SerializeToString())
 
     def _rounded_nodes(self) -> Iterator[onnx.NodeProto]:
-        """The nodes, each followed by the rounding of what it writes."""
+        """The nodes, each followed by the rounding of its outputs."""
         numbers = {name: number for number, name in enumerate(self.tensors) if number}
         for node in self._nodes:
             rounded = [name for name in node.output if name in numbers]
@@ -112,9 +113,9 @@ def _rounding(number: int, source: str, target: str) -> list[onnx.NodeProto]:
 
 
 class RoundedModel(LoadedModel):
-    """The whole model to its callers, with ``tensor`` rounded to ``range``; only the suffix runs.
+    """Acts as the whole model with ``tensor`` rounded to ``range``, but runs the suffix only.
 
-    It answers for ``batches`` one after the other, again and again: what a suffix reads in each.
+    Each call takes the next of ``batches``, which hold the tensors that the suffix reads, and starts again after the last.
     """
 
     def __init__(
