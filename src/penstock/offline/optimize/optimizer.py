@@ -16,11 +16,11 @@ import onnx
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.engines.model_bytes import has_external_data
 from penstock.offline.optimize.base import OptimizeReport, Pass, PassRecord
 from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes, to_proto
 from penstock.offline.optimize.passes import default_passes
 from penstock.offline.optimize.verify import Verifier
+from penstock.protocol.onnx_scan import has_external_data
 from penstock.tensor import Array
 
 MAX_ROUNDS = 8
