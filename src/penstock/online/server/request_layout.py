@@ -72,7 +72,7 @@ class RequestLayout(msgspec.Struct):
         """
         if not self.shared and not self.placed:
             return self.form
-        lease = memory.lease()
+        lease = Lease(memory)
         try:
             for tensor, part in self.shared:
                 inputs[tensor.name] = _leased(lease, model_name, tensor, part)

@@ -181,9 +181,9 @@ def test_a_file_cut_off_is_an_error_and_stays_as_it_is(key: str, size: int) -> N
     region = Region("r", key, 0, BYTES)
     os.truncate(f"/dev/shm/{key}", size)
     for length in (PAGE, 8 * PAGE):
-        with pytest.raises(InvalidArgument, match="has become smaller"):
+        with pytest.raises(InvalidArgument, match="is smaller than at its registration"):
             region.read(4 * PAGE, length)
-        with pytest.raises(InvalidArgument, match="has become smaller"):
+        with pytest.raises(InvalidArgument, match="is smaller than at its registration"):
             region.write(4 * PAGE, bytes(length))
     assert Path("/dev/shm", key).stat().st_size == size
     retire(region)

@@ -84,21 +84,32 @@ class Listener:
             endpoint.tls.set_alpn_protocols([name for name, factory in spoken if factory is not None])
         if self._sweeper is None:
             self._sweep_later()
-        if endpoint.unix_socket:
-            return await self._listen_unix(endpoint)
-        host = await _one_address(endpoint.host) if endpoint.port == 0 else endpoint.host
-        server = await asyncio.get_running_loop().create_server(
-            self._factory(endpoint),
-            host or None,
-            endpoint.port,
-            backlog=_ACCEPTS_A_TURN,
-            ssl=endpoint.tls,
-            ssl_handshake_timeout=_HANDSHAKE_S if endpoint.tls else None,
-            reuse_port=endpoint.reuse_port or None,
-        )
+        loop, factory, path = asyncio.get_running_loop(), self._factory(endpoint), endpoint.unix_socket
+        handshake_s = _HANDSHAKE_S if endpoint.tls else None
+        if path:
+            bound = _bind_unix(path)
+            try:
+                server = await loop.create_unix_server(
+                    factory, sock=bound, backlog=_ACCEPTS_A_TURN, ssl=endpoint.tls, ssl_handshake_timeout=handshake_s
+                )
+            except BaseException:
+                bound.close()
+                raise
+            status = os.stat(path)
+            self._paths[path] = status.st_dev, status.st_ino
+        else:
+            server = await loop.create_server(
+                factory,
+                (await _one_address(endpoint.host) if endpoint.port == 0 else endpoint.host) or None,
+                endpoint.port,
+                backlog=_ACCEPTS_A_TURN,
+                ssl=endpoint.tls,
+                ssl_handshake_timeout=handshake_s,
+                reuse_port=endpoint.reuse_port or None,
+            )
         _lengthen_queues(server)
         self._servers.append((server, endpoint))
-        host, port = server.sockets[0].getsockname()[:2]
+        host, port = (path, 0) if path else server.sockets[0].getsockname()[:2]
         return host, port
 
     def sweep(self) -> None:
@@ -133,26 +144,6 @@ class Listener:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._connections.abort()
-
-    async def _listen_unix(self, endpoint: Endpoint) -> tuple[str, int]:
-        path = endpoint.unix_socket
-        bound = _bind_unix(path)
-        try:
-            server = await asyncio.get_running_loop().create_unix_server(
-                self._factory(endpoint),
-                sock=bound,
-                backlog=_ACCEPTS_A_TURN,
-                ssl=endpoint.tls,
-                ssl_handshake_timeout=_HANDSHAKE_S if endpoint.tls else None,
-            )
-        except BaseException:
-            bound.close()
-            raise
-        _lengthen_queues(server)
-        self._servers.append((server, endpoint))
-        status = os.stat(path)
-        self._paths[path] = status.st_dev, status.st_ino
-        return path, 0
 
     def _factory(self, endpoint: Endpoint) -> Factory:
         http, http2 = endpoint.http, endpoint.http2

@@ -1,18 +1,17 @@
-"""A region of memory that a client shares with the server, mapped once and read and written by offset.
+"""A region of memory that a client shares with the server, mapped once, and read and written by offset.
 
-**A region that shrinks must not end the server.** Touching a mapped page that its file has lost, or that a full ``/dev/shm``
-cannot supply, raises SIGBUS, which ends a process. So
+**A region that shrinks must not end the server.** Access to a mapped page that its file has lost, or that a full ``/dev/shm``
+cannot provide, raises SIGBUS, which ends the process. Therefore:
 
-- outputs are written with ``pwrite``, which returns an error instead; large ones are copied into regions in which large inputs
-  are viewed in place;
-- small inputs are read with ``pread``, which costs no more than making sure that a view of them would hold;
-- larger inputs are viewed in place only if nobody can shrink the file who could not end the server anyway: it belongs to
-  the server's user or to root, and no one else may write to it (clients create regions so). Before each use ``fstat`` tells
-  whether the file has been cut off, or has pages that were never written; then the input is read with ``pread`` too, and
-  the length checked. (``SEEK_HOLE`` would look at the tensor's pages alone, but walks all that follow them.)
-- of any other region all inputs are read with ``pread``.
+- A region is trusted if only the server's user and root, who could end the server anyway, can shrink it: one of them owns the
+  file, and nobody else may write to it. This is how clients create regions by default.
+- Large inputs in a trusted region are views, and large outputs are copied into its mapping. Before each access ``fstat`` checks
+  that the file is not truncated and has no pages that were never written. (``SEEK_HOLE`` could check the tensor's pages alone,
+  but walks all pages after them.)
+- Everything else uses ``pread`` and ``pwrite``, which return errors instead of raising SIGBUS: small tensors, for which the
+  check would cost as much, other regions, and trusted regions that fail the check.
 
-What stays is a client that runs as the server's own user and cuts its region off in the middle of a request.
+One case remains: a client that runs as the server's user and truncates its region during a request.
 """
 
 from __future__ import annotations
@@ -27,16 +26,15 @@ from collections.abc import Callable
 from penstock.errors import InvalidArgument, NotFound, ResourceExhausted
 from penstock.tensor import Buffer
 
-_FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lies, not a temporary file
+_FOLDER = "/dev/shm"  # noqa: S108 - the home of POSIX shared memory, no temporary file
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_KEY_BYTES = 255
 _MAX_OFFSET = 2**63 - 1
-# Up to here `pread` costs no more than `fstat`.
-_SMALL_BYTES = 16 << 10
+_SMALL_BYTES = 16 << 10  # up to this size `pread` costs no more than `fstat`
 _BLOCK_BYTES = 512
 
 Reserve = Callable[[int], object]
-"""Receives the number of bytes that are about to be copied; raises if those are too many."""
+"""Takes the number of bytes that are about to be copied; raises if they exceed a limit."""
 
 
 def unbounded(byte_size: int) -> None:
@@ -44,7 +42,7 @@ def unbounded(byte_size: int) -> None:
 
 
 class Region:
-    """``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``, with or without its leading slash.
+    """``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``; a leading slash is optional.
 
     Closed once it is retired and its last user has released it. Raises InvalidArgument, NotFound if there is no such object,
     and ResourceExhausted.
@@ -67,7 +65,7 @@ class Region:
             facts = os.fstat(self._file)
             if not stat.S_ISREG(facts.st_mode) or offset + byte_size > facts.st_size:
                 raise self._refusal("invalid args", f"the object has {facts.st_size} bytes")
-            # A mapping starts at a page.
+            # A mapping must start at a page boundary.
             self._skipped = offset % mmap.ALLOCATIONGRANULARITY
             self._view: memoryview | None = None
             if facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -105,7 +103,7 @@ class Region:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def read(self, offset: int, byte_size: int, reserve: Reserve = unbounded) -> Buffer:
-        """The bytes there, already checked to lie within: a read-only view, or a copy where a view would not be safe.
+        """The bytes there, which ``check`` has accepted: a read-only view, or a copy where a view would not be safe.
 
         ``reserve`` is called before they are copied; what it raises is raised.
         """
@@ -122,15 +120,15 @@ class Region:
         return data
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Copy ``data`` there, already checked to lie within."""
+        """Copy ``data`` there; ``check`` has accepted the place."""
         view = memoryview(data)
         if len(view) > _SMALL_BYTES and self._view is not None and self._is_whole():
-            # A third of what the system call takes, which looks up one page after the other.
+            # Three times as fast as the system call, which looks up each page.
             start = self._skipped + offset
             self._view[start : start + len(view)] = view
             return
         start = self.offset + offset
-        # Writing past the end would not fail but make the file longer.
+        # A write past the end would extend the file instead of failing.
         if os.lseek(self._file, 0, os.SEEK_END) < start + len(view):
             raise self._has_shrunk()
         try:
@@ -150,7 +148,7 @@ class Region:
 
     def _close(self) -> None:
         os.close(self._file)
-        # Dropped and not closed: the mapping goes with the last array over it, were one still held.
+        # Not closed explicitly: an array may still refer to the mapping, which ends with the last one.
         self._view = None
 
     def _open(self, key: str) -> int:
@@ -160,7 +158,7 @@ class Region:
         if name in ("", ".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > _MAX_KEY_BYTES:
             raise self._refusal("invalid args", "the key must be a single name")
         try:
-            # Non-blocking, or a pipe of that name would hold the event loop.
+            # Non-blocking, since opening a pipe would block the event loop.
             return os.open(f"{_FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             message = f"Unable to open shared memory region: '{key}'"
@@ -171,7 +169,7 @@ class Region:
             raise InvalidArgument(message) from None
 
     def _is_whole(self) -> bool:
-        """Whether the file is as long as it was and every page of it is there."""
+        """True if the file is not truncated and has all its pages."""
         facts = os.fstat(self._file)
         return facts.st_blocks * _BLOCK_BYTES >= facts.st_size >= self.offset + self.byte_size
 
@@ -180,5 +178,5 @@ class Region:
 
     def _has_shrunk(self) -> InvalidArgument:
         return InvalidArgument(
-            f"shared memory region '{self.name}' has become smaller than it was registered", "register it again"
+            f"shared memory region '{self.name}' is smaller than at its registration", "register it again"
         )

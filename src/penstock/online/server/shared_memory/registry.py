@@ -1,7 +1,7 @@
-"""Client shared memory: which regions are registered, who uses them, and tensors in and out of them.
+"""Client shared memory: the registered regions, and the tensors that requests read from and write to them.
 
-A request takes one ``Lease`` for all regions it names. A region that is unregistered is at once unknown to new requests and
-is closed when its last lease has been released.
+Each request takes one ``Lease`` for all its regions. An unregistered region is at once unknown to new requests; it is closed when its
+last lease is released.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.tensor import Array, DataType, from_wire, to_wire
 NO_CUDA = "CUDA shared memory is not supported"
 
 _MAX_REGIONS = 512
-"""A region takes two file descriptors, which connections need too."""
+"""Each region takes two file descriptors, which connections need too."""
 _MAX_NAME = 1024
 
 
@@ -24,16 +24,16 @@ class SharedMemory:
     """The registry. Belongs to the event loop."""
 
     def __init__(self, enabled: bool, budget: ByteBudget | None = None) -> None:
-        """``budget`` bounds the bytes that requests in progress have copied out of regions; None: no limit."""
+        """``budget`` limits the bytes that requests in progress have copied from regions; None: no limit."""
         self.enabled = enabled
         self.budget = budget or ByteBudget(0)
         self._regions: dict[str, Region] = {}
         self._leaving: list[Region] = []
-        """Regions that were forgotten and may still be in use."""
+        """Forgotten regions that may still be in use."""
 
     @property
     def has_regions(self) -> bool:
-        """Whether any is registered."""
+        """True if any region is registered."""
         return bool(self._regions)
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -45,7 +45,7 @@ class SharedMemory:
         self._regions[name] = Region(name, key, offset, byte_size)
 
     def status(self, name: str = "") -> list[dict[str, str | int]]:
-        """Name, key, offset and byte_size of region ``name``, or of all. Raises NotFound, Unsupported."""
+        """Describe region ``name``, or all: name, key, offset and byte_size. Raises NotFound, Unsupported."""
         self._check_enabled()
         if not name:
             return [region.describe() for region in self._regions.values()]
@@ -54,7 +54,7 @@ class SharedMemory:
         return [self._regions[name].describe()]
 
     def forget(self, name: str) -> None:
-        """Remove region ``name``, or all if it is empty, so that new requests do not find it.
+        """Remove region ``name``, or all regions if it is empty; requests in progress keep them open.
 
         An unknown name is ignored, as in Triton. Raises Unsupported.
         """
@@ -66,21 +66,12 @@ class SharedMemory:
         self._leaving = [region for region in [*self._leaving, *forgotten] if not region.closed.is_set()]
 
     async def closed(self, name: str) -> None:
-        """Wait until every region that was forgotten under ``name``, or any name if it is empty, has been closed."""
+        """Wait until the forgotten regions called ``name``, or all if it is empty, are closed."""
         for region in [region for region in self._leaving if name in ("", region.name)]:
             await region.closed.wait()
 
-    async def unregister(self, name: str = "") -> None:
-        """Forget region ``name``, or all, and return when they are closed. Raises Unsupported."""
-        self.forget(name)
-        await self.closed(name)
-
-    def lease(self) -> Lease:
-        """For one request; costs nothing until a region is used."""
-        return Lease(self)
-
     def find(self, name: str) -> Region:
-        """The region that a tensor names. Raises NotFound, Unsupported."""
+        """The region ``name``. Raises NotFound, Unsupported."""
         region = self._regions.get(name)
         if region is None:
             self._check_enabled()
@@ -88,7 +79,7 @@ class SharedMemory:
         return region
 
     def close(self) -> None:
-        """Forget all regions, when the server ends; those in use are closed by their last users."""
+        """Forget all regions at the end of the server; the last lease of a region closes it."""
         regions, self._regions = self._regions, {}
         for region in regions.values():
             region.retire()
@@ -98,7 +89,9 @@ class SharedMemory:
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager", "unregister it first")
         if not 0 < len(name) <= _MAX_NAME:
-            raise InvalidArgument(f"a shared memory region's name must have 1 to {_MAX_NAME} characters")
+            raise InvalidArgument(
+                f"the name of a shared memory region must have 1 to {_MAX_NAME} characters, got {len(name)}"
+            )
         if len(self._regions) >= _MAX_REGIONS:
             raise ResourceExhausted(
                 f"no more than {_MAX_REGIONS} shared memory regions can be registered", "unregister some"
@@ -110,7 +103,7 @@ class SharedMemory:
 
 
 class Placement:
-    """Where one output goes: ``byte_size`` bytes of a region, checked to lie within."""
+    """The place of one output: ``byte_size`` bytes of a region, checked to lie within it."""
 
     __slots__ = ("_byte_size", "_offset", "_region")
 
@@ -118,9 +111,9 @@ class Placement:
         self._region, self._offset, self._byte_size = region, offset, byte_size
 
     def write(self, array: Array) -> int:
-        """Copy ``array`` there, once; the number of bytes. Raises InvalidArgument if it does not fit, ResourceExhausted.
+        """Copy ``array`` there and return the number of bytes. Raises InvalidArgument if it does not fit, ResourceExhausted.
 
-        The lease must not have been released.
+        The lease must still be held.
         """
         data = to_wire(array)
         if len(data) > self._byte_size:
@@ -133,7 +126,7 @@ class Placement:
 
 
 class Lease:
-    """The regions that one request uses; ``release`` when its answer has been written."""
+    """The regions that one request uses, until ``release``, which follows the encoding of its answer."""
 
     __slots__ = ("_held", "_memory", "_regions")
 
@@ -143,7 +136,7 @@ class Lease:
         self._regions: list[Region] = []
 
     def array(self, region: str, offset: int, byte_size: int, datatype: DataType, shape: Sequence[int]) -> Array:
-        """The tensor there, read-only; a view of the region where that is safe, see ``region.py``; BYTES are decoded.
+        """Read an input: a read-only view of the region where that is safe (see ``region.py``), otherwise a copy.
 
         Raises NotFound, InvalidArgument, and Unavailable if a copy is needed that the budget has no room for.
         """
@@ -154,7 +147,7 @@ class Lease:
         return from_wire(found.read(offset, byte_size, self._reserve), datatype, shape)
 
     def place(self, region: str, offset: int, byte_size: int) -> Placement:
-        """Where an output goes. Raises NotFound, InvalidArgument."""
+        """The place of an output. Raises NotFound, InvalidArgument."""
         found = self._use(region)
         found.check(offset, byte_size)
         return Placement(found, offset, byte_size)
