@@ -241,7 +241,7 @@ def _note_output(layout: _GrpcLayout, output: Message, classification: dict[str,
     if "classification" in parameters:
         count = whole_number(what, parameters, "classification")
         if not count:
-            raise InvalidArgument(f"{what}: 'classification' must be at least 1")
+            raise InvalidArgument(f"{what}: 'classification' must be at least 1, got {count}")
         classification[output.name] = count
     part = read_slice(what, parameters)
     if part is not None:

@@ -83,8 +83,8 @@ class FrameReader:
             data, self._rest = self._rest + data, b""
         position = 0
         if not self._is_greeted:
-            if not data.startswith(PREFACE[: len(data)]):
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the client did not send the HTTP/2 preface")
+            is_preface = data.startswith(PREFACE[: len(data)])
+            h2.check(is_preface, ErrorCode.PROTOCOL_ERROR, "the client did not send the HTTP/2 preface")
             if len(data) < len(PREFACE):
                 self._rest = data
                 return
@@ -149,8 +149,7 @@ class FrameReader:
 
     def _headers(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == h2.HEADERS:
-            if stream_id == 0:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
+            h2.check(stream_id != 0, ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
             if flags & (h2.PADDED | h2.PRIORITISED):
                 payload = h2.without_padding(payload, flags)
             ended = bool(flags & h2.END_STREAM)
@@ -159,12 +158,10 @@ class FrameReader:
                 return
             self._block, self._block_stream, self._block_ended, self._unusual = payload, stream_id, ended, True
             return
-        if not self._block_stream:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        h2.check(self._block_stream != 0, ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._guard.charge()
         self._block += payload
-        if len(self._block) > self._max_control:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the headers exceed the limit")
+        h2.check(len(self._block) <= self._max_control, ErrorCode.ENHANCE_YOUR_CALM, "the headers exceed the limit")
         if flags & h2.END_HEADERS:
             block, self._block = self._block, b""
             self._block_stream, self._unusual = 0, False
@@ -174,12 +171,10 @@ class FrameReader:
         """Process a DATA frame that is padded or incomplete."""
         left, padding = size - (stop - start), 0
         if flags & h2.PADDED:
-            if not size:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without a padding length")
+            h2.check(size > 0, ErrorCode.FRAME_SIZE_ERROR, "a padded frame without a padding length")
             padding = data[start]
             start += 1
-            if padding >= size:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding longer than its frame")
+            h2.check(padding < size, ErrorCode.PROTOCOL_ERROR, "padding longer than its frame")
         content = size - padding - (1 if flags & h2.PADDED else 0)
         middle = min(stop, start + content)
         self._data_stream = stream_id

@@ -105,7 +105,7 @@ class Region:
     def read(self, offset: int, byte_size: int, reserve: Reserve = unbounded) -> Buffer:
         """The bytes there, which ``check`` has accepted: a read-only view, or a copy where a view would not be safe.
 
-        ``reserve`` is called before they are copied; what it raises is raised.
+        ``reserve`` is called before a copy; its exceptions propagate.
         """
         if byte_size > _SMALL_BYTES and self._view is not None and self._is_whole():
             start = self._skipped + offset
