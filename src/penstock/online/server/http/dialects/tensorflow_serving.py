@@ -47,7 +47,7 @@ class TensorFlowServing:
             *_of_models(":classify", b"POST", self.classify),
             *_of_models(":regress", b"POST", self.regress),
             *_of_models("/metadata", b"GET", self.metadata),
-            *_of_models("", b"GET", later(self.status)),
+            *_of_models("", b"GET", self.status),
             Resource("/monitoring/prometheus/metrics", {b"GET": self.metrics}, answer="Anything"),
         ]
 
@@ -56,8 +56,8 @@ class TensorFlowServing:
         return [
             *_of_models(":predict", b"POST", self.predict),
             Resource("/v1/models/{model}:explain", {b"POST": self.explain}, answer="Anything", body="Anything"),
-            *_of_models("", b"GET", later(self.status)),
-            Resource("/v1/models", {b"GET": later(self.models)}, answer="Anything"),
+            *_of_models("", b"GET", self.status),
+            Resource("/v1/models", {b"GET": self.models}, answer="Anything"),
             Resource("/", {b"GET": self.alive}, answer="Anything"),
         ]
 
@@ -82,6 +82,7 @@ class TensorFlowServing:
         """Not answered: models have no explainer."""
         raise Unsupported(f"model '{route.model}' has no explainer", "ask with ':predict'")
 
+    @later
     async def status(self, exchange: Exchange, route: Route) -> dict[str, Any]:
         """States of a model's versions; whether it is ready."""
         version = self._version(exchange, route)
@@ -99,6 +100,7 @@ class TensorFlowServing:
             "ready": self._dataplane.model_ready(route.model, version),
         }
 
+    @later
     async def models(self, exchange: Exchange, route: Route) -> dict[str, Any]:
         """Names of the models that are ready."""
         names = dict.fromkeys(row["name"] for row in await self._control.repository_index(ready=True))
