@@ -1,4 +1,4 @@
-"""What all HTTP connections of one port share: routes, limits, memory for bodies, and the heads seen last."""
+"""State that all HTTP connections of one port share: routes, limits, memory for bodies, and known heads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.online.server.http.routes import Resource, Routes
 from penstock.online.server.network.connections import Connections
 
 FREE_BYTES = 16 << 10
-"""Bodies up to this size are not counted against the budget."""
+"""Bodies up to this size do not count against the budget."""
 
 
 class HttpContext:
-    """Belongs to the event loop."""
+    """Shared state of the HTTP connections of one port. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -28,15 +28,15 @@ class HttpContext:
         connections: Connections,
         budget: ByteBudget | None = None,
     ) -> None:
-        """Without ``budget`` only the single body is bounded."""
+        """``budget`` bounds the bytes of all bodies together; None sets no limit."""
         self.config = config
         self.connections = connections
         self.budget = budget
         self.keys = access.http_headers
-        """Headers that open restricted parts of the API, in lower case."""
+        """Headers that unlock restricted parts of the API, in lower case."""
         self.routes = Routes(resources, access.of_path)
         self.heads = KnownHeads()
-        # Looked up for every request, so each is one step away.
+        # Copied from ``config``, since every request reads them.
         self.max_pipelined = config.max_pipelined
         self.max_header_bytes = config.max_header_bytes
         self.max_request_bytes = config.max_request_bytes
@@ -44,10 +44,7 @@ class HttpContext:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def reserve(self, size: int, reserved: int) -> int:
-        """Take ``size`` bytes of the budget, of which ``reserved`` have been taken already; returns how many were added.
-
-        Raises Unavailable.
-        """
+        """Raise a reservation from ``reserved`` to ``size`` bytes of the budget; returns the bytes added. Raises Unavailable."""
         wanted = size - reserved
         if self.budget is None or size <= self.free_bytes or wanted <= 0:
             return 0
@@ -56,12 +53,12 @@ class HttpContext:
         return wanted
 
     def give_back(self, size: int) -> None:
-        """Return bytes that ``reserve`` took."""
+        """Return ``size`` reserved bytes to the budget."""
         if size and self.budget is not None:
             self.budget.give(size)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``, which does not fail, beside everything else."""
+        """Run ``work`` as a task; it must not raise."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
