@@ -189,7 +189,7 @@ def test_a_key_in_clear_text_is_taken_with_a_warning_that_does_not_show_it(
         (f"[clients.'a b']\nkey = '{ALICE[:5]}0123456789abcdef'", "matching regex"),
         (f"[clients.a]\nkey_sha256 = '{digest('x')}'\nburst = 0", "burst"),
         (f"[clients.a]\nkey_sha256 = '{digest('x')}'\nrequests_per_second = 0", "requests_per_second"),
-        (f"[clients.a]\nkey_sha256 = '{digest('x')}'\n[clients.b]\nkey_sha256 = '{digest('x')}'", "the key of another"),
+        (f"[clients.a]\nkey_sha256 = '{digest('x')}'\n[clients.b]\nkey_sha256 = '{digest('x')}'", "shares a key with another"),
         (f"[client.a]\nkey_sha256 = '{digest('x')}'", "unknown field `client`"),
         ("\udcff", "UTF-8"),
     ],
