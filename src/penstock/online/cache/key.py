@@ -1,14 +1,14 @@
-"""Under which key the answer to a request is kept: equal keys mean requests that any deterministic model answers alike.
+"""The cache key of a request. A deterministic model answers requests with equal keys alike.
 
-The key is the SHA-256 of, each part with its length so that none can pass for another:
+The key is the SHA-256 of the following parts, each with its length, so that their boundaries are unambiguous:
 
 1. the model's identity and version;
 2. the client, so that response times reveal nothing about the requests of others;
-3. each input in the order of the names: name, datatype, shape, and its bytes as on the wire, compared bit by bit;
-4. the requested outputs in their order, which is that of the answer;
-5. the parameters, except those that only affect scheduling or the encoding of the answer.
+3. each input, sorted by name: name, datatype, shape, and its bytes in the protocol's binary form;
+4. the requested outputs in order, which is also that of the response;
+5. the parameters, except those that only affect scheduling or the encoding of the response.
 
-Left out are the id, the priority, time-outs and whatever else does not change the answer.
+The id, the priority and the timeout are not part of it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NO_PARAMETERS = _PARAMETERS.encode({})
 
 
 def model_prefix(identity: str, version: str) -> bytes:
-    """What the keys of one model version begin with. ``identity`` names its content, e.g. the digests of bundle and variant."""
+    """The prefix of a model version's keys. ``identity`` identifies its content, e.g. by the digests of bundle and variant."""
     return hashlib.sha256(b"%d:%b%b" % (len(identity.encode()), identity.encode(), version.encode())).digest()
 
 
 def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
-    """32 bytes, or None if the request's parameters have no canonical form. Inputs must have datatypes of the protocol."""
+    """The key of 32 bytes; None if the parameters have no canonical form. Inputs must have datatypes of the protocol."""
     parameters = _NO_PARAMETERS
     if request.parameters:
         encoded = _encode_parameters(request.parameters)
@@ -55,7 +55,7 @@ def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
         array = inputs[name]
         wire = to_wire(array)
         _add_name(parts, name)
-        # The shape as text ends with a bracket, and the length of the bytes that follow with a semicolon.
+        # A bracket ends the shape, and a semicolon the length of the data.
         parts.append(b"%b%b%d;" % (_code(array), str(array.shape).encode(), len(wire)))
         data.append(wire)
     digest = hashlib.sha256(b"".join(parts))
@@ -65,9 +65,9 @@ def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
 
 
 def isolate(request: InferRequest) -> None:
-    """Copy the inputs that lie in memory which others can write to, i.e. in shared memory.
+    """Copy the inputs that lie in shared memory.
 
-    Else a client could alter them between their hashing and their use, and have a wrong answer kept under the key.
+    Otherwise a client could change them after they are hashed, so that a wrong response would be cached.
     """
     for name, array in request.inputs.items():
         root: Any = array

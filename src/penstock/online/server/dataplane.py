@@ -40,7 +40,7 @@ _EXTENSIONS = [
 _RESERVED = "triton_"
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
-"""Part of a caller's time-out that is left for reading the request and writing the answer; a tenth of it at most."""
+"""Part of a client's timeout that is reserved for reading the request and writing the response; at most a tenth of it."""
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
 
 
@@ -50,7 +50,7 @@ class DataPlane:
     A transport resolves a request's model once, with ``acquire``; everything after that takes the handle.
     """
 
-    def __init__(  # noqa: PLR0913 - the collaborators, and facts by their names
+    def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
         self,
         served: ServedModels,
         clock: Clock,
@@ -79,28 +79,28 @@ class DataPlane:
         self._is_open = False
 
     def open(self) -> None:
-        """Start-up is over: the server counts as ready once all required models are served."""
+        """End start-up: from now on the server is ready while all required models are served."""
         self._is_open = True
 
     def close(self) -> None:
-        """The server is shutting down and no longer counts as ready."""
+        """Begin shutdown: the server is no longer ready."""
         self._is_open = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has started and is not shutting down."""
+        """True between start-up and shutdown."""
         return self._is_open
 
     @property
     def server_ready(self) -> bool:
-        """Whether the server counts as ready."""
+        """True if the server reports that it is ready."""
         return self._is_open and self._is_complete()
 
     def acquire(self, name: str, version: str = "", client: str = "") -> Handle:
         """The model version that answers a request of ``client``; without ``version``, the greatest one.
 
         Call ``infer`` within the same event-loop iteration: unloading waits for the requests that have been submitted.
-        Raises NotFound, Unavailable while the server starts or ends, and PermissionDenied if ``client`` may not use a model of
+        Raises NotFound, Unavailable while the server starts or shuts down, and PermissionDenied if ``client`` may not use a model of
         that name, so that it does not learn which models exist.
         """
         try:
@@ -109,14 +109,16 @@ class DataPlane:
             if self._admission is not None:
                 self._admission.check(client, name)
             if not self._is_open:
-                raise Unavailable(f"{error.message}; the server is starting or ending", "try again later") from None
+                raise Unavailable(
+                    f"{error.message}; the server is starting or shutting down", "try again later"
+                ) from None
             raise
 
     def infer(self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
-        """Have ``handle`` answer ``request``; ``done`` is called on the event loop, perhaps before this returns.
+        """Run ``request`` on ``handle``; ``done`` is called on the event loop, perhaps before this returns.
 
-        A callback and no future: a task and a future per request would cost more than the rest of this path.
-        Returns what cancels the request, or None if it has already ended. ``decoupled``: ``done`` accepts several answers.
+        Returns an object that cancels the request, or None if it has already ended. ``decoupled``: ``done`` accepts several
+        responses. A callback is used because a task and a future per request would cost more than the rest of this path.
         """
         if self.tracer.enabled:
             done = self._record(request, done)
@@ -125,7 +127,7 @@ class DataPlane:
     def call(
         self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
     ) -> Cancellable | None:
-        """Like ``infer``, for a request that a model makes while it answers another, which has been admitted.
+        """Like ``infer``, for a request that a model sends while it answers another, which has been admitted.
 
         Without ``handle`` the model is looked up by the request's name and version.
         """
@@ -147,8 +149,8 @@ class DataPlane:
                 done = admission.admit(request, done)
             if handle.decoupled and not decoupled:
                 raise Unsupported(
-                    f"model '{handle.name}' is decoupled: it answers a request any number of times",
-                    "ask over a gRPC stream, or with generate_stream",
+                    f"model '{handle.name}' is decoupled: a request has any number of responses",
+                    "use a gRPC stream or generate_stream",
                 )
             rows, key = handle.check(request)
             if self._recorder is not None:
@@ -156,7 +158,7 @@ class DataPlane:
         except PenstockError as error:
             self._fail(handle, error, done)
             return None
-        except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
             _log.exception("request failed")
             self._fail(handle, PenstockError("internal error"), done)
             return None
@@ -172,7 +174,7 @@ class DataPlane:
         return None
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether the model can answer now; False for an unknown model."""
+        """True if the model can answer now; False for an unknown model."""
         try:
             return self._served.find(name, version).is_healthy
         except PenstockError:
@@ -212,7 +214,7 @@ class DataPlane:
         done(error)
 
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
-        """Read the parameters that are meant for the scheduler. Requests may share ``parameters``, so the mapping is not changed."""
+        """Read the scheduler's parameters. The mapping is not changed, since requests may share it."""
         parameters = request.parameters
         for name in parameters:
             if name.startswith(_RESERVED):

@@ -53,7 +53,7 @@ class Gate:
 )
 def test_no_span_of_time_lets_more_through_than_rate_and_burst(rate: float, burst: int, waits: list[float]) -> None:
     now, passed = 0.0, []
-    bucket = TokenBucket(burst, now)
+    bucket = TokenBucket(rate, burst, now)
     for wait in waits:
         now += wait
         if bucket.take(rate, burst, now) == 0:
@@ -65,7 +65,7 @@ def test_no_span_of_time_lets_more_through_than_rate_and_burst(rate: float, burs
 
 @given(rate=st.floats(0.01, 1000), burst=st.integers(1, 50), wait=st.floats(0, 1))
 def test_a_refused_one_is_let_in_after_the_wait_that_it_was_told(rate: float, burst: int, wait: float) -> None:
-    bucket = TokenBucket(burst, 0.0)
+    bucket = TokenBucket(rate, burst, 0.0)
     for _ in range(burst):
         assert bucket.take(rate, burst, 0.0) == 0
     told = bucket.take(rate, burst, wait)

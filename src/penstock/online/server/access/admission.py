@@ -17,14 +17,16 @@ _BUSY_S = 1.0
 class TokenBucket(msgspec.Struct):
     """Admits at most ``burst + rate × t`` requests in any ``t`` seconds. Pure."""
 
+    rate: float
+    """Tokens per second (> 0) since ``at``."""
     tokens: float
     at: float
     """The time for which ``tokens`` holds."""
 
     def take(self, rate: float, burst: float, now: float) -> float:
-        """Take one token and return 0, or return the seconds until there is one. ``rate`` > 0 per second, ``burst`` >= 1."""
-        self.tokens = min(burst, self.tokens + (now - self.at) * rate)
-        self.at = now
+        """Take one token and return 0, or return the seconds until there is one. ``rate`` and ``burst`` (>= 1) may change."""
+        self.tokens = min(burst, self.tokens + (now - self.at) * self.rate)
+        self.rate, self.at = rate, now
         if self.tokens >= 1:
             self.tokens -= 1
             return 0.0
@@ -112,7 +114,7 @@ class Admission:
             return
         burst = float(client.burst or max(1, math.floor(rate)))
         if usage.bucket is None:
-            usage.bucket = TokenBucket(burst, now)
+            usage.bucket = TokenBucket(rate, burst, now)
         wait_s = usage.bucket.take(rate, burst, now)
         if wait_s:
             raise ResourceExhausted(

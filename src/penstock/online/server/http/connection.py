@@ -14,7 +14,7 @@ from penstock.errors import InvalidArgument, Unavailable
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.codec.encoder import encode_error
-from penstock.online.server.http.context import HttpContext
+from penstock.online.server.http.context import FREE_BYTES, HttpContext
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.head import MAX_KNOWN_BYTES, RequestHead
 from penstock.online.server.http.responder import Responder
@@ -154,7 +154,7 @@ class Http1Connection(Responder):
             if head is None:
                 break
             stop = end + head.body_bytes
-            if stop > size or head.body_bytes > self.context.free_bytes:
+            if stop > size or head.body_bytes > FREE_BYTES:
                 text = b""  # nothing to learn
                 break
             self._messages += 1
@@ -209,7 +209,7 @@ class Http1Connection(Responder):
                 self._body = bytearray(self._body)
             self._body += data
             self._body_bytes += len(data)
-        if self._body_bytes > self.context.free_bytes:
+        if self._body_bytes > FREE_BYTES:
             self._check_body(self._body_bytes)
             self._hold(self._body_bytes)
 

@@ -26,9 +26,9 @@ class HttpContext:
         access: AccessTable,
         config: ServerConfig,
         connections: Connections,
-        budget: ByteBudget | None = None,
+        budget: ByteBudget,
     ) -> None:
-        """``budget`` bounds the bytes of all bodies together; None sets no limit."""
+        """``budget`` bounds the bytes of all bodies together."""
         self.config = config
         self.connections = connections
         self.budget = budget
@@ -40,13 +40,12 @@ class HttpContext:
         self.max_pipelined = config.max_pipelined
         self.max_header_bytes = config.max_header_bytes
         self.max_request_bytes = config.max_request_bytes
-        self.free_bytes = FREE_BYTES if budget is not None else config.max_request_bytes
         self._tasks: set[asyncio.Task[None]] = set()
 
     def reserve(self, size: int, reserved: int) -> int:
         """Raise a reservation from ``reserved`` to ``size`` bytes of the budget; returns the bytes added. Raises Unavailable."""
         wanted = size - reserved
-        if self.budget is None or size <= self.free_bytes or wanted <= 0:
+        if size <= FREE_BYTES or wanted <= 0:
             return 0
         if not self.budget.take(wanted):
             raise self.budget.refusal()
@@ -54,8 +53,7 @@ class HttpContext:
 
     def give_back(self, size: int) -> None:
         """Return ``size`` reserved bytes to the budget."""
-        if size and self.budget is not None:
-            self.budget.give(size)
+        self.budget.give(size)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` as a task; it must not raise."""

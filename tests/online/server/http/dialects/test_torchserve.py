@@ -87,9 +87,9 @@ def test_predictions(client: Client, model: str, headers: str, body: Any, answer
 @pytest.mark.parametrize(
     ("model", "headers", "body", "status", "kind", "message"),
     [
-        ("m", "Content-Type: image/jpeg\r\n", IMAGE, 415, "BadRequestException", "no handler that decodes"),
-        ("m", "", IMAGE, 415, "BadRequestException", "no handler that decodes"),
-        ("m", FORM, form(("data", "image/png", IMAGE)), 415, "BadRequestException", "no handler that decodes"),
+        ("m", "Content-Type: image/jpeg\r\n", IMAGE, 415, "BadRequestException", "no handler to decode"),
+        ("m", "", IMAGE, 415, "BadRequestException", "no handler to decode"),
+        ("m", FORM, form(("data", "image/png", IMAGE)), 415, "BadRequestException", "no handler to decode"),
         ("m", JSON, b"{", 400, "BadRequestException", "JSON Parse error"),
         ("m", JSON, {"z": 1}, 400, "BadRequestException", "['z'] are not the model's inputs"),
         ("m", JSON, [1, 2, 3], 400, "BadRequestException", "unexpected shape"),
@@ -97,8 +97,8 @@ def test_predictions(client: Client, model: str, headers: str, body: Any, answer
         ("pair", JSON, [1], 400, "BadRequestException", "several inputs"),
         ("pair", RAW, b"", 400, "BadRequestException", "several inputs"),
         ("pair", JSON, {"x": [[1, 2]]}, 400, "BadRequestException", "missing required input(s) ['n']"),
-        ("pair", FORM, form(("x", "", b"1"), ("x", "", b"1")), 400, "BadRequestException", "is there twice"),
-        ("pair", FORM, form(("x", "", b"1"), ("z", "", b"1")), 400, "BadRequestException", "'z' is no input"),
+        ("pair", FORM, form(("x", "", b"1"), ("x", "", b"1")), 400, "BadRequestException", "is repeated"),
+        ("pair", FORM, form(("x", "", b"1"), ("z", "", b"1")), 400, "BadRequestException", "'z' is repeated, or not an input"),
         ("m", FORM, b"--xyz", 400, "BadRequestException", "no parts"),
         ("nobody", JSON, [1], 404, "ModelNotFoundException", "'nobody' is not found"),
         ("m/7", JSON, [1], 404, "ModelNotFoundException", "version 7 is not found"),

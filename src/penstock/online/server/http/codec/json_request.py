@@ -1,4 +1,4 @@
-"""The JSON part of a request, understood: all that can be known of it without the raw tensors that follow. Pure."""
+"""Reads the JSON part of an inference request, without the raw tensors that follow it. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Parameters = Annotated[dict[str, bool | int | float | str], msgspec.Meta(max_len
 
 
 class WireInput(msgspec.Struct, gc=False):
-    """An input as it is written."""
+    """An input in JSON."""
 
     name: str
     shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=_MAX_RANK)]
@@ -47,7 +47,7 @@ class _Output(msgspec.Struct, gc=False):
 
 
 class WireRequest(msgspec.Struct, gc=False):
-    """A request as it is written."""
+    """A request in JSON."""
 
     inputs: Annotated[list[WireInput], msgspec.Meta(max_length=_MAX_TENSORS)]
     id: str = ""
@@ -61,13 +61,13 @@ class _FloatInput(WireInput, gc=False):
 
 
 class _FloatRequest(WireRequest, gc=False):
-    """The most frequent request, read in one pass: flat floats only."""
+    """The most frequent form, decoded in one pass: flat lists of floats only."""
 
     inputs: Annotated[list[_FloatInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
 class RawInput(NamedTuple):
-    """An input whose elements follow the JSON, from ``start`` to ``end`` counted from there."""
+    """An input whose elements follow the JSON, at bytes ``start`` to ``end`` after it."""
 
     tensor: TensorLayout
     start: int
@@ -75,12 +75,12 @@ class RawInput(NamedTuple):
 
 
 class JsonLayout(RequestLayout):
-    """A JSON part understood."""
+    """The layout of a JSON part."""
 
     id: str = ""
     raw: list[RawInput] = []
     size: int = 0
-    """Bytes of all raw tensors."""
+    """The bytes of all raw tensors."""
 
 
 _FLOATS = re.compile(b'"FP').search
@@ -90,7 +90,7 @@ _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
 
 
 def read(text: Buffer) -> WireRequest:
-    """The members of the protocol's request. Raises InvalidArgument."""
+    """Decode ``text``. Raises InvalidArgument."""
     try:
         return _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -100,12 +100,12 @@ def read(text: Buffer) -> WireRequest:
 
 
 def is_plain(wire: WireRequest) -> bool:
-    """Whether nothing is said but ``id`` and inputs with their data."""
+    """True if the request consists of ``id`` and inputs with data."""
     return not (wire.parameters or wire.outputs or any(map(_parameters, wire.inputs)))
 
 
 def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
-    """Inputs without parameters. Raises InvalidArgument."""
+    """The arrays of inputs without parameters. Raises InvalidArgument."""
     inputs: dict[str, Array] = {}
     texts = 0
     for tensor in tensors:
@@ -119,7 +119,7 @@ def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
 
 
 def understand(wire: WireRequest) -> JsonLayout:
-    """Everything that can be known from the JSON alone. Raises InvalidArgument."""
+    """The layout of ``wire``. Raises InvalidArgument."""
     check_bytes_elements(sum(math.prod(tensor.shape) for tensor in wire.inputs if tensor.datatype == "BYTES"))
     arrays = plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters])
     layout = JsonLayout(arrays, wire.parameters, id=wire.id)
@@ -136,12 +136,12 @@ def _decode(text: Buffer) -> WireRequest:
         try:
             return _decode_floats(text)
         except msgspec.ValidationError:
-            pass  # nested, or of other datatypes too, or wrong, which the general form tells better
+            pass  # nested, with other datatypes, or invalid, for which the general form has better errors
     return _decode_request(text)
 
 
 def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
-    """Find the data of an input with parameters."""
+    """Add an input with parameters, which say where its data is."""
     datatype = find_datatype(tensor.name, tensor.datatype)
     size = math.prod(tensor.shape) * datatype.itemsize if datatype.itemsize else VARIABLE
     noted = TensorLayout(tensor.name, datatype, tensor.shape, size)
@@ -184,7 +184,7 @@ def _binary_size(tensor: TensorLayout, parameters: Parameters) -> int:
 
 
 def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
-    """Which outputs are wanted, and in which form; an output's own parameters override the request's."""
+    """Set the requested outputs and their form; an output's parameters override the request's."""
     default = ALL if _flag(layout.parameters, "binary_data_output") else NONE
     layout.parameters.pop("binary_data_output", None)
     if not wire.outputs:
@@ -206,7 +206,7 @@ def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
 
 
 def _among(binary: list[str], outputs: tuple[str, ...]) -> Container[str]:
-    """``binary`` as a container: ``ALL`` or ``NONE`` themselves where they apply."""
+    """``binary`` as a container, which is ``ALL`` or ``NONE`` itself where possible."""
     if not binary:
         return NONE
     return ALL if len(binary) == len(outputs) else frozenset(binary)
