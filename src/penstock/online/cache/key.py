@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.request import InferRequest, Parameters
+from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, to_wire
 
 _NOT_OF_THE_ANSWER = frozenset({"priority", "timeout", "binary_data_output", "binary_data_size"})
@@ -40,10 +40,11 @@ def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
     """The key of 32 bytes; None if the parameters have no canonical form. Inputs must have datatypes of the protocol."""
     parameters = _NO_PARAMETERS
     if request.parameters:
-        encoded = _encode_parameters(request.parameters)
-        if encoded is None:
+        counted = {name: value for name, value in request.parameters.items() if name not in _NOT_OF_THE_ANSWER}
+        try:
+            parameters = _PARAMETERS.encode(counted)
+        except (TypeError, ValueError, OverflowError, RecursionError):
             return None
-        parameters = encoded
     inputs = request.inputs
     names = sorted(inputs) if len(inputs) > 1 else list(inputs)
     client = request.client.encode()
@@ -87,10 +88,3 @@ def _add_name(parts: list[bytes], name: str) -> None:
 def _code(array: Array) -> bytes:
     code = _CODES.get(array.dtype)
     return _CODES[DataType.from_numpy(array.dtype).dtype] if code is None else code
-
-
-def _encode_parameters(parameters: Parameters) -> bytes | None:
-    try:
-        return _PARAMETERS.encode({name: value for name, value in parameters.items() if name not in _NOT_OF_THE_ANSWER})
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return None

@@ -146,17 +146,12 @@ class RedisTier:
             self._failed(error)
         else:
             self._succeeded()
-            answer = self._decode(stored)
+            if isinstance(stored, bytes) and 0 < len(stored) <= self._max_value_bytes:
+                try:
+                    answer = from_bytes(stored)
+                except IntegrityError as error:
+                    self._warn(f"{error}; it is ignored")
         done(answer)
-
-    def _decode(self, stored: bytes | str) -> CachedAnswer | None:
-        if not isinstance(stored, bytes) or not stored or len(stored) > self._max_value_bytes:
-            return None
-        try:
-            return from_bytes(stored)
-        except IntegrityError as error:
-            self._warn(f"{error}; it is ignored")
-            return None
 
     async def _write(self) -> None:
         try:

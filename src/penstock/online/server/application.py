@@ -84,7 +84,9 @@ class Application:
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Serve until a signal arrives; see ``serve``."""
         loop = asyncio.get_running_loop()
-        self._watch(loop)
+        loop.set_exception_handler(LoopErrors())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
         self.control.inherit()
         self.recording.start()
         self.metrics.lag.start(loop)
@@ -161,11 +163,6 @@ class Application:
                 logged = str(error)
             except Exception:  # noqa: BLE001 - a bug must not end the polling
                 _log.exception("the repositories could not be polled")
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.set_exception_handler(LoopErrors())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():

@@ -121,7 +121,10 @@ class DataPlane:
         responses. A callback is used because a task and a future per request would cost more than the rest of this path.
         """
         if self.tracer.enabled:
-            done = self._record(request, done)
+            trace = self.tracer.begin(request, request.traceparent, request.tracestate)
+            if trace is not None:
+                request.trace = trace
+                done = self.tracer.watching(trace, done)
         return self._ask(handle, request, done, decoupled, self._admission)
 
     def call(
@@ -199,13 +202,6 @@ class DataPlane:
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """The completed configuration. Raises NotFound."""
         return self._served.find(name, version).config
-
-    def _record(self, request: InferRequest, done: Done) -> Done:
-        trace = self.tracer.begin(request, request.traceparent, request.tracestate)
-        if trace is None:
-            return done
-        request.trace = trace
-        return self.tracer.watching(trace, done)
 
     def _fail(self, handle: Handle, error: PenstockError, done: Done) -> None:
         now_ns = time.monotonic_ns()

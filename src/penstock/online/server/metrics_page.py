@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from penstock.telemetry.exposition import CONTENT_TYPE, families
+from penstock.telemetry.exposition import families
 from penstock.telemetry.metrics import ServerFacts
 from penstock.telemetry.statistics import ModelStatistics, add_numbers, merge
 from penstock.telemetry.usage import MachineMeter, process_usage
 from penstock.version import __version__
-
-__all__ = ["CONTENT_TYPE", "LoopLag", "MetricsPage", "Report"]
 
 _PERIOD_S = 0.5
 

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.shared_memory.registry import Lease, SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import Parameters
 from penstock.tensor import Array, DataType
 
@@ -75,7 +75,12 @@ class RequestLayout(msgspec.Struct):
         lease = memory.lease()
         try:
             for tensor, part in self.shared:
-                inputs[tensor.name] = _leased(lease, model_name, tensor, part)
+                if tensor.size_bytes not in (VARIABLE, part.byte_size):
+                    raise InvalidArgument(
+                        f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. "
+                        f"Expected {tensor.size_bytes}, got {part.byte_size} in shared memory"
+                    )
+                inputs[tensor.name] = lease.array(*part, tensor.datatype, tensor.shape)
             placements = {name: lease.place(*part) for name, part in self.placed}
         except BaseException:
             lease.release()
@@ -129,12 +134,3 @@ def whole_number(what: str, parameters: Mapping[str, Any], name: str, default: i
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise InvalidArgument(f"{what}: '{name}' must be a whole number, not {number!r}")
     return number
-
-
-def _leased(lease: Lease, model_name: str, tensor: TensorLayout, part: SharedSlice) -> Array:
-    if tensor.size_bytes not in (VARIABLE, part.byte_size):
-        raise InvalidArgument(
-            f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. "
-            f"Expected {tensor.size_bytes}, got {part.byte_size} in shared memory"
-        )
-    return lease.array(*part, tensor.datatype, tensor.shape)

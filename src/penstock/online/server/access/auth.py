@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -82,7 +81,10 @@ class Keys:
         self.clients = clients
         self._secret = secrets.token_bytes(32)
         self._names: dict[bytes, str] = {}
-        self._models = {name: _compile(client.models) for name, client in clients.items()}
+        self._models = {
+            name: re.compile("|".join(map(fnmatch.translate, client.models)) or r"(?!)")
+            for name, client in clients.items()
+        }
         for name, client in clients.items():
             digests = client.digests()
             if not digests:
@@ -208,7 +210,3 @@ class Access:
 
 def _bytes(value: str | bytes) -> bytes:
     return (value.encode(errors="replace") if isinstance(value, str) else value).strip()
-
-
-def _compile(patterns: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)")

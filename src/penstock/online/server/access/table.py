@@ -61,13 +61,8 @@ RULES = (
     AccessRule(
         Needs.ADMIN,
         (*_regions("system"), *_regions("cuda")),
-        (
-            "SystemSharedMemoryStatus",
-            "SystemSharedMemoryRegister",
-            "SystemSharedMemoryUnregister",
-            "CudaSharedMemoryStatus",
-            "CudaSharedMemoryRegister",
-            "CudaSharedMemoryUnregister",
+        tuple(
+            f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")
         ),
         "shared-memory",
     ),
@@ -77,11 +72,8 @@ RULES = (
     ),
     AccessRule(
         Needs.ADMIN,
-        (
-            "/v2/repository/models/{model}/load",
-            "/v2/repository/models/{model}/unload",
-            "/v2/repository/{name}/models/{model}/load",
-            "/v2/repository/{name}/models/{model}/unload",
+        tuple(
+            f"/v2/repository{name}/models/{{model}}/{verb}" for name in ("", "/{name}") for verb in ("load", "unload")
         ),
         ("RepositoryModelLoad", "RepositoryModelUnload"),
         "model-repository",
@@ -96,17 +88,12 @@ RULES = (
         Needs.MODEL,
         (
             "/v1/models",
-            "/v1/models/{model}",
-            "/v1/models/{model}/labels/{name}",
-            "/v1/models/{model}/metadata",
-            "/v1/models/{model}/labels/{name}/metadata",
-            "/v1/models/{model}:predict",
-            "/v1/models/{model}/labels/{name}:predict",
-            "/v1/models/{model}:classify",
-            "/v1/models/{model}/labels/{name}:classify",
-            "/v1/models/{model}:regress",
-            "/v1/models/{model}/labels/{name}:regress",
             "/v1/models/{model}:explain",
+            *(
+                f"/v1/models/{{model}}{label}{verb}"
+                for label in ("", "/labels/{name}")
+                for verb in ("", "/metadata", ":predict", ":classify", ":regress")
+            ),
             "/predictions/{model}",
             "/predictions/{model}/{version}",
             "/explanations/{model}",

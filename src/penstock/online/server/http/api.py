@@ -15,8 +15,8 @@ from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.metrics_page import CONTENT_TYPE
 from penstock.online.server.shared_memory.registry import NO_CUDA
+from penstock.telemetry.exposition import CONTENT_TYPE
 
 
 class _Index(msgspec.Struct):

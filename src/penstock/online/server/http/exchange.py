@@ -19,6 +19,7 @@ from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.codec.encoder import encode_error
+from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
 from penstock.request import InferRequest
@@ -37,9 +38,7 @@ _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 class AnswerSink(Protocol):
     """The part of a connection that an exchange uses: it sends the response, whole or as a stream."""
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The maximum size of a decompressed body."""
+    context: HttpContext
 
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
@@ -54,12 +53,6 @@ class AnswerSink(Protocol):
 
     def end_stream(self, exchange: Exchange) -> None:
         """End the stream."""
-
-    def reserve(self, exchange: Exchange, size: int) -> None:
-        """Reserve memory for a body of ``size`` bytes until the response is sent. Raises Unavailable."""
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` as a task; it must not raise."""
 
 
 class Exchange(msgspec.Struct, eq=False):
@@ -89,7 +82,11 @@ class Exchange(msgspec.Struct, eq=False):
             head = self.head
             handler = head.handler
             if handler is None:
-                self._explain_route(head.route)
+                methods = b", ".join(sorted(head.route.handlers))
+                if methods:
+                    self.fail_with(405, "Method Not Allowed", b"Allow: %b\r\n" % methods)
+                else:
+                    self.fail_with(404, "Not Found")
                 return
             guard = head.route.guard
             if guard is not None:
@@ -116,7 +113,7 @@ class Exchange(msgspec.Struct, eq=False):
             except Exception as error:  # noqa: BLE001 - as in ``run``
                 self.fail_unexpected(error)
 
-        self.sink.start(run())
+        self.sink.context.start(run())
 
     def read(self, kind: type[_Body]) -> _Body:
         """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
@@ -141,7 +138,12 @@ class Exchange(msgspec.Struct, eq=False):
             self.sink.answered(self, status, headers, body, tensors)
             return
         headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
-        self.later(self._compress(status, headers, parts, encoding))
+
+        async def compress() -> None:
+            compressed = await asyncio.to_thread(compression.compress, parts, encoding)
+            self.sink.answered(self, status, headers, compressed)
+
+        self.later(compress())
 
     def reply_json(self, content: Any) -> None:
         """Answer with ``content`` as JSON."""
@@ -178,19 +180,12 @@ class Exchange(msgspec.Struct, eq=False):
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate
 
-    def _explain_route(self, route: Route) -> None:
-        if route.handlers:
-            allow = b", ".join(sorted(route.handlers))
-            self.fail_with(405, "Method Not Allowed", b"Allow: %b\r\n" % allow)
-        else:
-            self.fail_with(404, "Not Found")
-
     def _decompress(self, encoding: bytes) -> None:
         if not compression.knows(encoding):
             accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
             self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
             return
-        limit = self.sink.max_body_bytes
+        limit = self.sink.context.max_request_bytes
         if len(self.body) <= _INLINE_BYTES:
             self._run_decompressed(compression.decompress(self.body, encoding, limit))
         else:
@@ -200,26 +195,23 @@ class Exchange(msgspec.Struct, eq=False):
         """Decompress in steps, which reserve memory as it fills and stop if the client disconnects."""
         whole = bytearray()
         steps = compression.inflate(self.body, encoding, limit, whole)
-        while size := await _on_thread(lambda: next(steps, 0)):
-            self.sink.reserve(self, size)
-            self._check_wanted()
-        self._check_wanted()
+        size = 1
+        while size:
+            size = await asyncio.to_thread(next, steps, 0)
+            if self.is_gone:
+                raise Cancelled("the client has disconnected")
+            self._reserve(size)
         self._run_decompressed(whole)
 
-    def _check_wanted(self) -> None:
-        if self.is_gone:
-            raise Cancelled("the client is gone")
+    def _reserve(self, size: int) -> None:
+        self.reserved_bytes += self.sink.context.reserve(size, self.reserved_bytes)
 
     def _run_decompressed(self, body: Buffer) -> None:
-        self.sink.reserve(self, len(body))
+        self._reserve(len(body))
         self.body = body
         handler = self.head.handler
         assert handler is not None
         handler(self, self.head.route)
-
-    async def _compress(self, status: int, headers: bytes, parts: Sequence[Buffer], encoding: bytes) -> None:
-        body = await _on_thread(lambda: compression.compress(parts, encoding))
-        self.sink.answered(self, status, headers, body)
 
 
 def as_error(error: Exception) -> PenstockError:
@@ -245,7 +237,3 @@ def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable
         exchange.later(answer(self, exchange, route))
 
     return handle
-
-
-async def _on_thread(work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -16,9 +16,7 @@ _Schema = dict[str, Any]
 
 _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
-_FLAG: _Schema = {"type": "boolean"}
 _OBJECT: _Schema = {"type": "object"}
-_ANY_SETTING: _Schema = {"type": "object", "additionalProperties": True}
 _PARAMETERS: _Schema = {"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean", "number"]}}
 _STATUSES = {
     400: "invalid request; for readiness: not ready",
@@ -109,9 +107,9 @@ _SCHEMAS: dict[str, _Schema] = {
         **_object([], id=_TEXT, parameters=_PARAMETERS),
     },
     "GenerateResponse": _object(["model_name", "model_version"], id=_TEXT, model_name=_TEXT, model_version=_TEXT),
-    "Settings": _ANY_SETTING,
+    "Settings": {"type": "object", "additionalProperties": True},
     "Index": _list(_object(["name"], name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
-    "IndexRequest": _object([], ready=_FLAG),
+    "IndexRequest": _object([], ready={"type": "boolean"}),
     "LoadRequest": _object(
         [], parameters={"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean"]}}
     ),

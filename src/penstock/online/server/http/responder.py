@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 from penstock.online.server.http.answer import (
     CLOSE,
@@ -144,16 +144,6 @@ class Responder(ServerConnection):
 
     # AnswerSink
 
-    @property
-    def max_body_bytes(self) -> int:
-        return self.context.max_request_bytes
-
-    def reserve(self, exchange: Exchange, size: int) -> None:
-        exchange.reserved_bytes += self.context.reserve(size, exchange.reserved_bytes)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self.context.start(work)
-
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
     ) -> None:
@@ -162,7 +152,10 @@ class Responder(ServerConnection):
         transport = self._transport
         if transport is None:
             return
-        if not exchange.keep_alive or (self.context.connections.draining and self._is_last(exchange)):
+        draining = self.context.connections.draining
+        if not exchange.keep_alive or (
+            draining and self._pending[-1] is exchange and not (self._backlog or self._receiving)
+        ):
             exchange.keep_alive = False
             self._ending = True
             connection = CLOSE
@@ -222,14 +215,6 @@ class Responder(ServerConnection):
         self.context.give_back(exchange.reserved_bytes)
         exchange.reserved_bytes = 0
 
-    @property
-    def _is_done(self) -> bool:
-        """True if no request is being received or answered."""
-        return not (self._pending or self._backlog or (self._receiving and not self._ending))
-
-    def _is_last(self, exchange: Exchange) -> bool:
-        return self._pending[-1] is exchange and not self._backlog and not self._receiving
-
     def _settle(self, exchange: Exchange, answer: Answer) -> None:
         if len(self._pending) == 1 and not self._backlog and not self._flushing:
             self._pending.popleft()
@@ -269,7 +254,8 @@ class Responder(ServerConnection):
             transport.writelines(parts)
         if last.is_streaming:
             return
-        if not last.keep_alive or (self._is_done and (self._ending or self.context.connections.draining)):
+        is_done = not (self._pending or self._backlog or (self._receiving and not self._ending))
+        if not last.keep_alive or (is_done and (self._ending or self.context.connections.draining)):
             self._close(transport)
 
     def _close(self, transport: asyncio.Transport) -> None:

@@ -62,7 +62,7 @@ class ProcessGroup:
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
         """Return the answer of every other process to ``what``. Raises the error that one of them raises.
 
-        Processes that are starting or ending are left out, and, unless ``patient``, those that do not answer in time.
+        Processes that are starting or shutting down are left out, and, unless ``patient``, those that do not answer in time.
         """
         return []
 
@@ -155,14 +155,16 @@ class SocketGroup(ProcessGroup):
         lock = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
             end = time.monotonic() + _LOCK_PATIENCE_S
-            while not _lock(lock):
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return lock
                 if time.monotonic() > end and not patient:
                     raise Unavailable("another process of the server is busy", "try again")
                 await asyncio.sleep(_LOCK_PAUSE_S)
         except BaseException:
             os.close(lock)
             raise
-        return lock
 
 
 async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -213,14 +215,6 @@ def _read_kept(path: Path) -> Any:
         return msgspec.msgpack.decode(_kept(path).read_bytes())
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _lock(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _frame(message: object) -> bytes:

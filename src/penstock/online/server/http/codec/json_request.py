@@ -92,7 +92,12 @@ _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
 def read(text: Buffer) -> WireRequest:
     """Decode ``text``. Raises InvalidArgument."""
     try:
-        return _decode(text)
+        if (_FLOATS(text) is not None) if isinstance(text, memoryview) else b'"FP' in text:
+            try:
+                return _decode_floats(text)
+            except msgspec.ValidationError:
+                pass  # nested, other datatypes, or invalid: the general form has better errors
+        return _decode_request(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not an inference request: {error}") from None
     except RecursionError:
@@ -131,15 +136,6 @@ def understand(wire: WireRequest) -> JsonLayout:
     return layout
 
 
-def _decode(text: Buffer) -> WireRequest:
-    if (_FLOATS(text) is not None) if isinstance(text, memoryview) else b'"FP' in text:
-        try:
-            return _decode_floats(text)
-        except msgspec.ValidationError:
-            pass  # nested, with other datatypes, or invalid, for which the general form has better errors
-    return _decode_request(text)
-
-
 def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
     """Add an input with parameters, which say where its data is."""
     datatype = find_datatype(tensor.name, tensor.datatype)
@@ -153,7 +149,13 @@ def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
             f"'shared_memory_region' in 'parameters'. But input '{tensor.name}' has several"
         )
     if is_raw:
-        end = layout.size + _binary_size(noted, tensor.parameters)
+        raw_size = whole_number(f"input '{tensor.name}'", tensor.parameters, "binary_data_size")
+        if size not in (VARIABLE, raw_size):
+            raise InvalidArgument(
+                f"input '{tensor.name}': shape {list(tensor.shape)} of {tensor.datatype} takes {size} bytes, "
+                f"but 'binary_data_size' is {raw_size}"
+            )
+        end = layout.size + raw_size
         layout.raw.append(RawInput(noted, layout.size, end))
         layout.size = end
     elif part is not None:
@@ -163,24 +165,12 @@ def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
 
 
 def _from_json(tensor: WireInput) -> Array:
-    if type(tensor) is _FloatInput:
-        values, is_checked = tensor.data, True
-    else:
+    is_checked = type(tensor) is _FloatInput
+    if not is_checked:
         find_datatype(tensor.name, tensor.datatype)
-        values, is_checked = tensor.data, False
-    if values is msgspec.UNSET:
+    if tensor.data is msgspec.UNSET:
         raise InvalidArgument(f"input '{tensor.name}' has no data")
-    return from_json(tensor.name, tensor.datatype, tensor.shape, values, is_checked)
-
-
-def _binary_size(tensor: TensorLayout, parameters: Parameters) -> int:
-    size = whole_number(f"input '{tensor.name}'", parameters, "binary_data_size")
-    if tensor.size_bytes not in (VARIABLE, size):
-        raise InvalidArgument(
-            f"input '{tensor.name}': shape {list(tensor.shape)} of {tensor.datatype.value} takes {tensor.size_bytes} bytes, "
-            f"but 'binary_data_size' is {size}"
-        )
-    return size
+    return from_json(tensor.name, tensor.datatype, tensor.shape, tensor.data, is_checked)
 
 
 def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:

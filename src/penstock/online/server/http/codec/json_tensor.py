@@ -59,8 +59,10 @@ def from_json(name: str, datatype: str, shape: Sequence[int], values: list[Any],
     form = _FORMS.get(datatype)
     if form is None:
         raise InvalidArgument(f"input '{name}': {datatype} has no JSON form", "send it as binary data")
-    if values and type(values[0]) is list:
-        values = _flatten(name, values)
+    while values and type(values[0]) is list:
+        if set(map(type, values)) != {list}:
+            raise InvalidArgument(f"the data of input '{name}' are nested unevenly")
+        values = list(chain.from_iterable(values))
     # Before memory is allocated for the declared shape: the count is the actual number of values in the body.
     count = math.prod(shape)
     if len(values) != count:
@@ -96,23 +98,10 @@ def to_json(name: str, array: Array) -> bytes:
     try:
         data = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
-        # BYTES, which orjson does not support.
-        return _text_to_json(name, array)
-    if b"null" in data:
+        pass  # BYTES, which orjson does not support
+    else:
         # orjson writes NaN and infinities as null.
-        data = json.dumps(array.ravel().tolist(), separators=(",", ":")).encode()
-    return data
-
-
-def _flatten(name: str, values: list[Any]) -> list[Any]:
-    while values and type(values[0]) is list:
-        if set(map(type, values)) != {list}:
-            raise InvalidArgument(f"the data of input '{name}' are nested unevenly")
-        values = list(chain.from_iterable(values))
-    return values
-
-
-def _text_to_json(name: str, array: Array) -> bytes:
+        return json.dumps(array.ravel().tolist(), separators=(",", ":")).encode() if b"null" in data else data
     try:
         return orjson.dumps([as_bytes(element).decode() for element in array.ravel().tolist()])
     except UnicodeDecodeError:
