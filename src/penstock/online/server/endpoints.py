@@ -6,7 +6,7 @@ import asyncio
 import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -80,17 +80,11 @@ class Endpoints:
         Raises Unavailable, InvalidConfig.
         """
         ports = {}
-        wanted: list[tuple[_Name, bool]] = [
-            ("http", config.allow_http),
-            ("grpc", config.allow_grpc),
-            ("metrics", config.allow_metrics),
-        ]
-        for name, allowed in wanted:
-            if allowed:
+        for name in get_args(_Name):
+            if getattr(config, f"allow_{name}"):
                 with _explained(config, name):
-                    ports[f"{name}_port"] = held.enter_context(
-                        reserve(config.host_of(name), config.port(name))
-                    ).getsockname()[1]
+                    socket = held.enter_context(reserve(config.host_of(name), config.port(name)))
+                ports[f"{name}_port"] = socket.getsockname()[1]
         return msgspec.structs.replace(config, **ports)
 
     async def listen(self) -> Addresses:

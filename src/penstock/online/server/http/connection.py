@@ -227,7 +227,13 @@ class Http1Connection(Responder):
             # The parser withholds the body of such a request, so the header cannot just be ignored.
             self._refuse(501, "protocol upgrades are not supported: send the request without the header Upgrade")
             raise _Refused
-        head = self._finish_head()
+        head = self._head
+        head.method = parser.get_method()
+        head.route = context.routes[self._url]
+        head.handler = head.route.handlers.get(head.method)
+        head.keep_alive = parser.should_keep_alive()
+        head.http_1_0 = parser.get_http_version() == "1.0"
+        head.body_bytes = self._body_bytes
         if self._text:
             if not self._chunked and not self._expects and head.keep_alive and not head.http_1_0:
                 context.heads.learn(self._text, head)
@@ -237,16 +243,6 @@ class Http1Connection(Responder):
         self._reserved_bytes = 0
         self._begin_message()
         self._take(exchange)
-
-    def _finish_head(self) -> RequestHead:
-        head, parser = self._head, self._parser
-        head.method = method = parser.get_method()
-        head.route = route = self.context.routes[self._url]
-        head.handler = route.handlers.get(method)
-        head.keep_alive = parser.should_keep_alive()
-        head.http_1_0 = parser.get_http_version() == "1.0"
-        head.body_bytes = self._body_bytes
-        return head
 
     def _begin_message(self) -> None:
         self._receiving = False

@@ -187,22 +187,16 @@ class _Events(_Responses):
 
 def _input(spec: TensorSpec, value: Any) -> Array:
     values = value if isinstance(value, list) else [value]
-    shape = _shape(value)
-    shape = [1] * (len(spec.shape) - len(shape)) + shape
-    if spec.datatype is DataType.BYTES:
-        check_bytes_elements(math.prod(shape))
-    return from_json(spec.name, spec.datatype.value, shape, values)
-
-
-def _shape(value: Any) -> list[int]:
-    """The shape of nested lists, by their first elements."""
     shape: list[int] = []
-    while isinstance(value, list):
+    while isinstance(value, list):  # the shape of nested lists, by their first elements
         shape.append(len(value))
         if not value:
             break
         value = value[0]
-    return shape
+    shape = [1] * (len(spec.shape) - len(shape)) + shape
+    if spec.datatype is DataType.BYTES:
+        check_bytes_elements(math.prod(shape))
+    return from_json(spec.name, spec.datatype.value, shape, values)
 
 
 def _not_one(what: str) -> PenstockError:

@@ -58,13 +58,12 @@ Serve = Callable[[GroupMember, Callable[[dict[str, Any]], None]], None]
 """Runs one process of the server until SIGTERM; calls its second argument once, when it is ready. Raises PenstockError."""
 
 
-class _Process:
-    def __init__(self, index: int, pid: int, pipe: int) -> None:
-        self.index = index
-        self.pid = pid
-        self.pipe = pipe
-        self.received = b""
-        self.is_ready = False
+class _Process(msgspec.Struct, eq=False):
+    index: int
+    pid: int
+    pipe: int
+    received: bytes = b""
+    is_ready: bool = False
 
 
 class Supervisor:
