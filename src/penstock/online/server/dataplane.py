@@ -145,6 +145,7 @@ class DataPlane:
         self, handle: Handle, request: InferRequest, done: Done, decoupled: bool, admission: Admission | None
     ) -> Cancellable | None:
         request.model_version = handle.version
+        is_checked = False
         try:
             if request.parameters:
                 self._read_parameters(request, handle)
@@ -158,20 +159,16 @@ class DataPlane:
             rows, key = handle.check(request)
             if self._recorder is not None:
                 done = self._recorder.watch(request, done)
-        except PenstockError as error:
-            self._fail(handle, error, done)
-            return None
-        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
-            _log.exception("request failed")
-            self._fail(handle, PenstockError("internal error"), done)
-            return None
-        try:
+            is_checked = True
             if handle.cache is not None:
                 return handle.cache.answer(request, done, partial(handle.scheduler.submit, request, rows, key))
             return handle.scheduler.submit(request, rows, key, done)
         except PenstockError as error:
-            done(error)
-        except Exception:  # noqa: BLE001 - as above
+            if is_checked:
+                done(error)  # counted by the scheduler or the cache
+            else:
+                self._fail(handle, error, done)
+        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
             _log.exception("request failed")
             self._fail(handle, PenstockError("internal error"), done)
         return None
