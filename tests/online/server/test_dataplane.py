@@ -98,7 +98,7 @@ async def test_an_unknown_model_is_not_found() -> None:
 @in_loop
 async def test_an_unknown_model_can_be_asked_again_while_the_server_starts() -> None:
     bench = Bench(make_handle(FakeModel()))
-    with pytest.raises(Unavailable, match="'n' is not found; the server is starting or ending") as caught:
+    with pytest.raises(Unavailable, match="'n' is not found; the server is starting or shutting down") as caught:
         bench.plane.acquire("n")
     assert caught.value.hint == "try again later"
 

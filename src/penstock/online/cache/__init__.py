@@ -1,1 +1,1 @@
-"""The response cache, single flight, and Redis as a second tier."""
+"""The response cache, with single flight and Redis as a second tier."""

@@ -1,11 +1,11 @@
-"""An answer as the cache keeps it: immutable, independent of every buffer of the request, and its form outside this process.
+"""A cached response: immutable, independent of the request's buffers, with a serialised form.
 
-The stored form, version 1, little-endian::
+The serialised form, version 1, little-endian::
 
     "PSA1"   4 bytes
-    size     4 bytes: of the head
+    size     4 bytes: length of the head
     head     MessagePack: [[[output's name, datatype, shape, bytes of data], ...], parameters]
-    data     of each output in turn, as on the wire
+    data     of each output in order, in the protocol's binary form
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENTRY_BYTES = 600
 _OUTPUT_BYTES = 400
 _ELEMENT_BYTES = 48
 _PARAMETER_BYTES = 100
-"""What Python adds to the data of an answer, an output, an element of a BYTES tensor and a parameter: objects, tables, key."""
+"""Estimated overhead of Python for a response, an output, an element of a BYTES tensor, and a parameter."""
 
 
 class _Output(msgspec.Struct, array_like=True, frozen=True):
@@ -49,25 +49,25 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """Outputs and parameters of an answer, and the memory that it takes. Nobody can alter it, nor an answer made of it."""
+    """Outputs and parameters of a response, and the memory that they take. Its arrays are read-only, also in responses from it."""
 
     outputs: Mapping[str, Array]
     parameters: Parameters
     size_bytes: int
 
     def to(self, request: InferRequest) -> InferResponse:
-        """The answer to ``request``; its arrays are read-only and shared with all such answers."""
+        """The response to ``request``. It shares its read-only arrays with all other responses from this object."""
         return InferResponse(
             request.model_name,
             request.model_version,
-            # A view of a read-only array cannot be made writable again, while its owner could.
+            # Unlike the owner of the data, a view of a read-only array cannot be made writable again.
             {name: array.view() for name, array in self.outputs.items()},
             request.id,
             dict(self.parameters),
         )
 
     def to_bytes(self) -> bytes:
-        """The stored form. Raises IntegrityError if the parameters have none."""
+        """The serialised form. Raises IntegrityError if the parameters cannot be serialised."""
         outputs, parts = [], []
         for name, array in self.outputs.items():
             data = to_wire(array)
@@ -76,14 +76,14 @@ class CachedAnswer(msgspec.Struct, frozen=True):
         try:
             head = _encode_head(_Head(tuple(outputs), self.parameters))
         except (TypeError, ValueError, OverflowError) as error:
-            raise IntegrityError(f"an answer cannot be stored: {error}") from None
+            raise IntegrityError(f"a response cannot be stored: {error}") from None
         return b"".join([_MAGIC, _SIZE.pack(len(head)), head, *parts])
 
 
 def freeze(response: InferResponse) -> CachedAnswer:
-    """A copy of ``response`` to keep. Raises PenstockError if an output or a parameter is not one of the protocol."""
+    """Copy ``response``. Raises PenstockError if an output or a parameter has a type that the protocol lacks."""
     if any(type(value) not in _SCALARS for value in response.parameters.values()):
-        raise Unsupported("a parameter of the answer is neither text nor a number")
+        raise Unsupported("a parameter of the response is neither a string nor a number")
     outputs = {}
     for name, array in response.outputs.items():
         outputs[name] = _immutable(bytes(to_wire(array)), DataType.from_numpy(array.dtype), array.shape)
@@ -91,31 +91,31 @@ def freeze(response: InferResponse) -> CachedAnswer:
 
 
 def from_bytes(stored: Buffer) -> CachedAnswer:
-    """Read the stored form; nothing in it is trusted. Raises IntegrityError.
+    """Read the serialised form, which may be corrupt: memory is allocated for actual data, never for sizes that it claims.
 
-    Memory is taken for what is there, never for what is only claimed.
+    Raises IntegrityError.
     """
     try:
         return _decode(memoryview(stored))
     except (msgspec.MsgspecError, PenstockError, ValueError, RecursionError) as error:
-        raise IntegrityError(f"a stored answer is not what this server stores: {error}") from None
+        raise IntegrityError(f"a stored response is corrupt: {error}") from None
 
 
 def _decode(stored: memoryview) -> CachedAnswer:
     if stored[: len(_MAGIC)] != _MAGIC or len(stored) < _START:
-        raise ValueError("it begins differently")
+        raise ValueError("it has another format")
     end = _START + _SIZE.unpack_from(stored, len(_MAGIC))[0]
     if end > len(stored):
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     head = _decode_head(stored[_START:end])
     outputs: dict[str, Array] = {}
     for output in head.outputs:
         start, end = end, end + output.size_bytes
         if output.size_bytes < 0 or end > len(stored) or output.name in outputs:
-            raise ValueError("its outputs do not fit")
+            raise ValueError("its outputs are inconsistent")
         outputs[output.name] = _immutable(bytes(stored[start:end]), output.datatype, output.shape)
     if end != len(stored):
-        raise ValueError("something is left over")
+        raise ValueError("it has trailing bytes")
     return _measure(outputs, dict(head.parameters))
 
 

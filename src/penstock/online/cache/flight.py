@@ -1,10 +1,10 @@
-"""Single flight: equal requests that are asked at one time are answered by one run of the model.
+"""Single flight: one run of the model answers all equal requests that arrive meanwhile.
 
-    start → look up in the second tier → run → ended: everybody has the answer
-                  │ found                  ▲ │ the run ended for reasons of whoever was run
-                  └──────→ ended           └─┘ the next in line is run
+    start → look up in the second tier → run → ended: all requests are answered
+                  │ found                  ▲ │ the run failed for reasons of the request that was submitted
+                  └──────→ ended           └─┘ submit the next request
 
-A request that is cancelled or too late leaves. The run continues while a request waits for it, and is cancelled otherwise.
+A request that is cancelled or whose deadline passes leaves the flight. The run is cancelled once no request waits for it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from penstock.telemetry.statistics import Failure, ModelStatistics
 _log = logging.getLogger(__name__)
 
 _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
-"""Errors that say nothing about equal requests: these may have more time, or come when the queue has room again."""
+"""Errors that need not affect equal requests, which may have more time or find room in the queue."""
 
 
 Submit = Callable[[Done], Cancellable | None]
-"""Hands a request to the scheduler, which calls ``done`` once, perhaps before this returns None. Raises PenstockError."""
+"""Submits a request to the scheduler, which calls ``done`` once, perhaps before this returns None. Raises PenstockError."""
 Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
-"""Asks the second tier. Once cancelled it calls nothing."""
+"""Looks the response up in the second tier. Cancelling prevents the call."""
 
 
 class Waiter(msgspec.Struct, eq=False):
-    """One request that waits; what the data plane gets to cancel it by."""
+    """A request that waits for the response; ``cancel`` makes it leave."""
 
     request: InferRequest
     done: Done
     submit: Submit
     arrived_ns: int
     lookup_ns: int
-    """How long it took to find that no answer was kept."""
+    """Duration of the look-up in the cache."""
     flight: Flight | None = None
-    """None once it has left."""
+    """None once the request has left or is answered."""
     timer: asyncio.TimerHandle | None = None
     left: Callable[[], None] | None = None
 
@@ -56,10 +56,10 @@ class Waiter(msgspec.Struct, eq=False):
 
 
 class Flight:
-    """See the module. Belongs to the event loop.
+    """The equal requests that wait for one response. Belongs to the event loop.
 
-    ``keep`` is given the answer, and whether it is a new one; ``ended`` is called once, before anybody is answered for good.
-    Of the requests answered by one run the statistics count the first as run and the others as hits.
+    ``keep`` receives the response and whether it is new; ``ended`` is called once, before the last requests are answered.
+    Statistics count the first request of a run as executed and the others as cache hits.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Flight:
         self._work: Cancellable | None = None
 
     def start(self, waiter: Waiter, lookup: Lookup | None) -> Cancellable | None:
-        """Begin with the first in line; None if it has been answered when this returns."""
+        """Start with the first request; returns None if it is already answered."""
         self._waiters[waiter] = None
         waiter.flight = self
         if lookup is None:
@@ -92,18 +92,18 @@ class Flight:
         return None if waiter.flight is None else waiter
 
     def join(self, waiter: Waiter, left: Callable[[], None]) -> Cancellable:
-        """Wait for the answer; ``left`` is called when ``waiter`` is answered."""
+        """Add ``waiter``; ``left`` is called when it is answered."""
         self._waiters[waiter] = None
         waiter.flight, waiter.left = self, left
         deadline = waiter.request.deadline
         if deadline is not None:
-            # The scheduler minds only the deadline of the request that it runs.
+            # The scheduler only knows the deadline of the submitted request.
             loop = asyncio.get_running_loop()
             waiter.timer = loop.call_later(max(0, deadline.remaining(self._clock)), self._expire, waiter)
         return waiter
 
     def leave(self, waiter: Waiter, error: PenstockError) -> None:
-        """Answer ``waiter``, which waits, with ``error`` and without the others."""
+        """Answer ``waiter`` alone with ``error``."""
         del self._waiters[waiter]
         if self._waiters:
             self._count_failure(waiter, error)
@@ -130,7 +130,7 @@ class Flight:
             self._tell(waiter, answer.to(waiter.request))
 
     def _run(self) -> None:
-        """Run the first in line; if all have left there is nothing to do."""
+        """Submit the first request, unless all have left."""
         waiter = self._submitter = next(iter(self._waiters), None)
         if waiter is None:
             return
@@ -139,7 +139,7 @@ class Flight:
             work = waiter.submit(self._ran)
         except PenstockError as error:
             self._ran(error)
-        except Exception:  # noqa: BLE001 - a bug of ours must not leave all of them without an answer
+        except Exception:  # noqa: BLE001 - a bug must not leave all of them unanswered
             _log.exception("a request could not be submitted")
             self._ran(PenstockError("internal error"))
         else:
@@ -161,14 +161,14 @@ class Flight:
                 self._tell(waiter, outcome)
 
     def _next(self, error: PenstockError, submitter: Waiter | None) -> None:
-        """The run ended for reasons of ``submitter``, who may have left: run the next."""
+        """The run failed for reasons of ``submitter``, which may have left: answer it and submit the next request."""
         if not self._waiters:
             return
         failed = submitter if submitter is not None and submitter in self._waiters else None
         if failed is not None:
             del self._waiters[failed]
         if self._waiters:
-            # By way of the loop: a queue that refuses all of them would else be a recursion as deep as they are many.
+            # Through the event loop: if the queue rejects them all, direct calls would recurse once per request.
             asyncio.get_running_loop().call_soon(self._run)
         else:
             self._ended()
@@ -184,7 +184,7 @@ class Flight:
             try:
                 answer = freeze(response)
             except PenstockError as error:
-                _log.warning("an answer of model '%s' cannot be kept: %s", response.model_name, error)
+                _log.warning("a response of model '%s' cannot be cached: %s", response.model_name, error)
         if answer is not None and fits:
             self._keep(answer, True)
         for number, waiter in enumerate(self._take()):
@@ -198,7 +198,7 @@ class Flight:
                 self._tell(waiter, msgspec.structs.replace(response, id=waiter.request.id))
 
     def _take(self) -> list[Waiter]:
-        """All who wait, in line; from now on none can leave."""
+        """Remove and return all waiters, in order; they can no longer leave."""
         waiters = list(self._waiters)
         self._waiters.clear()
         for waiter in waiters:
@@ -215,7 +215,10 @@ class Flight:
 
     def _expire(self, waiter: Waiter) -> None:
         if waiter.flight is not None:
-            self.leave(waiter, DeadlineExceeded("the request's deadline passed while it waited for an equal request"))
+            self.leave(
+                waiter,
+                DeadlineExceeded("the request's deadline passed while it waited for the response to an equal request"),
+            )
 
     def _count_hit(self, waiter: Waiter) -> None:
         self._statistics.cache_hit(waiter.arrived_ns, waiter.lookup_ns, time.monotonic_ns())

@@ -1,14 +1,14 @@
-"""Under which key the answer to a request is kept: equal keys mean requests that any deterministic model answers alike.
+"""The cache key of a request. A deterministic model answers requests with equal keys alike.
 
-The key is the SHA-256 of, each part with its length so that none can pass for another:
+The key is the SHA-256 of the following parts, each with its length, so that their boundaries are unambiguous:
 
 1. the model's identity and version;
 2. the client, so that response times reveal nothing about the requests of others;
-3. each input in the order of the names: name, datatype, shape, and its bytes as on the wire, compared bit by bit;
-4. the requested outputs in their order, which is that of the answer;
-5. the parameters, except those that only affect scheduling or the encoding of the answer.
+3. each input, sorted by name: name, datatype, shape, and its bytes in the protocol's binary form;
+4. the requested outputs in order, which is also that of the response;
+5. the parameters, except those that only affect scheduling or the encoding of the response.
 
-Left out are the id, the priority, time-outs and whatever else does not change the answer.
+The id, the priority and the timeout are not part of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.request import InferRequest, Parameters
+from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, to_wire
 
 _NOT_OF_THE_ANSWER = frozenset({"priority", "timeout", "binary_data_output", "binary_data_size"})
@@ -32,18 +32,19 @@ _NO_PARAMETERS = _PARAMETERS.encode({})
 
 
 def model_prefix(identity: str, version: str) -> bytes:
-    """What the keys of one model version begin with. ``identity`` names its content, e.g. the digests of bundle and variant."""
+    """The prefix of a model version's keys. ``identity`` identifies its content, e.g. by the digests of bundle and variant."""
     return hashlib.sha256(b"%d:%b%b" % (len(identity.encode()), identity.encode(), version.encode())).digest()
 
 
 def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
-    """32 bytes, or None if the request's parameters have no canonical form. Inputs must have datatypes of the protocol."""
+    """The key of 32 bytes; None if the parameters have no canonical form. Inputs must have datatypes of the protocol."""
     parameters = _NO_PARAMETERS
     if request.parameters:
-        encoded = _encode_parameters(request.parameters)
-        if encoded is None:
+        counted = {name: value for name, value in request.parameters.items() if name not in _NOT_OF_THE_ANSWER}
+        try:
+            parameters = _PARAMETERS.encode(counted)
+        except (TypeError, ValueError, OverflowError, RecursionError):
             return None
-        parameters = encoded
     inputs = request.inputs
     names = sorted(inputs) if len(inputs) > 1 else list(inputs)
     client = request.client.encode()
@@ -55,7 +56,7 @@ def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
         array = inputs[name]
         wire = to_wire(array)
         _add_name(parts, name)
-        # The shape as text ends with a bracket, and the length of the bytes that follow with a semicolon.
+        # A bracket ends the shape, and a semicolon the length of the data.
         parts.append(b"%b%b%d;" % (_code(array), str(array.shape).encode(), len(wire)))
         data.append(wire)
     digest = hashlib.sha256(b"".join(parts))
@@ -65,9 +66,9 @@ def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
 
 
 def isolate(request: InferRequest) -> None:
-    """Copy the inputs that lie in memory which others can write to, i.e. in shared memory.
+    """Copy the inputs that lie in shared memory.
 
-    Else a client could alter them between their hashing and their use, and have a wrong answer kept under the key.
+    Otherwise a client could change them after they are hashed, so that a wrong response would be cached.
     """
     for name, array in request.inputs.items():
         root: Any = array
@@ -87,10 +88,3 @@ def _add_name(parts: list[bytes], name: str) -> None:
 def _code(array: Array) -> bytes:
     code = _CODES.get(array.dtype)
     return _CODES[DataType.from_numpy(array.dtype).dtype] if code is None else code
-
-
-def _encode_parameters(parameters: Parameters) -> bytes | None:
-    try:
-        return _PARAMETERS.encode({name: value for name, value in parameters.items() if name not in _NOT_OF_THE_ANSWER})
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return None

@@ -1,8 +1,7 @@
-"""The response cache's second tier in Redis: larger than a process, shared by servers, and never in the way.
+"""The second tier of the response cache, in a Redis that several servers may share.
 
-Whatever Redis does, a client sees at worst a cache miss: look-ups have a short time-out, writing happens beside the requests, and
-a Redis that fails is left alone for a while that doubles (circuit breaker). Redis is trusted with the answers, but not with
-their form: what comes from there is bounded and checked.
+A failing Redis costs a client a cache miss at worst: look-ups have a short timeout, writing happens in the background, and a
+circuit breaker pauses the use of a Redis that fails, each time twice as long. Stored responses are checked and bounded in size.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from penstock.online.scheduler.base import Cancellable
 _log = logging.getLogger(__name__)
 
 KEY_PREFIX = b"penstock:1:"
-"""What our keys in Redis begin with; the number is the version of the key's making."""
+"""The prefix of all keys in Redis; the number is the version of the key's derivation."""
 
 _GET_S = 0.05
-"""Longest that a request waits for Redis; about what it takes to connect to one that is near."""
+"""Maximum time that a request waits for Redis; about the time to connect to one nearby."""
 _SET_S = 1.0
 _MAX_LOOKUPS = 64
 _MAX_UNWRITTEN = 256
@@ -36,14 +35,15 @@ _MAX_UNWRITTEN_BYTES = 32 << 20
 
 
 class Breaker:
-    """Says whether to try something that may be broken. Pure.
+    """A circuit breaker. Pure.
 
-    After ``tolerance`` failures in a row one try is allowed at the end of each pause; pauses double from ``first_s`` to ``last_s``.
+    It opens after ``tolerance`` consecutive failures. It then allows one try after each pause; pauses double from ``first_s`` to
+    ``last_s``.
     """
 
     def __init__(self, tolerance: int = 3, first_s: float = 0.25, last_s: float = 30.0) -> None:
         self.is_open = False
-        """Whether it is taken as broken."""
+        """True after ``tolerance`` failures, until a success."""
         self._tolerance, self._first_s, self._last_s = tolerance, first_s, last_s
         self._failures = 0
         self._pause_s = first_s
@@ -54,7 +54,7 @@ class Breaker:
             return True
         if now < self._until:
             return False
-        # The caller is the one to try; if it never reports, the next caller may after another pause.
+        # This caller makes the try. If it never reports the outcome, another caller may try after another pause.
         self._until = now + self._pause_s
         return True
 
@@ -76,9 +76,9 @@ class Breaker:
 class RedisTier:
     """A ``SecondTier`` in the Redis at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Belongs to the event loop.
 
-    Answers stay for ``ttl_s`` (0: until Redis evicts them) and are at most ``max_value_bytes``. A look-up takes ``timeout_s`` at most
-    and is then a miss. Nothing is connected before the
-    first look-up. Raises InvalidConfig; neither that nor the log shows the credentials in ``url``.
+    Redis keeps a response for ``ttl_s`` seconds, or until it evicts it if that is 0. A response larger than ``max_value_bytes`` is
+    not stored. A look-up is a miss after ``timeout_s``. The first look-up connects. Raises InvalidConfig; neither the error nor the
+    log shows the credentials in ``url``.
     """
 
     def __init__(self, url: str, ttl_s: float, max_value_bytes: int, clock: Clock, timeout_s: float = _GET_S) -> None:
@@ -109,7 +109,6 @@ class RedisTier:
         self._warned = False
 
     def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
-        """See ``SecondTier``."""
         if len(self._lookups) >= _MAX_LOOKUPS or not self._breaker.allows(self._clock.now()):
             done(None)
             return None
@@ -119,7 +118,7 @@ class RedisTier:
         return task
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
-        """See ``SecondTier``; dropped if Redis is broken or too much is not yet written."""
+        """Queue ``answer`` for writing, unless Redis fails or the queue is full."""
         if self._breaker.is_open or len(self._unwritten) >= _MAX_UNWRITTEN:
             return
         if self._unwritten_bytes + answer.size_bytes > _MAX_UNWRITTEN_BYTES:
@@ -130,7 +129,7 @@ class RedisTier:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
-        """See ``SecondTier``; what is not yet written is dropped."""
+        """Cancel everything in progress; queued responses are dropped."""
         tasks = [*self._lookups, *([self._writer] if self._writer else [])]
         for task in tasks:
             task.cancel()
@@ -141,23 +140,18 @@ class RedisTier:
         answer = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                # A range, so that no value of whatever size is read into memory; a key that is not there is an empty one.
+                # GETRANGE bounds the bytes that are read into memory; a missing key reads as empty.
                 stored = await self._redis.getrange(KEY_PREFIX + key.hex().encode(), 0, self._max_value_bytes)
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)
         else:
             self._succeeded()
-            answer = self._decode(stored)
+            if isinstance(stored, bytes) and 0 < len(stored) <= self._max_value_bytes:
+                try:
+                    answer = from_bytes(stored)
+                except IntegrityError as error:
+                    self._warn(f"{error}; it is ignored")
         done(answer)
-
-    def _decode(self, stored: bytes | str) -> CachedAnswer | None:
-        if not isinstance(stored, bytes) or not stored or len(stored) > self._max_value_bytes:
-            return None
-        try:
-            return from_bytes(stored)
-        except IntegrityError as error:
-            self._warn(f"{error}; it is not used")
-            return None
 
     async def _write(self) -> None:
         try:
@@ -190,15 +184,15 @@ class RedisTier:
             reason = str(error)
             if any(secret in reason for secret in self._secrets):
                 reason = ""
-            _log.warning("Redis fails, the response cache goes on without it: %s %s", type(error).__name__, reason)
+            _log.warning("Redis failed; the response cache continues without it: %s %s", type(error).__name__, reason)
 
     def _succeeded(self) -> None:
         if self._breaker.is_open:
-            _log.info("Redis is back, the response cache uses it again")
+            _log.info("Redis is available again; the response cache uses it")
         self._breaker.succeeded()
 
     def _warn(self, message: str) -> None:
-        """Log it once, so that other writers to Redis cannot fill the log."""
+        """Log the first such message only, so that other writers to Redis cannot fill the log."""
         if not self._warned:
             self._warned = True
             _log.warning("Redis: %s", message)

@@ -1,9 +1,9 @@
-"""The response cache: answers kept by what was asked, within a bound of bytes, for models that always answer alike.
+"""The response cache of models that answer equal requests alike, bounded in bytes.
 
-request → key → kept here?      → the answer, at once
-                asked just now? → wait for that answer                     (single flight, see flight.py)
-                second tier?    → the answer, kept here too                (if there is one, see redis.py)
-                else            → the model runs, and its answer is kept   (an error never is)
+request → key → cached?              → respond at once
+                equal one in flight? → share its response                      (single flight, flight.py)
+                in second tier?      → respond, and cache it here too          (optional, redis.py)
+                otherwise            → run the model and cache the response    (errors are not cached)
 """
 
 from __future__ import annotations
@@ -25,32 +25,30 @@ from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import Failure, ModelStatistics
 
 _LARGEST_SHARE = 4
-"""An answer larger than this part of the cache would push out too much for one."""
+"""A response larger than the cache divided by this is not cached, since it would evict too many others."""
 
 
 class SecondTier(Protocol):
-    """A larger, slower cache behind this one, shared with other servers. It never fails: at worst it knows nothing."""
+    """A larger, slower cache behind this one, which servers may share. It never raises: a failure is a miss."""
 
     def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
-        """Look ``key`` up; ``done`` is called once, perhaps before this returns None, unless it is cancelled before."""
+        """Look ``key`` up and call ``done`` once, perhaps before this returns None. Cancelling prevents the call."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
-        """Keep ``answer``, some time later, if that is possible."""
+        """Store ``answer`` in the background, if possible."""
 
     async def close(self) -> None:
-        """End whatever is under way."""
+        """Cancel everything in progress."""
 
 
 def open_cache(cache_bytes: int, cache_redis: str, cache_ttl_s: float, clock: Clock) -> ResponseCache | None:
-    """The cache that the server's settings ask for; None where it is off.
+    """The cache that the server's settings describe; None if it is disabled.
 
-    Raises InvalidConfig, and Unavailable if Redis' package is not installed.
+    Raises InvalidConfig, and Unavailable if the package of Redis is not installed.
     """
     if not cache_bytes:
         if cache_redis:
-            raise InvalidConfig(
-                "'cache_redis' is a second tier, and there is no first", "set 'cache_bytes', e.g. 268435456"
-            )
+            raise InvalidConfig("'cache_redis' requires 'cache_bytes'", "set 'cache_bytes', e.g. 268435456")
         return None
     if not cache_redis:
         return ResponseCache(cache_bytes, clock)
@@ -63,7 +61,7 @@ def open_cache(cache_bytes: int, cache_redis: str, cache_ttl_s: float, clock: Cl
 
 
 class ResponseCache:
-    """Answers of all models within ``max_bytes`` (> 0), the least recently used leaving first. Belongs to the event loop."""
+    """Responses of all models, at most ``max_bytes`` (> 0); evicts the least recently used. Belongs to the event loop."""
 
     def __init__(self, max_bytes: int, clock: Clock, second: SecondTier | None = None) -> None:
         self.clock = clock
@@ -74,7 +72,7 @@ class ResponseCache:
 
     @property
     def max_answer_bytes(self) -> int:
-        """A larger answer is not kept."""
+        """The maximum size of a cached response."""
         return self._max_bytes // _LARGEST_SHARE
 
     def of(
@@ -82,9 +80,9 @@ class ResponseCache:
     ) -> ModelCache:
         """The cache of one model version, which must be neither decoupled nor stateful.
 
-        ``identity`` names the model's content, so that a model that has changed has no answers yet, here or in the second tier;
-        of an ensemble, whose parts may change, it is asked for at each request.
-        At most ``max_waiting`` requests wait for others' answers.
+        ``identity`` identifies the model's content, so that a changed model does not find old responses here or in the second
+        tier. It is called for each request to an ensemble, whose parts may change. At most ``max_waiting`` requests wait for
+        the responses to equal requests.
         """
         if isinstance(identity, str):
             prefix = model_prefix(identity, version)
@@ -99,7 +97,7 @@ class ResponseCache:
         return entry[0]
 
     def put(self, key: bytes, answer: CachedAnswer, owner: ModelCache) -> None:
-        """Keep ``answer`` if it is not too large, for as long as there is room."""
+        """Cache ``answer``, unless it is too large, and evict others to make room."""
         self._remove(key)
         if answer.size_bytes > self.max_answer_bytes:
             return
@@ -110,12 +108,12 @@ class ResponseCache:
             self._remove(next(iter(self._entries)))
 
     def forget(self, owner: ModelCache) -> None:
-        """Drop all answers of ``owner``."""
+        """Remove all responses of ``owner``."""
         for key in list(owner.keys):
             self._remove(key)
 
     async def close(self) -> None:
-        """End what the second tier is at."""
+        """Close the second tier."""
         if self.second is not None:
             await self.second.close()
 
@@ -131,13 +129,13 @@ class ResponseCache:
 
 
 class ModelCache:
-    """What the data plane asks for one model version; made by ``ResponseCache.of``. Belongs to the event loop."""
+    """The cache of one model version, made by ``ResponseCache.of``. Belongs to the event loop."""
 
     def __init__(
         self, cache: ResponseCache, prefix: Callable[[], bytes], statistics: ModelStatistics, max_waiting: int
     ) -> None:
         self.keys: set[bytes] = set()
-        """Of the answers kept; the cache's own bookkeeping."""
+        """Keys of the cached responses; only ``ResponseCache`` changes them."""
         self._cache = cache
         self._prefix = prefix
         self._statistics = statistics
@@ -148,10 +146,10 @@ class ModelCache:
         self._is_open = True
 
     def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
-        """Have ``request``, which has been checked, answered from the cache, by an equal request's answer, or by ``submit(done)``.
+        """Answer the checked ``request`` from the cache, with the response to an equal request, or by ``submit(done)``.
 
-        ``submit`` hands it to the scheduler; it may be called later, and is not called again after an answer. ``done`` gets one
-        answer, perhaps before this returns None. An answer from the cache has read-only outputs. Raises Unavailable.
+        ``submit`` passes it to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None. Outputs
+        from the cache are read-only. Raises Unavailable.
         """
         arrived_ns = time.monotonic_ns()
         isolate(request)
@@ -175,7 +173,7 @@ class ModelCache:
         return self._fly(key, waiter)
 
     def forget(self) -> None:
-        """Drop all answers and keep no more: the model version is unloaded."""
+        """Remove all responses and cache no more: the model version is being unloaded."""
         self._is_open = False
         self._cache.forget(self)
 

@@ -1,4 +1,4 @@
-"""The parts of an answer's form that the caller chooses. The same for all transports."""
+"""The form of a response that the client chooses, for all transports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Everything:
-    """Contains all names."""
+    """A container of every name."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -23,24 +23,24 @@ NONE: Container[str] = frozenset()
 
 
 class AnswerForm(msgspec.Struct, frozen=True, gc=False):
-    """How each output is written. An output in none of these is written in the transport's default form."""
+    """The form of each output. Outputs that no field names have the transport's default form."""
 
     binary: Container[str] = NONE
-    """Outputs whose elements follow the message as raw bytes; compare with ``ALL`` and ``NONE`` by identity."""
+    """Outputs whose elements follow the message as raw bytes; compare it with ``ALL`` and ``NONE`` by identity."""
     classification: Mapping[str, int] = {}
-    """Outputs of which only the greatest values are requested, and how many, at least 1."""
+    """Number of greatest values to return, at least 1, for each classified output."""
     placements: Mapping[str, Placement] = {}
-    """Outputs that go into shared memory, and where."""
+    """Shared memory to write outputs into, by output."""
     lease: Lease | None = None
-    """The shared memory that the request uses; released once the answer has been written, or the request has failed."""
+    """The shared memory in use; released once the response is written or the request has failed."""
 
     def release(self) -> None:
-        """Release the shared memory, if the request uses any. Idempotent."""
+        """Release the shared memory, if any. Idempotent."""
         if self.lease is not None:
             self.lease.release()
 
 
 TEXT = AnswerForm()
-"""Everything in the default form."""
+"""All outputs in the default form."""
 BINARY = AnswerForm(ALL)
-"""Everything as raw bytes."""
+"""All outputs as raw bytes."""

@@ -1,6 +1,6 @@
-"""The composition root of the server: constructs all parts and hands them to each other.
+"""The composition root of the server: constructs all parts and connects them.
 
-One process runs an ``Application``. With several processes a supervisor does this in each of them.
+Each process runs one ``Application``; a supervisor starts several processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.online.scheduler.ensemble import Models
 from penstock.online.scheduler.rate_limiter import RateLimiter, read_resources
 from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.auth import Access
-from penstock.online.server.application import Application, Parts, Ready, models_at_start
+from penstock.online.server.application import Application, Ready, models_at_start
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -47,7 +47,7 @@ from penstock.resources import allow_open_files, core_ids
 
 _SWITCH_INTERVAL_S = 0.0005
 _OTHER_FILES = 256
-"""Open files reserved for other purposes than connections: models, logs, the cache, clients being refused."""
+"""Open files that connections may not use: they are for models, logs, the cache, and clients being refused."""
 
 ModelSettings = Mapping[str, Mapping[str, Any]]
 """By model name: the fields of its configuration that the user has set."""
@@ -116,7 +116,7 @@ def build(
     member: GroupMember | None = None,
     preloaded: Mapping[tuple[str, str], LoadedVersion] = MappingProxyType({}),
 ) -> Application:
-    """Construct one server process. ``member`` is None if it is the only one. ``preloaded``: as for Manager.
+    """Construct one server process. ``member`` is None if it is the only one; ``preloaded`` is described by ``Manager``.
 
     Raises InvalidConfig, Unavailable.
     """
@@ -156,8 +156,21 @@ def build(
     )
     control = ControlPlane(repository, shared_memory, tracer, recording.log, group, metrics, manager)
     endpoints = Endpoints(config, clock, connections, dataplane, control, access, budget)
-    parts = Parts(repository, manager, dataplane, control, endpoints, group, recording, metrics, shared_memory, cache)
-    return Application(config, layout, member, parts)
+    return Application(
+        config=config,
+        layout=layout,
+        member=member,
+        repository=repository,
+        manager=manager,
+        dataplane=dataplane,
+        control=control,
+        endpoints=endpoints,
+        group=group,
+        recording=recording,
+        metrics=metrics,
+        shared_memory=shared_memory,
+        cache=cache,
+    )
 
 
 def _load_options(config: ServerConfig) -> LoadOptions:

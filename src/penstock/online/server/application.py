@@ -14,8 +14,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -43,28 +43,10 @@ _log = logging.getLogger(__name__)
 _UNLOAD_S = 1.0
 
 
-class Ready(msgspec.Struct, frozen=True):
-    """The addresses of the server, each ``host:port`` or empty, and the models that it serves."""
+class Ready(Addresses, frozen=True):
+    """The addresses of a server that is ready, and the models that it serves."""
 
-    http: str
-    grpc: str
-    metrics: str
-    models: list[str]
-
-
-class Parts(NamedTuple):
-    """The collaborators of one server process, as ``app.build`` puts them together."""
-
-    repository: ServedModels
-    manager: Manager
-    dataplane: DataPlane
-    control: ControlPlane
-    endpoints: Endpoints
-    group: ProcessGroup
-    recording: Recording
-    metrics: MetricsPage
-    shared_memory: SharedMemory
-    cache: ResponseCache | None
+    models: list[str] = []
 
 
 def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
@@ -78,35 +60,46 @@ def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
     return [*layout.targets, *config.load_models]
 
 
+@dataclass(eq=False)
 class Application:
-    """Runs the parts of one server process. Belongs to the event loop."""
+    """Runs one server process. Belongs to the event loop."""
 
-    def __init__(self, config: ServerConfig, layout: Layout, member: GroupMember | None, parts: Parts) -> None:
-        """``member`` is None if this is the only process."""
-        self.config = config
-        self._layout = layout
-        self._member = member
-        self._parts = parts
-        self._stopping = asyncio.Event()
-        self._is_orphan = False
+    config: ServerConfig
+    layout: Layout
+    member: GroupMember | None
+    """None if this is the only process."""
+    repository: ServedModels
+    manager: Manager
+    dataplane: DataPlane
+    control: ControlPlane
+    endpoints: Endpoints
+    group: ProcessGroup
+    recording: Recording
+    metrics: MetricsPage
+    shared_memory: SharedMemory
+    cache: ResponseCache | None
+    _stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _is_orphan: bool = field(init=False, default=False)
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Serve until a signal arrives; see ``serve``."""
         loop = asyncio.get_running_loop()
-        self._watch(loop)
-        self._parts.control.inherit()
-        self._parts.recording.start()
-        self._parts.metrics.lag.start(loop)
+        loop.set_exception_handler(LoopErrors())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        self.control.inherit()
+        self.recording.start()
+        self.metrics.lag.start(loop)
         stop = asyncio.ensure_future(self._stopping.wait())
         poll = asyncio.ensure_future(self._poll())
         try:
             # A replacement process listens late: until it can answer, the other processes answer its clients.
-            is_late = self._member is not None and self._member.is_replacement
-            addresses = Addresses() if is_late else await self._parts.endpoints.listen()
-            if self._member is not None:
-                loop.add_reader(self._member.lifeline, self._on_orphaned)
-                await self._parts.group.serve(self._parts.control.answer)
-                await self._parts.control.catch_up()
+            is_late = self.member is not None and self.member.is_replacement
+            addresses = Addresses() if is_late else await self.endpoints.listen()
+            if self.member is not None:
+                loop.add_reader(self.member.lifeline, self._on_orphaned)
+                await self.group.serve(self.control.answer)
+                await self.control.catch_up()
             work = asyncio.ensure_future(self._load())
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -115,33 +108,33 @@ class Application:
                 return
             work.result()
             if not self._stopping.is_set():
-                self._parts.dataplane.open()
+                self.dataplane.open()
                 if is_late:
-                    addresses = await self._parts.endpoints.listen()
-                self._parts.endpoints.announce_ready()
+                    addresses = await self.endpoints.listen()
+                self.endpoints.announce_ready()
                 _calm_collector()
-                on_ready(Ready(addresses.http, addresses.grpc, addresses.metrics, self._parts.repository.names()))
+                on_ready(Ready(**msgspec.structs.asdict(addresses), models=self.repository.names()))
                 await stop
             await self._drain()
         finally:
             stop.cancel()
             poll.cancel()
-            self._parts.metrics.lag.stop()
+            self.metrics.lag.stop()
             await self._close()
 
     async def _close(self) -> None:
-        self._parts.endpoints.stop()
-        self._parts.shared_memory.close()
-        await self._parts.group.close(is_orphan=self._is_orphan)
-        if self._parts.cache is not None:
-            await self._parts.cache.close()
-        self._parts.recording.stop()
+        self.endpoints.stop()
+        self.shared_memory.close()
+        await self.group.close(is_orphan=self._is_orphan)
+        if self.cache is not None:
+            await self.cache.close()
+        self.recording.stop()
 
     async def _load(self) -> None:
         """Load the models of start-up. With ``exit_on_error`` it raises the errors of those that fail."""
-        if self._member is not None and self._member.is_replacement:
-            async with self._parts.group.exclusive("models", patient=True):
-                wanted = await self._parts.control.wanted_models()
+        if self.member is not None and self.member.is_replacement:
+            async with self.group.exclusive("models", patient=True):
+                wanted = await self.control.wanted_models()
                 work = asyncio.ensure_future(self._start(wanted))
                 await asyncio.sleep(0)  # queues the loads before any change that this process receives from here on
             await work
@@ -151,61 +144,56 @@ class Application:
     async def _start(self, wanted: Mapping[str, Override | None] | None) -> dict[str, PenstockError]:
         config = self.config
         if wanted is None:
-            names = await on_daemon_thread("list-models", partial(models_at_start, config, self._layout))
+            names = await on_daemon_thread("list-models", partial(models_at_start, config, self.layout))
             wanted = dict.fromkeys(names)
         at_start = max(1, len(core_ids()) // config.processes)
-        return await self._parts.manager.start(wanted, config.model_load_threads, at_start)
+        return await self.manager.start(wanted, config.model_load_threads, at_start)
 
     async def _poll(self) -> None:
         """Poll the repositories periodically; the first process does so for all."""
         logged = ""
-        while self.config.model_control_mode == "poll" and (self._member is None or self._member.index == 0):
+        while self.config.model_control_mode == "poll" and (self.member is None or self.member.index == 0):
             await asyncio.sleep(self.config.repository_poll_secs)
             try:
-                await self._parts.control.poll()
+                await self.control.poll()
                 logged = ""
             except PenstockError as error:
                 if logged != str(error):  # once, not with every poll
                     _log.warning("the repositories cannot be polled: %s", error)
                 logged = str(error)
-            except Exception:  # noqa: BLE001 - a bug of ours must not end the polling
+            except Exception:  # noqa: BLE001 - a bug must not end the polling
                 _log.exception("the repositories could not be polled")
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.set_exception_handler(LoopErrors())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             # A second signal: do not wait for requests in flight.
-            self._parts.endpoints.stop()
+            self.endpoints.stop()
             _end_at_once()
         self._stop()
 
     def _on_orphaned(self) -> None:
         """End this process, since the supervisor has died."""
-        assert self._member is not None
-        asyncio.get_running_loop().remove_reader(self._member.lifeline)
+        assert self.member is not None
+        asyncio.get_running_loop().remove_reader(self.member.lifeline)
         self._is_orphan = True
         self._stop()
 
     def _stop(self) -> None:
-        self._parts.dataplane.close()
-        self._parts.endpoints.announce_end()
+        self.dataplane.close()
+        self.endpoints.announce_end()
         self._stopping.set()
 
     async def _drain(self) -> None:
         grace_s, timeout_s = self.config.shutdown_grace_s, self.config.drain_timeout_s
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s + timeout_s
-        self._parts.manager.end_loads()  # clients that wait for a load would delay the shutdown
-        await self._parts.endpoints.drain(grace_s, timeout_s)
+        self.manager.end_loads()  # clients that wait for a load would delay the shutdown
+        await self.endpoints.drain(grace_s, timeout_s)
         try:
             # Slow clients may use up the timeout; idle models are unloaded all the same.
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
-                await self._parts.manager.close(timeout_s)
-                await self._parts.manager.unload_all()
+                await self.manager.close(timeout_s)
+                await self.manager.unload_all()
         except TimeoutError:
             atexit.register(_end_at_once)
             raise DeadlineExceeded(

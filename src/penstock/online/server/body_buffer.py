@@ -1,4 +1,4 @@
-"""Memory for a large body or message that arrives piece by piece, and whose size is known from the start."""
+"""Memory for a large body or message of known size that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ _GROWTH = 8
 
 
 class BodyBuffer:
-    """Grows with what has arrived, to at most ``_GROWTH`` times that: announced bytes may never come.
+    """A buffer that never exceeds ``_GROWTH`` times the bytes received: a client may announce more than it sends.
 
-    Only bytes that have arrived can be read.
+    Only received bytes can be read.
     """
 
     __slots__ = ("_aligned", "_memory", "filled", "size")
 
     def __init__(self, size: int, aligned: int = 0) -> None:
-        """For ``size`` bytes, of which those from number ``aligned`` on are to lie aligned, as tensors do."""
+        """For ``size`` bytes. The byte at offset ``aligned``, where tensors begin, is aligned in memory."""
         self.size = size
         self.filled = 0
-        """Bytes that have arrived."""
+        """Bytes received."""
         self._aligned = aligned
         self._memory = memoryview(b"")
 
     @property
     def spare(self) -> int:
-        """Bytes of memory that are not filled yet."""
+        """Bytes of memory that are not filled."""
         return len(self._memory) - self.filled
 
     def wanted(self, count: int) -> int:
-        """The memory that ``grow(count)`` leads to, in bytes."""
+        """The size of the memory after ``grow(count)``, in bytes."""
         return max(len(self._memory), min(self.size, _GROWTH * (self.filled + count)))
 
     def grow(self, count: int = 0) -> None:
-        """Make room for the bytes that follow; ``count`` of them, at most all that are missing, have already arrived."""
+        """Make room for further bytes; ``count`` of them, at most all that are missing, have already arrived."""
         if self.spare > count or len(self._memory) == self.size:
             return
         size = self.wanted(count)
-        # Not cleared, which would take as long as copying.
+        # Not cleared: that would take as long as copying.
         memory = np.empty(size + _ALIGNMENT, np.uint8)
         start = -(memory.__array_interface__["data"][0] + self._aligned) % _ALIGNMENT
         found = memory.data[start : start + size]
@@ -48,7 +48,7 @@ class BodyBuffer:
         self._memory = found
 
     def add(self, data: Buffer) -> None:
-        """Append ``data``, which is at most as long as what is missing."""
+        """Append ``data``, which must not exceed the missing bytes."""
         count = len(data)
         self.grow(count)
         self._memory[self.filled : self.filled + count] = data
@@ -59,9 +59,9 @@ class BodyBuffer:
         return self._memory[self.filled :]
 
     def advance(self, count: int) -> None:
-        """``count`` bytes have been written to ``next()``."""
+        """Count ``count`` bytes that were written to ``next()``."""
         self.filled += count
 
     def content(self) -> memoryview:
-        """What has arrived, read-only."""
+        """The received bytes, read-only."""
         return self._memory[: self.filled].toreadonly()

@@ -1,4 +1,4 @@
-"""The classification extension: an output's greatest values only, each as text with its index and label. Pure."""
+"""The classification extension: returns the greatest values of an output, each as text with index and label. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _WITHOUT_CLASSES = frozenset({DataType.BYTES, DataType.FP16, DataType.BF16})
 
 
 def classify_outputs(response: InferResponse, counts: Mapping[str, int], handle: Handle) -> None:
-    """Replace the outputs named in ``counts`` by that many of their greatest values. Raises InvalidArgument.
+    """Replace each output in ``counts`` by that many of its greatest values. ``handle`` is the version that answered.
 
-    ``handle`` is the version that answered; it may have been unloaded since.
+    Raises InvalidArgument.
     """
     for name, count in counts.items():
         if name in response.outputs:
@@ -27,21 +27,20 @@ def classify_outputs(response: InferResponse, counts: Mapping[str, int], handle:
 
 
 def classify(name: str, array: Array, count: int, batched: bool, labels: Sequence[str] = ()) -> Array:
-    """The ``count`` (>= 1) greatest of the n values, falling, as BYTES ``value:index`` or ``value:index:label``.
+    """The ``count`` (>= 1) greatest of the n values in descending order, as BYTES ``value:index`` or ``value:index:label``.
 
-    The answer's shape is ``[min(count, n)]``, or ``[batch, min(count, n)]`` if the first axis of ``array`` is the batch.
-    Floats are written as C's ``%f`` does; of equal values the one with the smaller index comes first, and NaN last.
-    Raises InvalidArgument, with ``name``, for the datatypes that have no classes: BYTES, FP16, BF16.
+    The shape is ``[min(count, n)]``, or ``[batch, min(count, n)]`` if the first axis of ``array`` is the batch. Floats have the
+    form of C's ``%f``. Equal values are ordered by index; NaN comes last. Raises InvalidArgument for BYTES, FP16 and BF16.
     """
     datatype = DataType.from_numpy(array.dtype)
     if datatype in _WITHOUT_CLASSES:
         raise InvalidArgument(
-            f"output '{name}': classification is not possible for datatype {datatype.value}", "ask for its values"
+            f"output '{name}' of datatype {datatype.value} cannot be classified", "request its values instead"
         )
     rows = array.shape[0] if batched and array.ndim else 1
-    # numpy cannot work out the other axis of an empty array.
+    # numpy cannot infer the other axis of an empty array.
     table = array.reshape(rows, array.size // rows if rows else 0)
-    # Both turn the order of any value of their kind round without overflow.
+    # Both reverse the order without overflow.
     keys = -table if datatype.is_float else ~table
     order = np.argsort(keys, axis=1, kind="stable")[:, :count]
     values = np.take_along_axis(table, order, axis=1)

@@ -31,7 +31,7 @@ from penstock.telemetry.tracing import Tracer
 
 Parameters = Mapping[str, Any]
 
-_TOLD = frozenset(
+_FORWARDED = frozenset(
     {
         "register_shared_memory",
         "trace_settings",
@@ -45,7 +45,7 @@ _TOLD = frozenset(
 
 
 class ControlPlane:
-    """Belongs to the event loop."""
+    """Answers questions and applies changes, for all processes of the server. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ControlPlane:
             return self._shared_memory.forget(*arguments)
         if what == "regions_closed":
             return await self._shared_memory.closed(*arguments)
-        if what not in _TOLD:
+        if what not in _FORWARDED:
             raise InvalidArgument(f"unknown question '{what[:40]}' from another process")
         settings = (self._repository, self._shared_memory, self._tracer, self._log)
         local = ControlPlane(*settings, ProcessGroup(), self._metrics, self._manager)
@@ -115,8 +115,9 @@ class ControlPlane:
     async def repository_index(self, ready: bool = False) -> list[Row]:
         """A row for every model version, with its error in any process; only the ready versions if ``ready``."""
         others = await self._group.ask("own_index")
-        wrong = {_which(row): row for rows in others for row in rows if row.get("reason")}
-        rows = [row if row.get("reason") else wrong.get(_which(row), row) for row in await self.own_index()]
+        wrong = {(row["name"], row.get("version")): row for rows in others for row in rows if row.get("reason")}
+        own = await self.own_index()
+        rows = [row if row.get("reason") else wrong.get((row["name"], row.get("version")), row) for row in own]
         return [row for row in rows if not ready or row.get("state") == VersionPhase.READY.value]
 
     async def own_index(self) -> list[Row]:
@@ -201,21 +202,21 @@ class ControlPlane:
     # Statistics
 
     async def metrics_page(self) -> bytes:
-        """For Prometheus, over all processes."""
+        """The metrics page for Prometheus, over all processes."""
         self._own_statistics()
         others = await self._group.ask("report")
         dead = self._statistics_of_absent()
         return await self._metrics.render([msgspec.convert(other, Report) for other in others], dead)
 
     async def all_statistics(self) -> list[ModelStatistics]:
-        """Of every model version, over all processes."""
+        """The statistics of every model version, over all processes."""
         mine = self._own_statistics()
         others = await self._group.ask("statistics")
         theirs = [msgspec.convert(other, list[ModelStatistics]) for other in others] + self._statistics_of_absent()
         return merge([mine, *theirs]) if theirs else mine
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Of all models, one, or one version, in the protocol's form. Raises InvalidArgument if the model is not served."""
+        """The statistics of all models, one, or one version, in the protocol's form. Raises InvalidArgument if it is not served."""
         if name:
             try:
                 self._repository.find(name, version)
@@ -234,9 +235,9 @@ class ControlPlane:
             self._metrics.inherit(msgspec.convert(kept, list[ModelStatistics]))
 
     def _own_statistics(self) -> list[ModelStatistics]:
-        """Of this process. They are stored before anyone sees them, so that no counter goes back if the process dies."""
+        """The statistics of this process. They are stored before they are reported, so that no counter decreases if it dies."""
         own = self._metrics.models()
-        self._group.keep([_counters(one) for one in own])
+        self._group.keep([dataclasses.replace(one, pending=0, recent=None) for one in own])
         return own
 
     def _statistics_of_absent(self) -> list[list[ModelStatistics]]:
@@ -282,22 +283,13 @@ class ControlPlane:
                 raise
 
     async def unregister_shared_memory(self, name: str = "") -> None:
-        """Forget a region, or all; returns when no request uses it any more. Raises Unsupported, Unavailable."""
+        """Unregister a region, or all; returns when no request uses it any more. Raises Unsupported, Unavailable."""
         async with self._group.exclusive():
             await self._forget(name)
-        # However long that takes: until then the client must not use the memory for anything else.
+        # Without a time limit: until then the client must not reuse the memory.
         await self._group.ask("regions_closed", name, patient=True)
         await self._shared_memory.closed(name)
 
     async def _forget(self, name: str) -> None:
         self._shared_memory.forget(name)
         await self._group.ask("forget_regions", name)
-
-
-def _which(row: Row) -> tuple[str, str]:
-    return row["name"], row.get("version", "")
-
-
-def _counters(one: ModelStatistics) -> ModelStatistics:
-    """The part of ``one`` that outlives its process."""
-    return dataclasses.replace(one, pending=0, recent=None)

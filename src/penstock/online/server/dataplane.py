@@ -40,7 +40,7 @@ _EXTENSIONS = [
 _RESERVED = "triton_"
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
-"""Part of a caller's time-out that is left for reading the request and writing the answer; a tenth of it at most."""
+"""Part of a client's timeout that is reserved for reading the request and writing the response; at most a tenth of it."""
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
 
 
@@ -50,7 +50,7 @@ class DataPlane:
     A transport resolves a request's model once, with ``acquire``; everything after that takes the handle.
     """
 
-    def __init__(  # noqa: PLR0913 - the collaborators, and facts by their names
+    def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
         self,
         served: ServedModels,
         clock: Clock,
@@ -79,28 +79,28 @@ class DataPlane:
         self._is_open = False
 
     def open(self) -> None:
-        """Start-up is over: the server counts as ready once all required models are served."""
+        """End start-up: from now on the server is ready while all required models are served."""
         self._is_open = True
 
     def close(self) -> None:
-        """The server is shutting down and no longer counts as ready."""
+        """Begin shutdown: the server is no longer ready."""
         self._is_open = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has started and is not shutting down."""
+        """True between start-up and shutdown."""
         return self._is_open
 
     @property
     def server_ready(self) -> bool:
-        """Whether the server counts as ready."""
+        """True if the server reports that it is ready."""
         return self._is_open and self._is_complete()
 
     def acquire(self, name: str, version: str = "", client: str = "") -> Handle:
         """The model version that answers a request of ``client``; without ``version``, the greatest one.
 
         Call ``infer`` within the same event-loop iteration: unloading waits for the requests that have been submitted.
-        Raises NotFound, Unavailable while the server starts or ends, and PermissionDenied if ``client`` may not use a model of
+        Raises NotFound, Unavailable while the server starts or shuts down, and PermissionDenied if ``client`` may not use a model of
         that name, so that it does not learn which models exist.
         """
         try:
@@ -109,23 +109,28 @@ class DataPlane:
             if self._admission is not None:
                 self._admission.check(client, name)
             if not self._is_open:
-                raise Unavailable(f"{error.message}; the server is starting or ending", "try again later") from None
+                raise Unavailable(
+                    f"{error.message}; the server is starting or shutting down", "try again later"
+                ) from None
             raise
 
     def infer(self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
-        """Have ``handle`` answer ``request``; ``done`` is called on the event loop, perhaps before this returns.
+        """Run ``request`` on ``handle``; ``done`` is called on the event loop, perhaps before this returns.
 
-        A callback and no future: a task and a future per request would cost more than the rest of this path.
-        Returns what cancels the request, or None if it has already ended. ``decoupled``: ``done`` accepts several answers.
+        Returns an object that cancels the request, or None if it has already ended. ``decoupled``: ``done`` accepts several
+        responses. A callback is used because a task and a future per request would cost more than the rest of this path.
         """
         if self.tracer.enabled:
-            done = self._record(request, done)
+            trace = self.tracer.begin(request, request.traceparent, request.tracestate)
+            if trace is not None:
+                request.trace = trace
+                done = self.tracer.watching(trace, done)
         return self._ask(handle, request, done, decoupled, self._admission)
 
     def call(
         self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
     ) -> Cancellable | None:
-        """Like ``infer``, for a request that a model makes while it answers another, which has been admitted.
+        """Like ``infer``, for a request that a model sends while it answers another, which has been admitted.
 
         Without ``handle`` the model is looked up by the request's name and version.
         """
@@ -140,6 +145,7 @@ class DataPlane:
         self, handle: Handle, request: InferRequest, done: Done, decoupled: bool, admission: Admission | None
     ) -> Cancellable | None:
         request.model_version = handle.version
+        is_checked = False
         try:
             if request.parameters:
                 self._read_parameters(request, handle)
@@ -147,32 +153,28 @@ class DataPlane:
                 done = admission.admit(request, done)
             if handle.decoupled and not decoupled:
                 raise Unsupported(
-                    f"model '{handle.name}' is decoupled: it answers a request any number of times",
-                    "ask over a gRPC stream, or with generate_stream",
+                    f"model '{handle.name}' is decoupled: a request has any number of responses",
+                    "use a gRPC stream or generate_stream",
                 )
             rows, key = handle.check(request)
             if self._recorder is not None:
                 done = self._recorder.watch(request, done)
-        except PenstockError as error:
-            self._fail(handle, error, done)
-            return None
-        except Exception:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
-            _log.exception("request failed")
-            self._fail(handle, PenstockError("internal error"), done)
-            return None
-        try:
+            is_checked = True
             if handle.cache is not None:
                 return handle.cache.answer(request, done, partial(handle.scheduler.submit, request, rows, key))
             return handle.scheduler.submit(request, rows, key, done)
         except PenstockError as error:
-            done(error)
-        except Exception:  # noqa: BLE001 - as above
+            if is_checked:
+                done(error)  # counted by the scheduler or the cache
+            else:
+                self._fail(handle, error, done)
+        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
             _log.exception("request failed")
             self._fail(handle, PenstockError("internal error"), done)
         return None
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether the model can answer now; False for an unknown model."""
+        """True if the model can answer now; False for an unknown model."""
         try:
             return self._served.find(name, version).is_healthy
         except PenstockError:
@@ -198,13 +200,6 @@ class DataPlane:
         """The completed configuration. Raises NotFound."""
         return self._served.find(name, version).config
 
-    def _record(self, request: InferRequest, done: Done) -> Done:
-        trace = self.tracer.begin(request, request.traceparent, request.tracestate)
-        if trace is None:
-            return done
-        request.trace = trace
-        return self.tracer.watching(trace, done)
-
     def _fail(self, handle: Handle, error: PenstockError, done: Done) -> None:
         now_ns = time.monotonic_ns()
         reason = Failure.REJECTED if error.code in _REFUSALS else Failure.OTHER
@@ -212,7 +207,7 @@ class DataPlane:
         done(error)
 
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
-        """Read the parameters that are meant for the scheduler. Requests may share ``parameters``, so the mapping is not changed."""
+        """Read the scheduler's parameters. The mapping is not changed, since requests may share it."""
         parameters = request.parameters
         for name in parameters:
             if name.startswith(_RESERVED):

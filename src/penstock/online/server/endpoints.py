@@ -6,7 +6,7 @@ import asyncio
 import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -32,11 +32,11 @@ from penstock.online.server.processes.supervisor import reserve
 _Name = Literal["http", "grpc", "metrics"]
 
 _METRICS_CONNECTIONS = 32
-"""At once on their port. They are no part of ``max_connections``, so that who watches the server sees it flooded."""
+"""Maximum connections of the metrics port. They do not count as ``max_connections``, so monitoring works while clients use all."""
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """Where the server listens, each as ``host:port``, or empty."""
+    """The addresses that the server listens on, each as ``host:port`` or empty."""
 
     http: str = ""
     grpc: str = ""
@@ -44,7 +44,10 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class Endpoints:
-    """Belongs to the event loop. Either port, and the Unix socket, take HTTP and gRPC, where the configuration allows them."""
+    """The listeners of one process. Both ports and the Unix socket accept HTTP and gRPC, as the configuration allows.
+
+    Belongs to the event loop.
+    """
 
     def __init__(
         self,
@@ -72,26 +75,20 @@ class Endpoints:
 
     @staticmethod
     def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:
-        """``config`` with ports that several processes can listen on; they are reserved until ``held`` is closed.
+        """Reserve ports for several processes until ``held`` is closed; returns ``config`` with their numbers.
 
         Raises Unavailable, InvalidConfig.
         """
         ports = {}
-        wanted: list[tuple[_Name, bool]] = [
-            ("http", config.allow_http),
-            ("grpc", config.allow_grpc),
-            ("metrics", config.allow_metrics),
-        ]
-        for name, allowed in wanted:
-            if allowed:
+        for name in get_args(_Name):
+            if getattr(config, f"allow_{name}"):
                 with _explained(config, name):
-                    ports[f"{name}_port"] = held.enter_context(
-                        reserve(config.host_of(name), config.port(name))
-                    ).getsockname()[1]
+                    socket = held.enter_context(reserve(config.host_of(name), config.port(name)))
+                ports[f"{name}_port"] = socket.getsockname()[1]
         return msgspec.structs.replace(config, **ports)
 
     async def listen(self) -> Addresses:
-        """Listen on all of them. Raises Unavailable, InvalidConfig."""
+        """Listen on all addresses. Raises Unavailable, InvalidConfig."""
         config = self._config
         found: dict[str, str] = {}
         if config.allow_http:
@@ -106,18 +103,18 @@ class Endpoints:
         return Addresses(**found)
 
     def announce_ready(self) -> None:
-        """Tell those who watch that the server has become ready."""
+        """Notify clients that watch the health service."""
         self._service.announce_health()
 
     def announce_end(self) -> None:
-        """Tell clients that the server is about to end."""
+        """Notify clients that the server is shutting down."""
         self._listener.announce_end()
         self._metrics_listener.announce_end()
         self._service.announce_health()
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """After ``grace_s`` take nothing new; return when all has been answered, or after ``timeout_s`` more."""
-        # Streams that have nothing to answer would keep their connections open for ever.
+        """Stop listening after ``grace_s``; return when all requests are answered, or after another ``timeout_s``."""
+        # Idle streams would keep their connections open for ever.
         asyncio.get_running_loop().call_later(grace_s + LAST_REQUEST_S, self._service.drain)
         drains = [listener.drain(grace_s, timeout_s) for listener in (self._listener, self._metrics_listener)]
         await asyncio.gather(*drains)
@@ -148,17 +145,17 @@ def _written(host: str, port: int) -> str:
 
 @contextmanager
 def _explained(config: ServerConfig, name: _Name | Literal["unix_socket"]) -> Iterator[None]:
-    """Turn the system's errors about an address into one that says what to change."""
+    """Turn the operating system's errors about an address into Unavailable with a hint."""
     try:
         yield
-    except (OSError, UnicodeError) as error:  # the latter from a name that cannot be one
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if name == "unix_socket":
             raise Unavailable(f"cannot listen on '{config.unix_socket}': {reason}", "choose another path") from None
         is_of_port = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise Unavailable(
             f"cannot listen on {config.host_of(name)}:{config.port(name)}: {reason}",
-            f"choose another --{name}-port; 0 picks a free one"
+            f"choose another --{name}-port; 0 selects a free port"
             if is_of_port
-            else "--host must be an address of this machine; 0.0.0.0 is all of them",
+            else "--host must be an address of this machine; 0.0.0.0 listens on all",
         ) from None

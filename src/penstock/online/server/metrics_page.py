@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from penstock.telemetry.exposition import CONTENT_TYPE, families
+from penstock.telemetry.exposition import families
 from penstock.telemetry.metrics import ServerFacts
 from penstock.telemetry.statistics import ModelStatistics, add_numbers, merge
 from penstock.telemetry.usage import MachineMeter, process_usage
 from penstock.version import __version__
-
-__all__ = ["CONTENT_TYPE", "LoopLag", "MetricsPage", "Report"]
 
 _PERIOD_S = 0.5
 
@@ -38,7 +36,7 @@ class LoopLag:
         self._timer = loop.call_later(_PERIOD_S, self._look, loop, loop.time() + _PERIOD_S)
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -53,7 +51,7 @@ class LoopLag:
 
 
 class MetricsPage:
-    """Belongs to the event loop of one process."""
+    """Makes the report of one process, and the page of all. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -62,19 +60,19 @@ class MetricsPage:
         inflight_bytes: Callable[[], int] | None = None,
         dropped_records: Callable[[], int] = int,
     ) -> None:
-        """``statistics`` returns those of the current models, ``connections`` the number of open ones by protocol."""
+        """``statistics`` returns those of the current models, ``connections`` the number of open connections by protocol."""
         self._statistics = statistics
         self._connections = connections
         self._inflight_bytes = inflight_bytes
         self._dropped_records = dropped_records
         self.lag = LoopLag()
-        """The server starts it with its event loop."""
+        """Started by the server with its event loop."""
         self._machine = MachineMeter()
         self._started_s = time.time()
         self._inherited: list[ModelStatistics] = []
 
     def inherit(self, statistics: list[ModelStatistics]) -> None:
-        """Continue the counters of a process that this one replaces."""
+        """Continue the counters of the process that this one replaces."""
         self._inherited = statistics
 
     def models(self) -> list[ModelStatistics]:
@@ -96,9 +94,9 @@ class MetricsPage:
         return Report(self.models(), facts)
 
     async def render(self, others: Sequence[Report] = (), dead: Sequence[Sequence[ModelStatistics]] = ()) -> bytes:
-        """The page: our report, those of the other processes, and the counters of dead ones.
+        """The page of this process, the ``others``, and the counters of ``dead`` ones.
 
-        It yields to the event loop between two families of metrics.
+        It yields to the event loop after each family of metrics.
         """
         own = self.report()
         whole = merged([own, *others]) if others else own

@@ -1,4 +1,4 @@
-"""A request understood: what stays the same when a client sends it again with other tensors. The same for HTTP and gRPC."""
+"""The layout of a request: everything that stays the same when a client repeats it with other tensors. For HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.shared_memory.registry import Lease, SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import Parameters
 from penstock.tensor import Array, DataType
 
@@ -18,12 +18,12 @@ _Value = TypeVar("_Value")
 
 _MAX_CACHED = 1024
 VARIABLE = -1
-"""Stands for the size of a BYTES tensor."""
+"""The size of a BYTES tensor."""
 _DATATYPES = {datatype.value: datatype for datatype in DataType}
 
 
 class BoundedCache(dict[_Key, _Value]):
-    """Remembers at most ``_MAX_CACHED`` values; when it is full it starts anew."""
+    """A dictionary of at most ``_MAX_CACHED`` values; it is cleared when it is full."""
 
     def remember(self, key: _Key, value: _Value) -> _Value:
         if len(self) >= _MAX_CACHED:
@@ -33,7 +33,7 @@ class BoundedCache(dict[_Key, _Value]):
 
 
 class SharedSlice(NamedTuple):
-    """Bytes of a region of shared memory, as a request names them."""
+    """A range of bytes in a shared-memory region, as a request gives it."""
 
     region: str
     offset: int
@@ -47,26 +47,26 @@ class TensorLayout(NamedTuple):
     datatype: DataType
     shape: Sequence[int]
     size_bytes: int
-    """Of its raw form; ``VARIABLE`` for BYTES."""
+    """Size of the raw elements; ``VARIABLE`` for BYTES."""
 
 
 class RequestLayout(msgspec.Struct):
-    """All of a request but its id and its raw tensors."""
+    """A request without its id and raw tensors."""
 
     arrays: dict[str, Array] = {}
-    """Inputs whose elements lie beside their description."""
+    """Inputs whose elements are part of the JSON or protobuf description."""
     parameters: Parameters = {}
     shared: list[tuple[TensorLayout, SharedSlice]] = []
     """Inputs in shared memory."""
     outputs: tuple[str, ...] = ()
-    """Empty for all."""
+    """Requested outputs; empty requests all."""
     placed: list[tuple[str, SharedSlice]] = []
-    """Outputs that go into shared memory."""
+    """Outputs to write into shared memory."""
     form: AnswerForm = TEXT
-    """Without shared memory, which each request leases anew."""
+    """The form of the response, without shared memory, which each request leases."""
 
     def lease(self, memory: SharedMemory, model_name: str, inputs: dict[str, Array]) -> AnswerForm:
-        """Add the inputs in shared memory to ``inputs``; the form of the answer, with the places of outputs.
+        """Add the inputs in shared memory to ``inputs``; returns the form of the response, which holds the lease.
 
         Raises NotFound, InvalidArgument, Unavailable, Unsupported.
         """
@@ -75,7 +75,12 @@ class RequestLayout(msgspec.Struct):
         lease = Lease(memory)
         try:
             for tensor, part in self.shared:
-                inputs[tensor.name] = _leased(lease, model_name, tensor, part)
+                if tensor.size_bytes not in (VARIABLE, part.byte_size):
+                    raise InvalidArgument(
+                        f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. "
+                        f"Expected {tensor.size_bytes}, got {part.byte_size} in shared memory"
+                    )
+                inputs[tensor.name] = lease.array(*part, tensor.datatype, tensor.shape)
             placements = {name: lease.place(*part) for name, part in self.placed}
         except BaseException:
             lease.release()
@@ -83,20 +88,20 @@ class RequestLayout(msgspec.Struct):
         return AnswerForm(self.form.binary, self.form.classification, placements, lease)
 
     def note_outputs(self, names: Iterable[str]) -> None:
-        """Ask for these outputs. Raises InvalidArgument for one that is named twice."""
+        """Request the outputs ``names``. Raises InvalidArgument if a name appears twice."""
         self.outputs = tuple(names)
         if len(set(self.outputs)) != len(self.outputs):
             raise InvalidArgument("an output is requested twice")
 
     def note_place(self, name: str, part: SharedSlice, is_classified: bool) -> None:
-        """Write output ``name`` into shared memory. Raises InvalidArgument if its classes are asked for."""
+        """Write output ``name`` into shared memory. Raises InvalidArgument if it is also classified."""
         if is_classified:
             raise InvalidArgument(f"shared memory can't be used for output '{name}' with classification")
         self.placed.append((name, part))
 
 
 def find_datatype(name: str, datatype: str) -> DataType:
-    """The datatype of input ``name``. Raises InvalidArgument."""
+    """The datatype called ``datatype``. Raises InvalidArgument with input ``name``."""
     found = _DATATYPES.get(datatype)
     if found is None:
         raise InvalidArgument(f"invalid datatype for input {name}: '{datatype}'")
@@ -104,7 +109,7 @@ def find_datatype(name: str, datatype: str) -> DataType:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise InvalidArgument if two inputs have one name."""
+    """Raise InvalidArgument if a name appears twice."""
     seen = set()
     for name in names:
         if name in seen:
@@ -113,10 +118,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
-    """Where in shared memory an input or output lies, None if it does not; ``what`` names it in errors.
-
-    Raises InvalidArgument.
-    """
+    """The shared memory of an input or output, None without; errors call it ``what``. Raises InvalidArgument."""
     region = parameters.get("shared_memory_region")
     if region is None:
         return None
@@ -127,17 +129,8 @@ def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
 
 
 def whole_number(what: str, parameters: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Parameter ``name`` of ``what``, at least 0. Raises InvalidArgument."""
+    """Parameter ``name``, an integer of at least 0; errors call its owner ``what``. Raises InvalidArgument."""
     number = parameters.get(name, default)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise InvalidArgument(f"{what}: '{name}' must be a whole number, not {number!r}")
     return number
-
-
-def _leased(lease: Lease, model_name: str, tensor: TensorLayout, part: SharedSlice) -> Array:
-    if tensor.size_bytes not in (VARIABLE, part.byte_size):
-        raise InvalidArgument(
-            f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. "
-            f"Expected {tensor.size_bytes}, got {part.byte_size} in shared memory"
-        )
-    return lease.array(*part, tensor.datatype, tensor.shape)

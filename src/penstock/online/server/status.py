@@ -1,37 +1,24 @@
-"""What an error's code is called by the protocols: the one table from codes to HTTP and gRPC statuses."""
+"""HTTP and gRPC statuses of the canonical error codes."""
 
 from __future__ import annotations
 
 from penstock.errors import Code
 
-HTTP = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.NOT_FOUND: 404,
-    Code.ALREADY_EXISTS: 400,
-    Code.UNAUTHENTICATED: 401,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FAILED_PRECONDITION: 400,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.CANCELLED: 400,
-    Code.UNAVAILABLE: 503,
-    Code.UNIMPLEMENTED: 501,
-    Code.DATA_LOSS: 500,
-    Code.INTERNAL: 500,
+_STATUSES = {
+    Code.INVALID_ARGUMENT: (400, 3),
+    Code.NOT_FOUND: (404, 5),
+    Code.ALREADY_EXISTS: (400, 6),
+    Code.UNAUTHENTICATED: (401, 16),
+    Code.PERMISSION_DENIED: (403, 7),
+    Code.RESOURCE_EXHAUSTED: (429, 8),
+    Code.FAILED_PRECONDITION: (400, 9),
+    Code.DEADLINE_EXCEEDED: (504, 4),
+    Code.CANCELLED: (400, 1),
+    Code.UNAVAILABLE: (503, 14),
+    Code.UNIMPLEMENTED: (501, 12),
+    Code.DATA_LOSS: (500, 15),
+    Code.INTERNAL: (500, 13),
 }
 
-GRPC = {
-    Code.CANCELLED: 1,
-    Code.INVALID_ARGUMENT: 3,
-    Code.DEADLINE_EXCEEDED: 4,
-    Code.NOT_FOUND: 5,
-    Code.ALREADY_EXISTS: 6,
-    Code.PERMISSION_DENIED: 7,
-    Code.RESOURCE_EXHAUSTED: 8,
-    Code.FAILED_PRECONDITION: 9,
-    Code.UNIMPLEMENTED: 12,
-    Code.INTERNAL: 13,
-    Code.UNAVAILABLE: 14,
-    Code.DATA_LOSS: 15,
-    Code.UNAUTHENTICATED: 16,
-}
+HTTP = {code: http for code, (http, _) in _STATUSES.items()}
+GRPC = {code: grpc for code, (_, grpc) in _STATUSES.items()}

@@ -131,7 +131,7 @@ def test_a_changed_file_is_read_within_a_second(
         access.identify(BOB.encode())
     with pytest.raises(Unauthenticated):
         access.client("bob")  # identified before, and gone since
-    assert [record.message for record in caplog.records] == ["the keys file was read again: 1 clients"]
+    assert [record.message for record in caplog.records] == ["the keys file was reloaded: 1 clients"]
 
 
 def test_it_is_looked_at_once_a_second_only(access: Access, path: Path, clock: ManualClock) -> None:
@@ -175,7 +175,7 @@ def test_a_key_in_clear_text_is_taken_with_a_warning_that_does_not_show_it(
 ) -> None:
     path.write_text(f'[clients.dave]\nkey = "{ALICE}"')
     assert Access(path, clock).identify(ALICE.encode()) == "dave"
-    assert "'dave' is there in clear text" in caplog.text
+    assert "'dave' is in clear text" in caplog.text
     assert ALICE not in caplog.text
 
 
@@ -189,7 +189,10 @@ def test_a_key_in_clear_text_is_taken_with_a_warning_that_does_not_show_it(
         (f"[clients.'a b']\nkey = '{ALICE[:5]}0123456789abcdef'", "matching regex"),
         (f"[clients.a]\nkey_sha256 = '{digest('x')}'\nburst = 0", "burst"),
         (f"[clients.a]\nkey_sha256 = '{digest('x')}'\nrequests_per_second = 0", "requests_per_second"),
-        (f"[clients.a]\nkey_sha256 = '{digest('x')}'\n[clients.b]\nkey_sha256 = '{digest('x')}'", "the key of another"),
+        (
+            f"[clients.a]\nkey_sha256 = '{digest('x')}'\n[clients.b]\nkey_sha256 = '{digest('x')}'",
+            "shares a key with another",
+        ),
         (f"[client.a]\nkey_sha256 = '{digest('x')}'", "unknown field `client`"),
         ("\udcff", "UTF-8"),
     ],

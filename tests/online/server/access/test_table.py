@@ -33,10 +33,10 @@ def test_a_group_of_apis_has_one_header() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["health"], "names no API, header or value"),
-        (["health:key"], "names no API, header or value"),
-        (["health:=secret"], "names no API, header or value"),
-        ([":key=secret"], "names no API, header or value"),
+        (["health"], "lacks the API, header or value"),
+        (["health:key"], "lacks the API, header or value"),
+        (["health:=secret"], "lacks the API, header or value"),
+        ([":key=secret"], "lacks the API, header or value"),
         (["helth:key=secret"], "unknown restricted API 'helth'.*did you mean 'health'"),
         (["health:a=secret", "trace,health:b=secret"], "'health' can not be specified in multiple config groups"),
     ],

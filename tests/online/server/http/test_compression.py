@@ -52,11 +52,11 @@ def test_a_bomb_is_refused_before_it_is_big(encoding: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "cut off"),
+        (b"", "truncated"),
         (b"nonsense", "is not gzip"),
-        (gzip.compress(b"abc", mtime=0)[:-1], "cut off"),
-        (gzip.compress(b"abc", mtime=0) + b"x", "1 bytes are left over"),
-        (gzip.compress(b"abc", mtime=0) * 2, "left over"),
+        (gzip.compress(b"abc", mtime=0)[:-1], "truncated"),
+        (gzip.compress(b"abc", mtime=0) + b"x", "followed by 1 bytes"),
+        (gzip.compress(b"abc", mtime=0) * 2, "followed by"),
         (gzip.compress(b"abc", mtime=0)[:-5] + b"12345", "is not gzip"),
     ],
 )

@@ -46,7 +46,7 @@ def client(shared: GatedServer) -> Iterator[Client]:
         (infer(shape=[2, 1]), 400, "unexpected shape for input 'x' for model 'm'. Expected [-1, 2], got [2, 1]"),
         (infer(shape=[9, 2], data=[0] * 18), 400, "batch-size must be <= 8 for 'm'"),
         (infer(shape=[1, 1 << 40]), 400, "needs 1099511627776 elements"),
-        (infer(headers="Inference-Header-Content-Length: 9999\r\n"), 400, "said to have 9999 bytes"),
+        (infer(headers="Inference-Header-Content-Length: 9999\r\n"), 400, "Content-Length is 9999"),
         (infer(headers="Content-Encoding: gzip\r\n"), 400, "the body is not gzip"),
         (infer(headers="Content-Encoding: br\r\n"), 501, "Content-Encoding"),
         (infer(headers="Content-Encoding: identity\r\n"), 200, None),

@@ -10,7 +10,7 @@ from penstock.online.server.http.context import FREE_BYTES, HttpContext
 from penstock.online.server.network.connections import Connections
 
 
-def make_context(budget: ByteBudget | None, *restricted: str) -> HttpContext:
+def make_context(budget: ByteBudget, *restricted: str) -> HttpContext:
     table = AccessTable(Access(None, ManualClock()), restricted)
     return HttpContext([], table, ServerConfig(), Connections(1), budget)
 
@@ -28,11 +28,5 @@ def test_bodies_take_of_the_budget_what_they_have_not_taken() -> None:
     assert budget.used == 0
 
 
-def test_without_a_budget_nothing_is_taken() -> None:
-    context = make_context(None)
-    assert context.reserve(1 << 40, 0) == 0
-    context.give_back(5)
-
-
 def test_headers_of_restrictions_are_kept_from_requests() -> None:
-    assert make_context(None, "health,trace:X-Key=a", "logging:Other=b").keys == {b"x-key", b"other"}
+    assert make_context(ByteBudget(0), "health,trace:X-Key=a", "logging:Other=b").keys == {b"x-key", b"other"}

@@ -161,7 +161,7 @@ def test_classification(client: Client, library: triton.InferenceServerClient) -
     assert answer.as_numpy("y").tolist() == [[b"5:1", b"3:2"]]
     text = {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}], **wanted}
     refused = ask_json(client, text, "bytes")
-    assert (refused.status, "not possible for datatype BYTES" in refused.error) == (400, True)
+    assert (refused.status, "of datatype BYTES cannot be classified" in refused.error) == (400, True)
 
 
 def test_parameters_are_read_and_reserved_ones_refused(client: Client) -> None:

@@ -69,7 +69,7 @@ def client(server: GatedServer) -> Iterator[Client]:
 def test_parameters_and_texts_are_bounded_in_number() -> None:
     body = {"n": 1, **{f"a{n}": n for n in range(512)}, "parameters": {f"b{n}": n for n in range(512)}}
     assert len(read_request(described(*INPUTS), json.dumps(body).encode()).parameters) == 1024
-    with pytest.raises(InvalidArgument, match="more than the 1024 parameters"):
+    with pytest.raises(InvalidArgument, match="more than 1024 parameters"):
         read_request(described(*INPUTS), json.dumps(body | {"c": True}).encode())
     with pytest.raises(InvalidArgument, match="1048577 BYTES elements are more"):
         read_request(described(*INPUTS), json.dumps({"text": [""] * ((1 << 20) + 1)}).encode())
@@ -90,13 +90,13 @@ def test_members_become_inputs_and_parameters() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"[]", "not a request to generate"),
-        (b"{", "not a request to generate"),
-        (b"\xff", "not a request to generate"),
+        (b"[]", "invalid generate request"),
+        (b"{", "invalid generate request"),
+        (b"\xff", "invalid generate request"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply"),
-        (b'{"unknown":[1]}', "'unknown' is no input of model 'm'"),
-        (b'{"unknown":null}', "'unknown' is no input"),
-        (b'{"id":5}', "'id' must be a text"),
+        (b'{"unknown":[1]}', "'unknown' is not an input of model 'm'"),
+        (b'{"unknown":null}', "'unknown' is not an input"),
+        (b'{"id":5}', "'id' must be a string"),
         (b'{"parameters":5}', "'parameters' must be an object"),
         (b'{"n":1,"parameters":{"n":2}}', "input 'n' already exists"),
         (b'{"n":1.5}', "do not fit INT64"),

@@ -84,5 +84,5 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, setting: str) ->
 
 
 def test_a_trace_endpoint_that_is_no_url() -> None:
-    with pytest.raises(InvalidConfig, match="'trace_endpoint' is not a URL.*collector.*e.g. http://"):
+    with pytest.raises(InvalidConfig, match="'trace_endpoint' is not an HTTP URL.*collector.*e.g. http://"):
         Recording.open(ServerConfig(trace_endpoint="collector:4318"))

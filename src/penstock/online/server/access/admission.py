@@ -1,4 +1,4 @@
-"""Who is let in, and how much of it: rights, rates, concurrency, bytes. Decisions without waiting, on a clock that is passed in."""
+"""Admission: each client's rights, rate and concurrency, and the bytes of all requests. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -15,40 +15,29 @@ _BUSY_S = 1.0
 
 
 class TokenBucket(msgspec.Struct):
-    """Lets at most ``burst + rate × t`` (rate > 0, burst >= 1) through in any span of ``t`` seconds. Pure."""
+    """Admits at most ``burst + rate × t`` requests in any ``t`` seconds. Pure."""
 
     rate: float
-    """Tokens per second."""
-    burst: float
-    """Most tokens that gather."""
+    """Tokens per second (> 0) since ``at``."""
     tokens: float
     at: float
-    """When ``tokens`` was counted."""
+    """The time for which ``tokens`` holds."""
 
-    @classmethod
-    def full(cls, rate: float, burst: float, now: float) -> TokenBucket:
-        return cls(rate, burst, burst, now)
-
-    def take(self, now: float) -> float:
-        """Take one token and return 0; or return in how many seconds there will be one."""
-        self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
-        self.at = now
+    def take(self, rate: float, burst: float, now: float) -> float:
+        """Take one token and return 0, or return the seconds until there is one. ``rate`` and ``burst`` (>= 1) may change."""
+        self.tokens = min(burst, self.tokens + (now - self.at) * self.rate)
+        self.rate, self.at = rate, now
         if self.tokens >= 1:
             self.tokens -= 1
             return 0.0
-        return (1 - self.tokens) / self.rate
-
-    def change(self, rate: float, burst: float, now: float) -> None:
-        """Other limits from now on."""
-        self.tokens = min(burst, self.tokens + (now - self.at) * self.rate)
-        self.rate, self.burst, self.at = rate, burst, now
+        return (1 - self.tokens) / rate
 
 
 class ByteBudget:
-    """Bytes of requests that may be held at once, by all connections together; a ``limit`` of 0 is none.
+    """Bounds the bytes of all requests in memory; 0 sets no limit.
 
-    Take bytes as they arrive and not as they are announced, else a few clients that announce much and send nothing keep all
-    others out; give them back when the request has been answered.
+    Take bytes when they arrive, not when they are announced: otherwise a few clients that announce large bodies and send nothing
+    would lock out all others. Give them back once the request is answered.
     """
 
     def __init__(self, limit: int) -> None:
@@ -56,19 +45,19 @@ class ByteBudget:
         self._limit = limit
 
     def take(self, count: int) -> bool:
-        """Whether there was room for ``count`` more bytes; if so they are taken."""
+        """Take ``count`` bytes; returns False if that would exceed the limit."""
         if self._limit and self.used + count > self._limit:
             return False
         self.used += count
         return True
 
     def give(self, count: int) -> None:
-        """Bytes that were taken are free again."""
+        """Give back ``count`` bytes."""
         self.used -= count
 
     def refusal(self) -> Unavailable:
-        """What to answer where ``take`` said no."""
-        return Unavailable("the server holds as many bytes of requests as it may", "try again later", _BUSY_S)
+        """The error for a request whose bytes cannot be taken."""
+        return Unavailable("the server's request memory limit is reached", "try again later", _BUSY_S)
 
 
 class _Usage(msgspec.Struct):
@@ -77,7 +66,7 @@ class _Usage(msgspec.Struct):
 
 
 class Admission:
-    """Holds each client to what the keys file says of it. Belongs to the event loop."""
+    """Enforces the limits that the keys file sets for each client. Belongs to the event loop."""
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self._access = access
@@ -85,14 +74,14 @@ class Admission:
         self._usage: dict[str, _Usage] = {}
 
     def check(self, client: str, model: str) -> None:
-        """Raise PermissionDenied unless ``client`` may use ``model``, whether or not there is such a model."""
+        """Raise PermissionDenied unless ``client`` may use ``model``, which need not exist."""
         self._access.check(client, model)
 
     def admit(self, request: InferRequest, done: Done) -> Done:
-        """Let ``request`` in; its answers, an error too, must be given to what is returned, which passes them on to ``done``.
+        """Admit ``request``. Returns a wrapper of ``done``, to be called with every response or error in its place.
 
-        Raises PermissionDenied (model, priority), ResourceExhausted (rate, concurrency; the former says when to come again), and
-        Unauthenticated if the client has been removed.
+        Raises PermissionDenied (model, priority), ResourceExhausted (rate, concurrency), and Unauthenticated if the client has
+        been removed from the keys file.
         """
         access = self._access
         if not access.enabled:
@@ -101,8 +90,8 @@ class Admission:
         self.check(request.client, request.model_name)
         if 0 < request.priority < client.highest_priority:
             raise PermissionDenied(
-                f"client '{request.client}' may not ask for priority {request.priority}",
-                f"the most urgent that it may ask for is {client.highest_priority}",
+                f"client '{request.client}' may not request priority {request.priority}",
+                f"the highest priority that it may request is {client.highest_priority}",
             )
         if client.max_concurrent is None and client.requests_per_second is None:
             return done
@@ -111,8 +100,8 @@ class Admission:
             usage = self._usage[request.client] = _Usage()
         if client.max_concurrent is not None and usage.running >= client.max_concurrent:
             raise ResourceExhausted(
-                f"client '{request.client}' has {usage.running} requests unanswered, as many as it may",
-                "wait for an answer",
+                f"client '{request.client}' has {usage.running} requests in flight, its limit",
+                "wait for a response",
                 _BUSY_S,
             )
         self._take_token(request.client, client, usage)
@@ -124,20 +113,17 @@ class Admission:
             usage.bucket = None
             return
         burst = float(client.burst or max(1, math.floor(rate)))
-        bucket = usage.bucket
-        if bucket is None:
-            bucket = usage.bucket = TokenBucket.full(rate, burst, now)
-        elif (bucket.rate, bucket.burst) != (rate, burst):
-            bucket.change(rate, burst, now)
-        wait_s = bucket.take(now)
+        if usage.bucket is None:
+            usage.bucket = TokenBucket(rate, burst, now)
+        wait_s = usage.bucket.take(rate, burst, now)
         if wait_s:
             raise ResourceExhausted(
-                f"client '{name}' sends more than {rate:g} requests per second", "send fewer, or wait", wait_s
+                f"client '{name}' sends more than {rate:g} requests per second", "slow down, or wait", wait_s
             )
 
 
 def _counted(usage: _Usage, done: Done) -> Done:
-    """``done``, counted as running until its last answer."""
+    """Wrap ``done`` so that the request counts as running until its last response."""
     usage.running += 1
     is_over = False
 

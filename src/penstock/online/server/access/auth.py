@@ -1,12 +1,12 @@
-"""Who asks, and what they may: clients with keys, from a file that is read again when it changes.
+"""Authentication: clients and their keys, from a file that is reloaded when it changes.
 
 [clients.alice]
-key_sha256 = "…"                # of the key; or a list of them, while a key is being replaced
-models = ["resnet*", "digits"]  # patterns of model names; left out: all
+key_sha256 = "…"                # SHA-256 of the key; a list while a key is being replaced
+models = ["resnet*", "digits"]  # patterns of model names; default: all
 admin = false                   # may load and unload models, change settings, and register shared memory
-requests_per_second = 100       # with up to ``burst`` at once; left out: any number
-max_concurrent = 16             # requests unanswered at one time; left out: any number
-highest_priority = 2            # most urgent level to ask for; 1, the default, is the most urgent that there is
+requests_per_second = 100       # with up to ``burst`` at once; default: no limit
+max_concurrent = 16             # requests in flight; default: no limit
+highest_priority = 2            # highest priority to request; 1, the default, is the highest of all
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -43,24 +42,24 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One client of the keys file."""
 
     key_sha256: _Digest | list[_Digest] = []
-    """SHA-256 of the key's UTF-8, in hexadecimal; a list accepts each."""
+    """SHA-256 of the key in UTF-8, as hexadecimal; a list accepts several keys."""
     key: _Key = ""
-    """The key itself, where that must be. At least 16 characters."""
+    """The key in clear text, of at least 16 characters; ``key_sha256`` is safer."""
     models: tuple[str, ...] = ("*",)
-    """Models that it may ask, as patterns with ``*``, ``?`` and ``[…]``."""
+    """Models that the client may use, as patterns with ``*``, ``?`` and ``[…]``."""
     admin: bool = False
-    """Whether it may use the control plane."""
+    """True if the client may use the control plane."""
     requests_per_second: _Rate | None = None
-    """Most inference requests per second in the long run."""
+    """Maximum sustained rate of inference requests."""
     burst: _Count | None = None
-    """Most at once; not given: one second's."""
+    """Maximum requests at once. Defaults to the requests of one second."""
     max_concurrent: _Count | None = None
-    """Most that are accepted and not yet answered."""
+    """Maximum requests in flight."""
     highest_priority: _Count = 1
-    """The most urgent priority level that it may ask for; 1 is the most urgent."""
+    """The highest priority level that the client may request; 1 is the highest of all."""
 
     def digests(self) -> list[bytes]:
-        """SHA-256 of each of its keys."""
+        """The SHA-256 of each key."""
         given = [self.key_sha256] if isinstance(self.key_sha256, str) else self.key_sha256
         found = [bytes.fromhex(digest) for digest in given]
         return [*found, hashlib.sha256(self.key.encode()).digest()] if self.key else found
@@ -71,28 +70,33 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Keys:
-    """What a keys file says. Immutable.
+    """The content of a keys file. Immutable.
 
-    Keys are looked up by a hash that is keyed with a secret of this process, so that the time of a comparison reveals nothing:
-    a caller cannot know which of two wrong keys has the hash that is closer to a right one's.
+    Keys are looked up by a hash that is keyed with a secret of this process, so the time of a look-up reveals nothing: a caller
+    cannot know whose hash is closer to that of a valid key.
     """
 
     def __init__(self, clients: dict[str, Client]) -> None:
-        """Raises InvalidConfig for a client without a key, and for two with the same."""
+        """Raises InvalidConfig if a client has no key, or two clients share one."""
         self.clients = clients
         self._secret = secrets.token_bytes(32)
         self._names: dict[bytes, str] = {}
-        self._models = {name: _compile(client.models) for name, client in clients.items()}
+        self._models = {
+            name: re.compile("|".join(map(fnmatch.translate, client.models)) or r"(?!)")
+            for name, client in clients.items()
+        }
         for name, client in clients.items():
             digests = client.digests()
             if not digests:
                 raise InvalidConfig(f"client '{name}' has no key", "give it 'key_sha256'")
             for digest in digests:
                 if self._names.setdefault(self._blind(digest), name) != name:
-                    raise InvalidConfig(f"client '{name}' has the key of another", "each key must be of one client")
+                    raise InvalidConfig(
+                        f"client '{name}' shares a key with another client", "give each client its own key"
+                    )
 
     def name_of(self, credential: bytes) -> str | None:
-        """The client whose key is ``credential``."""
+        """The client with the key ``credential``; None if the key is unknown."""
         return self._names.get(self._blind(hashlib.sha256(credential).digest()))
 
     def opens(self, client: str, model: str) -> bool:
@@ -104,7 +108,7 @@ class Keys:
 
 
 def read_keys(path: Path) -> Keys:
-    """Raises InvalidConfig."""
+    """Read the keys file ``path``. Raises InvalidConfig."""
     try:
         text = path.read_text(encoding="utf-8")
         file = msgspec.convert(tomllib.loads(text), _File)
@@ -113,15 +117,15 @@ def read_keys(path: Path) -> Keys:
     except UnicodeDecodeError:
         raise InvalidConfig(f"the keys file '{path}' is not UTF-8") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise InvalidConfig(f"the keys file '{path}' is wrong: {error}") from None
+        raise InvalidConfig(f"invalid keys file '{path}': {error}") from None
     for name, client in file.clients.items():
         if client.key:
-            _log.warning("keys file: the key of client '%s' is there in clear text; 'key_sha256' is safer", name)
+            _log.warning("keys file: the key of client '%s' is in clear text; 'key_sha256' is safer", name)
     return Keys(file.clients)
 
 
 def credential(authorization: str | bytes | None, api_key: str | bytes | None = None) -> bytes | None:
-    """The key in a header ``Authorization: Bearer KEY``, or else in ``X-API-Key: KEY``; None if neither holds one."""
+    """The key in ``Authorization: Bearer KEY``, or else in ``X-API-Key: KEY``; None without one."""
     if authorization is not None:
         scheme, _, key = _bytes(authorization).partition(b" ")
         if scheme.lower() == b"bearer" and key:
@@ -132,16 +136,16 @@ def credential(authorization: str | bytes | None, api_key: str | bytes | None = 
 
 
 class Access:
-    """Answers who asks and what they may. Without a file everybody may do everything. Belongs to the event loop.
+    """Identifies clients and checks their rights. Without a keys file every client may do everything. Belongs to the event loop.
 
-    The file is looked at once a second at most, when somebody asks. While a changed file is wrong, or gone, the last good one counts,
-    and the log says so once.
+    The file is checked for changes with requests, at most once a second. If it becomes invalid or disappears, the last valid
+    content stays in force and the log reports it once.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        """Raises InvalidConfig if the file is not right."""
+        """Raises InvalidConfig if the file is invalid."""
         self.enabled = path is not None
-        """Whether keys are asked for; if not, all clients are called ``""``."""
+        """True if clients need keys; otherwise every client has the name ``""``."""
         self._path = path
         self._clock = clock
         self._stamp = self._look()
@@ -155,25 +159,25 @@ class Access:
         if self._clock.now() >= self._next_look:
             self._refresh()
         if credential is None:
-            raise Unauthenticated("this server asks for a key", _HINT)
+            raise Unauthenticated("this server requires a key", _HINT)
         name = self._keys.name_of(credential)
         if name is None:
-            raise Unauthenticated("the key is not one that this server knows", _HINT)
+            raise Unauthenticated("unknown key", _HINT)
         return name
 
     def client(self, name: str) -> Client:
-        """What the keys file says of a client that was identified. Raises Unauthenticated if it has been removed since."""
+        """The settings of an identified client. Raises Unauthenticated if it has been removed since."""
         try:
             return self._keys.clients[name]
         except KeyError:
-            raise Unauthenticated(f"client '{name}' is not known any more", _HINT) from None
+            raise Unauthenticated(f"client '{name}' has been removed", _HINT) from None
 
     def may(self, client: str, model: str) -> bool:
-        """Whether ``client`` may ask ``model``."""
+        """True if ``client`` may use ``model``."""
         return not self.enabled or self._keys.opens(client, model)
 
     def check(self, client: str, model: str) -> None:
-        """Raise PermissionDenied unless ``client`` may ask ``model``; whether there is such a model makes no difference."""
+        """Raise PermissionDenied unless ``client`` may use ``model``, which need not exist."""
         if not self.may(client, model):
             raise PermissionDenied(f"client '{client}' may not use model '{model}'")
 
@@ -191,12 +195,12 @@ class Access:
         try:
             self._keys = read_keys(self._path)
         except InvalidConfig as error:
-            _log.error("%s; the keys read before stay in force", error)
+            _log.error("%s; the previous keys stay in force", error)
         else:
-            _log.info("the keys file was read again: %d clients", len(self._keys.clients))
+            _log.info("the keys file was reloaded: %d clients", len(self._keys.clients))
 
     def _look(self) -> tuple[int, ...]:
-        """What changes when the file does."""
+        """Facts about the file that change with its content; empty if it cannot be read."""
         try:
             status = os.stat(self._path) if self._path is not None else None
         except OSError:
@@ -206,7 +210,3 @@ class Access:
 
 def _bytes(value: str | bytes) -> bytes:
     return (value.encode(errors="replace") if isinstance(value, str) else value).strip()
-
-
-def _compile(patterns: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)")

@@ -1,4 +1,4 @@
-"""The access table: what each endpoint asks of its caller, over HTTP and gRPC alike. An endpoint that is not in it is closed."""
+"""The access table: the rights that each endpoint requires, over HTTP and gRPC. Endpoints without a rule are closed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from penstock.online.server.access.auth import Access
 
 
 class Needs(enum.Enum):
-    """What a caller must be allowed, where the server knows its clients."""
+    """The rights that a caller needs if the server has a keys file."""
 
     NOTHING = enum.auto()
     MODEL = enum.auto()
-    """A key, and the right to the model if the request names one."""
+    """A valid key, and the right to use the model if the request names one."""
     ADMIN = enum.auto()
-    """The key of a client that may control the server."""
+    """The key of a client with ``admin``."""
 
 
 class AccessRule(NamedTuple):
-    """One row of the table: endpoints that ask the same of their callers."""
+    """One row of the table: endpoints that require the same rights."""
 
     needs: Needs
     http: tuple[str, ...] = ()
-    """Paths, as ``Resource`` writes them; a versioned path is covered by the one without a version."""
+    """Paths in the form of ``Resource``; a path covers its versioned form."""
     grpc: tuple[str, ...] = ()
     """Names of methods."""
     group: str = ""
-    """The part of the API that one restriction protects, by Triton's name; empty if none does."""
+    """Triton's name for the part of the API that one restriction protects; empty if none does."""
 
 
 def _regions(kind: str) -> tuple[str, ...]:
@@ -57,17 +57,12 @@ RULES = (
         ("ModelInfer", "ModelStreamInfer"),
         "inference",
     ),
-    # A client that registers regions makes the server read and write what the server's own user may.
+    # Registering a region makes the server read and write memory with the rights of its own user.
     AccessRule(
         Needs.ADMIN,
         (*_regions("system"), *_regions("cuda")),
-        (
-            "SystemSharedMemoryStatus",
-            "SystemSharedMemoryRegister",
-            "SystemSharedMemoryUnregister",
-            "CudaSharedMemoryStatus",
-            "CudaSharedMemoryRegister",
-            "CudaSharedMemoryUnregister",
+        tuple(
+            f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")
         ),
         "shared-memory",
     ),
@@ -77,11 +72,8 @@ RULES = (
     ),
     AccessRule(
         Needs.ADMIN,
-        (
-            "/v2/repository/models/{model}/load",
-            "/v2/repository/models/{model}/unload",
-            "/v2/repository/{name}/models/{model}/load",
-            "/v2/repository/{name}/models/{model}/unload",
+        tuple(
+            f"/v2/repository{name}/models/{{model}}/{verb}" for name in ("", "/{name}") for verb in ("load", "unload")
         ),
         ("RepositoryModelLoad", "RepositoryModelUnload"),
         "model-repository",
@@ -96,17 +88,12 @@ RULES = (
         Needs.MODEL,
         (
             "/v1/models",
-            "/v1/models/{model}",
-            "/v1/models/{model}/labels/{name}",
-            "/v1/models/{model}/metadata",
-            "/v1/models/{model}/labels/{name}/metadata",
-            "/v1/models/{model}:predict",
-            "/v1/models/{model}/labels/{name}:predict",
-            "/v1/models/{model}:classify",
-            "/v1/models/{model}/labels/{name}:classify",
-            "/v1/models/{model}:regress",
-            "/v1/models/{model}/labels/{name}:regress",
             "/v1/models/{model}:explain",
+            *(
+                f"/v1/models/{{model}}{label}{verb}"
+                for label in ("", "/labels/{name}")
+                for verb in ("", "/metadata", ":predict", ":classify", ":regress")
+            ),
             "/predictions/{model}",
             "/predictions/{model}/{version}",
             "/explanations/{model}",
@@ -119,16 +106,16 @@ RULES = (
 GROUPS = tuple(dict.fromkeys(rule.group for rule in RULES if rule.group))
 
 Restrictions = Mapping[str, tuple[str, bytes]]
-"""By group, the header that opens it, in lower case, and the header's value."""
+"""By group, the header that unlocks it, in lower case, and the header's value."""
 
 
 def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
-    """``group,group:header=value`` each. Raises InvalidConfig, which does not repeat the value."""
+    """Parse ``group,group:header=value``. Raises InvalidConfig without showing the value, which is a secret."""
     restrictions: dict[str, tuple[str, bytes]] = {}
     for text in texts:
         match = re.fullmatch(r"([^:]+):([^=]+)=(.+)", text)
         if match is None:
-            raise InvalidConfig("a restriction names no API, header or value", "write api,api:header=value")
+            raise InvalidConfig("a restriction lacks the API, header or value", "write api,api:header=value")
         for api in match[1].split(","):
             if api not in GROUPS:
                 raise InvalidConfig(f"unknown restricted API '{api:.40}'", did_you_mean(api, GROUPS))
@@ -139,7 +126,7 @@ def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
 
 
 class Guard:
-    """Admits callers to one endpoint."""
+    """Checks the callers of one endpoint."""
 
     __slots__ = ("_access", "_header", "_needs", "_refusal", "_value")
 
@@ -150,14 +137,14 @@ class Guard:
         restriction: tuple[str, bytes] | None,
         refusal: Callable[[], PenstockError],
     ) -> None:
-        """``refusal`` makes the error for callers without the header and value of ``restriction``."""
+        """``refusal`` returns the error for callers without the header and value of ``restriction``."""
         self._needs = needs
         self._access = access
         self._header, self._value = restriction or ("", b"")
         self._refusal = refusal
 
     def __call__(self, credential: bytes | None, headers: Mapping[str, str | bytes], model: str = "") -> str:
-        """The name of the client with this ``credential``; empty where the endpoint or the server does not ask for keys.
+        """The name of the client with this ``credential``; empty if no key is required.
 
         Raises Unauthenticated, PermissionDenied, and the refusal.
         """
@@ -185,7 +172,7 @@ class _Closed(Guard):
 
 
 class AccessTable:
-    """Makes the guards of all endpoints at start-up; an endpoint that everyone may use has none, and pays nothing."""
+    """Returns the guards of endpoints. An endpoint that everyone may use has none, so its requests skip the check."""
 
     def __init__(
         self,
@@ -194,7 +181,7 @@ class AccessTable:
         grpc: Iterable[str] = (),
         rules: Iterable[AccessRule] = RULES,
     ) -> None:
-        """``http`` and ``grpc`` are the restrictions of either protocol. Raises InvalidConfig, as ``read_restrictions``."""
+        """``http`` and ``grpc`` are the restrictions of the protocols, for ``read_restrictions``. Raises InvalidConfig."""
         self.access = access
         self._http = read_restrictions(http)
         self._grpc = read_restrictions(grpc, "triton-grpc-protocol-")
@@ -207,11 +194,11 @@ class AccessTable:
         return frozenset(header.encode() for header, _ in self._http.values())
 
     def of_path(self, path: str) -> Guard | None:
-        """The guard of an HTTP path, as ``Resource`` writes it."""
+        """The guard of an HTTP path, in the form of ``Resource``; None if everyone may use it."""
         return self._guard(path, self._paths.get(path), self._http, "API", PermissionDenied)
 
     def of_method(self, name: str) -> Guard | None:
-        """The guard of a gRPC method."""
+        """The guard of a gRPC method; None if everyone may use it."""
         return self._guard(name, self._methods.get(name), self._grpc, "protocol", Unavailable)
 
     def _guard(

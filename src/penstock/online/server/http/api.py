@@ -1,9 +1,8 @@
-"""The Open Inference Protocol over HTTP, all but inference: health, descriptions, and control over the server."""
+"""The Open Inference Protocol over HTTP, except inference: health, metadata, and control of the server."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,8 @@ from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.metrics_page import CONTENT_TYPE
 from penstock.online.server.shared_memory.registry import NO_CUDA
+from penstock.telemetry.exposition import CONTENT_TYPE
 
 
 class _Index(msgspec.Struct):
@@ -35,7 +34,7 @@ class _SystemRegion(msgspec.Struct):
 
 
 class Api:
-    """Handlers over the two planes. The first line of a handler's docstring describes it in OpenAPI."""
+    """Handlers over the data plane and the control plane. The first line of a handler's docstring is its OpenAPI summary."""
 
     def __init__(self, dataplane: DataPlane, control: ControlPlane, access: Access) -> None:
         self._dataplane = dataplane
@@ -43,19 +42,16 @@ class Api:
         self._access = access
 
     def resources(self) -> list[Resource]:
-        """The first that matches a URL has it."""
-        trace: dict[bytes, Handler] = {b"GET": later(self.trace_settings), b"POST": later(self.update_trace_settings)}
-        log: dict[bytes, Handler] = {b"GET": later(self.log_settings), b"POST": later(self.update_log_settings)}
-        statistics: dict[bytes, Handler] = {b"GET": later(self.statistics)}
-        index: dict[bytes, Handler] = {b"POST": later(self.index)}
-        load: dict[bytes, Handler] = {b"POST": later(self.load)}
-        unload: dict[bytes, Handler] = {b"POST": later(self.unload)}
+        """The resources, in order of precedence."""
+        trace = {b"GET": self.trace_settings, b"POST": self.update_trace_settings}
+        log = {b"GET": self.log_settings, b"POST": self.update_log_settings}
+        statistics = {b"GET": self.statistics}
         repositories = ("/v2/repository", "/v2/repository/{name}")
         return [
             Resource("/v2", {b"GET": self.server_metadata}, answer="ServerMetadata"),
             Resource("/v2/health/live", {b"GET": self.live}),
             Resource("/v2/health/ready", {b"GET": self.ready}),
-            # Before all models, none of which can be asked for under this name.
+            # Takes precedence over a model named "stats".
             Resource("/v2/models/stats", statistics, answer="Statistics"),
             Resource("/v2/models/{model}", {b"GET": self.model_metadata}, versioned=True, answer="ModelMetadata"),
             Resource("/v2/models/{model}/ready", {b"GET": self.model_ready}, versioned=True),
@@ -64,11 +60,20 @@ class Api:
             Resource("/v2/models/{model}/trace/setting", trace, answer="Settings", body="Settings"),
             Resource("/v2/trace/setting", trace, answer="Settings", body="Settings"),
             Resource("/v2/logging", log, answer="Settings", body="Settings"),
-            *[Resource(f"{base}/index", index, answer="Index", body="IndexRequest") for base in repositories],
-            *[Resource(f"{base}/models/{{model}}/load", load, body="LoadRequest") for base in repositories],
-            *[Resource(f"{base}/models/{{model}}/unload", unload, body="LoadRequest") for base in repositories],
-            *_regions("system", later(self.regions), later(self.register), later(self.unregister)),
-            *_regions("cuda", later(self.cuda_regions), later(self.register_cuda), later(self.unregister_cuda)),
+            *[
+                Resource(f"{base}/index", {b"POST": self.index}, answer="Index", body="IndexRequest")
+                for base in repositories
+            ],
+            *[
+                Resource(f"{base}/models/{{model}}/load", {b"POST": self.load}, body="LoadRequest")
+                for base in repositories
+            ],
+            *[
+                Resource(f"{base}/models/{{model}}/unload", {b"POST": self.unload}, body="LoadRequest")
+                for base in repositories
+            ],
+            *_regions("system", self.regions, self.register, self.unregister),
+            *_regions("cuda", self.cuda_regions, self.register_cuda, self.unregister_cuda),
         ]
 
     # Health and descriptions
@@ -82,56 +87,64 @@ class Api:
         exchange.reply_empty(200 if self._dataplane.server_ready else 400)
 
     def model_ready(self, exchange: Exchange, route: Route) -> None:
-        """Whether the model can be asked: 200 or 400."""
+        """200 when the model is ready, else 400."""
         if self._dataplane.model_ready(route.model, route.version):
             exchange.reply_empty()
         else:
             exchange.fail_with(400, "Model version not ready")
 
     def server_metadata(self, exchange: Exchange, route: Route) -> None:
-        """Name, version and extensions."""
+        """Name, version and extensions of the server."""
         exchange.reply_json(self._dataplane.server_metadata())
 
     def model_metadata(self, exchange: Exchange, route: Route) -> None:
-        """What goes in and comes out."""
+        """Versions, inputs and outputs of a model."""
         exchange.reply_json(self._dataplane.model_metadata(route.model, route.version))
 
     def model_config(self, exchange: Exchange, route: Route) -> None:
-        """The model's configuration."""
+        """Configuration of a model."""
         exchange.reply_json(to_json(self._dataplane.model_config(route.model, route.version)))
 
     # Statistics, settings and the repository
 
+    @later
     async def statistics(self, exchange: Exchange, route: Route) -> dict[str, Any]:
         """Counts and durations."""
         return {"model_stats": self._of_client(exchange, await self._control.statistics(route.model, route.version))}
 
+    @later
     async def trace_settings(self, exchange: Exchange, route: Route) -> Mapping[str, Any]:
-        """Trace settings in force."""
+        """Current trace settings."""
         return await self._control.trace_settings(route.model)
 
+    @later
     async def update_trace_settings(self, exchange: Exchange, route: Route) -> Mapping[str, Any]:
         """Change trace settings."""
         return await self._control.trace_settings(route.model, exchange.read(dict[str, Any]))
 
+    @later
     async def log_settings(self, exchange: Exchange, route: Route) -> Mapping[str, Any]:
-        """Log settings in force."""
+        """Current log settings."""
         return await self._control.log_settings()
 
+    @later
     async def update_log_settings(self, exchange: Exchange, route: Route) -> Mapping[str, Any]:
         """Change log settings."""
         return await self._control.log_settings(exchange.read(dict[str, Any]))
 
+    @later
     async def index(self, exchange: Exchange, route: Route) -> list[dict[str, Any]]:
         """All models."""
         return self._of_client(exchange, await self._control.repository_index(exchange.read(_Index).ready))
 
+    @later
     async def load(self, exchange: Exchange, route: Route) -> None:
-        """Load a model, or load it again."""
+        """Load or reload a model."""
         _refuse_repository(route)
         parameters = exchange.read(_Load).parameters
-        await self._control.load(route.model, _decode_files(parameters))
+        await self._control.load(route.model, {name: _decode(name, value) for name, value in parameters.items()})
 
+    @later
     async def unload(self, exchange: Exchange, route: Route) -> None:
         """Unload a model."""
         _refuse_repository(route)
@@ -143,35 +156,39 @@ class Api:
 
     # Shared memory
 
+    @later
     async def regions(self, exchange: Exchange, route: Route) -> list[dict[str, Any]]:
-        """The registered regions, or the one that is named."""
+        """One registered region, or all."""
         return await self._control.shared_memory_status(route.name)
 
+    @later
     async def register(self, exchange: Exchange, route: Route) -> None:
         """Register a region."""
         region = exchange.read(_SystemRegion)
         await self._control.register_shared_memory(route.name, region.key, region.offset, region.byte_size)
 
+    @later
     async def unregister(self, exchange: Exchange, route: Route) -> None:
-        """Forget a region, or all."""
+        """Unregister a region, or all."""
         await self._control.unregister_shared_memory(route.name)
 
-    async def cuda_regions(self, exchange: Exchange, route: Route) -> list[dict[str, Any]]:
-        """No region: CUDA shared memory is not supported."""
+    def cuda_regions(self, exchange: Exchange, route: Route) -> None:
+        """An empty list: CUDA shared memory is not supported."""
         if route.name:
             raise NotFound(f"Unable to find cuda shared memory region: '{route.name}'")
-        return []
+        exchange.reply_json([])
 
-    async def register_cuda(self, exchange: Exchange, route: Route) -> None:
+    def register_cuda(self, exchange: Exchange, route: Route) -> None:
         """Not supported."""
         raise Unsupported(NO_CUDA, "register system shared memory")
 
-    async def unregister_cuda(self, exchange: Exchange, route: Route) -> None:
-        """Does nothing: clients forget all regions of either kind before they register their own."""
+    def unregister_cuda(self, exchange: Exchange, route: Route) -> None:
+        """No effect: clients unregister both kinds of regions before they register their own."""
+        exchange.reply_empty()
 
 
 def metrics_handler(control: ControlPlane) -> Handler:
-    """Answers with the metrics page."""
+    """Returns a handler that answers with the metrics page."""
 
     async def write(exchange: Exchange) -> None:
         exchange.reply(200, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), await control.metrics_page())
@@ -200,13 +217,11 @@ def _refuse_repository(route: Route) -> None:
         raise Unsupported("'repository_name' specification is not supported")
 
 
-def _decode_files(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """``file:…`` parameters are base64 in JSON."""
-    return {name: _base64(name, value) if name.startswith("file:") else value for name, value in parameters.items()}
-
-
-def _base64(name: str, text: Any) -> bytes:
+def _decode(name: str, value: Any) -> Any:
+    """The value of a load parameter. JSON encodes the files, ``file:…``, in base64."""
+    if not name.startswith("file:"):
+        return value
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError):
         raise InvalidArgument(f"'{name}' is not base64") from None

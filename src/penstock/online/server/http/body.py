@@ -1,4 +1,4 @@
-"""Receives the rest of a large body: the system writes it to where its tensors will be read, without another copy."""
+"""Receives the rest of a large body directly into the memory that its tensors are read from, without another copy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.tensor import Buffer
 
 
 class BodyOwner(Protocol):
-    """The connection that the body comes in on."""
+    """The connection that receives the body."""
 
     def reserve_body(self, size: int) -> bool:
-        """Whether ``size`` bytes of memory may be held for the body; if not, the request has been refused."""
+        """Reserve ``size`` bytes for the body. If that fails, refuse the request and return False."""
 
     def body_received(self, body: memoryview) -> None:
-        """All of the body is there."""
+        """Continue with the complete body."""
 
     def eof_received(self) -> bool: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
@@ -25,17 +25,17 @@ class BodyOwner(Protocol):
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """Stands in for a connection at its transport until its body is complete. Belongs to the event loop."""
+    """Replaces the connection as the transport's protocol until the body is complete. Belongs to the event loop."""
 
     __slots__ = ("_buffer", "_owner")
 
     def __init__(self, owner: BodyOwner, size: int, json_length: int) -> None:
-        """For a body of ``size`` bytes, whose tensors begin after ``json_length`` bytes."""
+        """For a body of ``size`` bytes with tensors after the first ``json_length``."""
         self._owner = owner
         self._buffer = BodyBuffer(size, json_length)
 
     def begin(self, content: Buffer) -> bool:
-        """Take what has come already, which is not all; whether there is room for more of it."""
+        """Add the bytes that have arrived so far. Returns False if the memory for the body cannot be reserved."""
         if not self._owner.reserve_body(self._buffer.wanted(len(content))):
             return False
         self._buffer.add(content)

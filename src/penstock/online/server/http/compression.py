@@ -1,4 +1,4 @@
-"""Compressed bodies of HTTP: gzip and deflate, both ways. Pure."""
+"""HTTP content encodings: compresses and decompresses gzip and deflate. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _STEP = 1 << 20
 _SLICE = 1 << 16
 
 ENCODINGS = b"gzip, deflate"
-"""What is understood, as a header lists it. ``deflate`` has the zlib wrapper, as HTTP defines it."""
+"""The supported encodings, in the form of a header. ``deflate`` is the zlib format, as HTTP defines it."""
 
 
 class TooLarge(ResourceExhausted):
-    """More than may be."""
+    """The decompressed body exceeds the limit."""
 
 
 def knows(encoding: bytes) -> bool:
-    """Whether bodies of ``encoding`` (in lower case) can be read."""
+    """True if bodies of ``encoding`` (in lower case) can be decompressed."""
     return encoding in _WINDOW
 
 
 def decompress(body: Buffer, encoding: bytes, limit: int) -> bytearray:
-    """The whole of ``body``, as ``inflate`` makes it."""
+    """Decompress ``body`` in one go; see ``inflate``."""
     whole = bytearray()
     for _ in inflate(body, encoding, limit, whole):
         pass
@@ -35,14 +35,14 @@ def decompress(body: Buffer, encoding: bytes, limit: int) -> bytearray:
 
 
 def inflate(body: Buffer, encoding: bytes, limit: int, whole: bytearray) -> Iterator[int]:
-    """Decompress ``body``, which has one member, into ``whole``, step by step: yields its size after each megabyte or two.
+    """Decompress the only member of ``body`` into ``whole``; yields the size reached after every one or two megabytes.
 
-    Stops as soon as there are more than ``limit`` bytes, and raises TooLarge; InvalidArgument if ``body`` is corrupt, cut off
-    or followed by anything. No more than ``limit`` and a megabyte are ever held.
+    Raises TooLarge as soon as there are more than ``limit`` bytes, and InvalidArgument if ``body`` is corrupt, truncated, or
+    followed by other data. ``whole`` never exceeds ``limit`` by more than a megabyte.
     """
     told = 0
     member = zlib.decompressobj(_WINDOW[encoding])
-    # In slices, since zlib copies what it has not come to yet.
+    # In slices, since zlib copies all input that it has not consumed.
     taken = 0
     while taken < len(body) and not member.eof:
         rest: Buffer = memoryview(body)[taken : taken + _SLICE]
@@ -62,21 +62,21 @@ def inflate(body: Buffer, encoding: bytes, limit: int, whole: bytearray) -> Iter
                 told = len(whole)
                 yield told
     if not member.eof:
-        raise InvalidArgument("the compressed body is cut off")
+        raise InvalidArgument("the compressed body is truncated")
     if left := len(body) - taken + len(member.unused_data):
-        raise InvalidArgument(f"{left} bytes are left over after the compressed body")
+        raise InvalidArgument(f"the compressed body is followed by {left} bytes of other data")
 
 
 def compress(parts: Iterable[Buffer], encoding: bytes) -> bytes:
-    """``parts`` joined, as one body. Fast rather than small: floats hardly shrink further."""
+    """Join and compress ``parts`` at the fastest level: higher levels hardly make floats smaller."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
 
 
 def preferred(accept: bytes) -> bytes:
-    """The encoding that the header ``Accept-Encoding`` likes best; empty for none.
+    """The supported encoding with the greatest weight in the header ``Accept-Encoding``; empty for identity.
 
-    Of those that it likes equally gzip goes first, and any that it names goes before identity unless that is liked better.
+    At equal weights gzip precedes deflate, and both precede identity.
     """
     weights: dict[bytes, float] = {}
     for item in accept.lower().split(b","):
@@ -88,7 +88,7 @@ def preferred(accept: bytes) -> bytes:
 
 
 def _weight(text: bytes) -> float:
-    """Of ``q=0.5``; 1 without, and 0 of what is none."""
+    """The weight in a parameter such as ``q=0.5``: 1 if ``text`` is empty, 0 if it is invalid."""
     name, is_given, value = text.partition(b"=")
     if not is_given:
         return 0.0 if name.strip() else 1.0

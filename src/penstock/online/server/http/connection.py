@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection, as an asyncio protocol: this path decides how many requests a core serves.
+"""One HTTP/1.1 connection, as an asyncio protocol. This is the hot path of the server.
 
-It parses with httptools and looks only at the headers that it needs. A request that begins with a head seen before, and
-is here in whole, does not go through the parser at all.
+httptools parses requests, and only the headers that the server acts on are read. A complete request whose head is already
+known bypasses the parser.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.errors import InvalidArgument, Unavailable
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.codec.encoder import encode_error
-from penstock.online.server.http.context import HttpContext
+from penstock.online.server.http.context import FREE_BYTES, HttpContext
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.head import MAX_KNOWN_BYTES, RequestHead
 from penstock.online.server.http.responder import Responder
@@ -28,15 +28,15 @@ _MAX_DIGITS = 20
 _END = b"\r\n\r\n"
 _RETRY = b"Retry-After: 1\r\n"
 _DIRECT_BYTES = 64 << 10
-"""If more than this is missing of a body, it does not go through the parser."""
+"""If a body lacks more than this, the rest bypasses the parser."""
 
 
 class _Refused(Exception):
-    """Raised out of the parser's callbacks to end parsing; the answer is already queued."""
+    """Raised in the parser's callbacks to end parsing; the response is already queued."""
 
 
 class Http1Connection(Responder):
-    """One client. ``on_*`` are called by the parser."""
+    """One client's connection. The parser calls ``on_*``."""
 
     protocol = "HTTP/1.1"
 
@@ -63,20 +63,20 @@ class Http1Connection(Responder):
     def __init__(self, context: HttpContext) -> None:
         super().__init__(context)
         self._parser = httptools.HttpRequestParser(self)
-        self._progressed = False  # the bytes just received brought a request forward
+        self._progressed = False  # the last bytes received advanced a request
         self._messages = 0
         self._seen: tuple[int, bool, bool, int] | None = None
         self._since = 0.0
-        self._text = b""  # where the bytes just received begin a request, its head
+        self._text = b""  # the head of a request that the last bytes received begin with
         self._url = b""
         self._body: Buffer = b""
         self._reserved_bytes = 0
         self._head = RequestHead()
         self._header_bytes = 0
-        self._is_aside = False  # a receiver has the transport
+        self._is_aside = False  # a BodyReceiver is the transport's protocol
         self._begin_message()
 
-    # The transport's side
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -107,7 +107,7 @@ class Http1Connection(Responder):
             self._receive_directly()
 
     def _receive_directly(self) -> None:
-        """Leave the transport to a receiver until the rest of the body is there."""
+        """Let a BodyReceiver read from the transport until the body is complete."""
         receiver = BodyReceiver(self, self._length, self._head.json_length or 0)
         if self._transport is not None and receiver.begin(self._body):
             self._body = b""
@@ -120,10 +120,9 @@ class Http1Connection(Responder):
             if self._transport is not None:
                 self._transport.set_protocol(self)
 
-    # The receiver's side
+    # Called by the BodyReceiver
 
     def reserve_body(self, size: int) -> bool:
-        """See ``BodyOwner``."""
         try:
             self._hold(size)
         except _Refused:
@@ -131,18 +130,17 @@ class Http1Connection(Responder):
         return True
 
     def body_received(self, body: memoryview) -> None:
-        """See ``BodyOwner``."""
         self._return()
         self._body, self._body_bytes = body, len(body)
         try:
             self.on_message_complete()
         except _Refused:
             return
-        # The other one still waits for the body.
+        # The old parser still expects the body.
         self._parser = httptools.HttpRequestParser(self)
 
     def _take_known(self, data: bytes) -> bytes:
-        """Take the requests in ``data``, which begins with one, as long as their heads are known; what is left."""
+        """Take complete requests with known heads from the beginning of ``data``; returns the rest."""
         heads = self.context.heads
         start, size = 0, len(data)
         while True:
@@ -156,8 +154,8 @@ class Http1Connection(Responder):
             if head is None:
                 break
             stop = end + head.body_bytes
-            if stop > size or head.body_bytes > self.context.free_bytes:
-                text = b""  # known already
+            if stop > size or head.body_bytes > FREE_BYTES:
+                text = b""  # nothing to learn
                 break
             self._messages += 1
             self._take(Exchange(self, head, data[end:stop]))
@@ -167,7 +165,7 @@ class Http1Connection(Responder):
         self._text = text
         return data[start:] if start else data
 
-    # The parser's side
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         self._receiving = True
@@ -179,14 +177,14 @@ class Http1Connection(Responder):
         size = len(name)
         self._header_bytes += size + len(value) + _HEADER_OVERHEAD
         if self._chunked:
-            return  # a trailer, which may not stand for a header
+            return  # trailers are ignored: they must not override headers
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
-            # The parser has checked that it is a number.
+            # The parser has validated the number.
             self._length = int(value[:_MAX_DIGITS])
             self._check_body(self._length)
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
-            # A separate exchange, so that it keeps its place behind the answers of earlier requests.
+            # A separate exchange, so that it is sent after the responses to earlier requests.
             self._answer_later(Exchange(self, RequestHead()), CONTINUE)
         else:
             try:
@@ -206,12 +204,12 @@ class Http1Connection(Responder):
             self._body = data
             self._body_bytes = len(data)
         else:
-            # Grown in place, so that a body in many small pieces takes no more memory than its size.
+            # A bytearray grows in place, so a body in many small pieces takes no extra memory.
             if not isinstance(self._body, bytearray):
                 self._body = bytearray(self._body)
             self._body += data
             self._body_bytes += len(data)
-        if self._body_bytes > self.context.free_bytes:
+        if self._body_bytes > FREE_BYTES:
             self._check_body(self._body_bytes)
             self._hold(self._body_bytes)
 
@@ -226,10 +224,16 @@ class Http1Connection(Responder):
             raise _Refused
         parser = self._parser
         if parser.should_upgrade():
-            # The parser keeps the body of such a request to itself, so it cannot be answered as if nothing had been asked.
-            self._refuse(501, "changing the protocol is not supported: ask without the header Upgrade")
+            # The parser withholds the body of such a request, so the header cannot just be ignored.
+            self._refuse(501, "protocol upgrades are not supported: send the request without the header Upgrade")
             raise _Refused
-        head = self._finish_head()
+        head = self._head
+        head.method = parser.get_method()
+        head.route = context.routes[self._url]
+        head.handler = head.route.handlers.get(head.method)
+        head.keep_alive = parser.should_keep_alive()
+        head.http_1_0 = parser.get_http_version() == "1.0"
+        head.body_bytes = self._body_bytes
         if self._text:
             if not self._chunked and not self._expects and head.keep_alive and not head.http_1_0:
                 context.heads.learn(self._text, head)
@@ -239,16 +243,6 @@ class Http1Connection(Responder):
         self._reserved_bytes = 0
         self._begin_message()
         self._take(exchange)
-
-    def _finish_head(self) -> RequestHead:
-        head, parser = self._head, self._parser
-        head.method = method = parser.get_method()
-        head.route = route = self.context.routes[self._url]
-        head.handler = route.handlers.get(method)
-        head.keep_alive = parser.should_keep_alive()
-        head.http_1_0 = parser.get_http_version() == "1.0"
-        head.body_bytes = self._body_bytes
-        return head
 
     def _begin_message(self) -> None:
         self._receiving = False
@@ -265,10 +259,10 @@ class Http1Connection(Responder):
     # Limits
 
     def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
-        """Answer, after what is pending, that nothing more is read, and close.
+        """Queue an error response, then close.
 
-        What the client still sends is thrown away for a while: closing with unread data would reset the connection and
-        might take the answer with it.
+        Further data from the client is discarded for a while: closing with unread data would reset the connection, and the
+        response might be lost.
         """
         self._discarding = self._ending = True
         self._return()
@@ -289,7 +283,7 @@ class Http1Connection(Responder):
             raise _Refused
 
     def _hold(self, size: int) -> None:
-        """Reserve ``size`` bytes of the server's budget for the body; announced bytes that may never come are not counted."""
+        """Reserve ``size`` bytes of the server's budget for the part of the body that is in memory."""
         try:
             self._reserved_bytes += self.context.reserve(size, self._reserved_bytes)
         except Unavailable as error:
@@ -297,13 +291,13 @@ class Http1Connection(Responder):
             raise _Refused from None
 
     def _check_overhead(self, size: int) -> None:
-        """Bound what is received without bringing a request or its body forward: heads, trailers, chunk extensions."""
+        """Bound the received bytes that do not belong to a body: heads, trailers, chunk extensions."""
         self._overhead_bytes += size
         if self._overhead_bytes > self.context.max_header_bytes:
             self._refuse_head()
 
     def _refuse_head(self) -> None:
-        self._refuse(431, f"the head of the request is larger than {self.context.max_header_bytes} bytes")
+        self._refuse(431, f"the request headers are larger than {self.context.max_header_bytes} bytes")
 
     def check_time(self, now: float) -> None:
         """Disconnect a client that has made no progress within its time limit; ``now`` in seconds."""

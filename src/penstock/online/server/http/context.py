@@ -1,4 +1,4 @@
-"""What all HTTP connections of one port share: routes, limits, memory for bodies, and the heads seen last."""
+"""State that all HTTP connections of one port share: routes, limits, memory for bodies, and known heads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.online.server.http.routes import Resource, Routes
 from penstock.online.server.network.connections import Connections
 
 FREE_BYTES = 16 << 10
-"""Bodies up to this size are not counted against the budget."""
+"""Bodies up to this size do not count against the budget."""
 
 
 class HttpContext:
-    """Belongs to the event loop."""
+    """Shared state of the HTTP connections of one port. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -26,42 +26,37 @@ class HttpContext:
         access: AccessTable,
         config: ServerConfig,
         connections: Connections,
-        budget: ByteBudget | None = None,
+        budget: ByteBudget,
     ) -> None:
-        """Without ``budget`` only the single body is bounded."""
+        """``budget`` bounds the bytes of all bodies together."""
         self.config = config
         self.connections = connections
         self.budget = budget
         self.keys = access.http_headers
-        """Headers that open restricted parts of the API, in lower case."""
+        """Headers that unlock restricted parts of the API, in lower case."""
         self.routes = Routes(resources, access.of_path)
         self.heads = KnownHeads()
-        # Looked up for every request, so each is one step away.
+        # Copied from ``config``, since every request reads them.
         self.max_pipelined = config.max_pipelined
         self.max_header_bytes = config.max_header_bytes
         self.max_request_bytes = config.max_request_bytes
-        self.free_bytes = FREE_BYTES if budget is not None else config.max_request_bytes
         self._tasks: set[asyncio.Task[None]] = set()
 
     def reserve(self, size: int, reserved: int) -> int:
-        """Take ``size`` bytes of the budget, of which ``reserved`` have been taken already; returns how many were added.
-
-        Raises Unavailable.
-        """
+        """Raise a reservation from ``reserved`` to ``size`` bytes of the budget; returns the bytes added. Raises Unavailable."""
         wanted = size - reserved
-        if self.budget is None or size <= self.free_bytes or wanted <= 0:
+        if size <= FREE_BYTES or wanted <= 0:
             return 0
         if not self.budget.take(wanted):
             raise self.budget.refusal()
         return wanted
 
     def give_back(self, size: int) -> None:
-        """Return bytes that ``reserve`` took."""
-        if size and self.budget is not None:
-            self.budget.give(size)
+        """Return ``size`` reserved bytes to the budget."""
+        self.budget.give(size)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``, which does not fail, beside everything else."""
+        """Run ``work`` as a task; it must not raise."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""One request of an HTTP connection, from parsed to its answer, and what its handler answers with."""
+"""One HTTP request, from its parsed head to its response, and the methods that handlers answer with."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.codec.encoder import encode_error
+from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
-from penstock.online.server.http.routes import Handler, Route
+from penstock.online.server.http.routes import Route
 from penstock.request import InferRequest
 from penstock.tensor import Buffer
 
@@ -35,61 +36,57 @@ _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
 
 class AnswerSink(Protocol):
-    """The connection, as an exchange sees it: takes its answer, whole or as a stream."""
+    """The part of a connection that an exchange uses: it sends the response, whole or as a stream."""
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest body, decompressed."""
+    context: HttpContext
 
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
     ) -> None:
-        """The whole answer; ``headers`` are lines with their ends."""
+        """Send the whole response; each line of ``headers`` ends with CRLF."""
 
     def begin_stream(self, exchange: Exchange, headers: bytes) -> None:
-        """The answer is 200 and comes in pieces; ``headers`` are lines with their ends."""
+        """Begin a response of status 200 that is sent in pieces; each line of ``headers`` ends with CRLF."""
 
     def send(self, exchange: Exchange, data: bytes) -> None:
-        """One piece, not empty. A client that leaves too many of them unread is cut off, and its request cancelled."""
+        """Send ``data``, which must not be empty. A client that leaves too much unread is disconnected and its request cancelled."""
 
     def end_stream(self, exchange: Exchange) -> None:
-        """There are no more pieces."""
-
-    def reserve(self, exchange: Exchange, size: int) -> None:
-        """Reserve memory for a body of ``size`` bytes until the answer. Raises Unavailable."""
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``, which does not fail, beside everything else."""
+        """End the stream."""
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """A request as received. It is answered once, in whole or as a stream."""
+    """A received request. It gets one response, whole or as a stream."""
 
     sink: AnswerSink
     head: RequestHead
     body: Buffer = b""
     keep_alive: bool = True
     reserved_bytes: int = 0
-    """Bytes of the server's budget for bodies; the connection gives them back with the answer."""
+    """Bytes taken from the server's budget for bodies; the connection returns them with the response."""
     client: str = ""
-    """The name under which the caller is known."""
+    """The client's name in the keys file."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
-    """The inference, which can be cancelled."""
+    """Cancels the inference."""
     answer: Answer | None = None
-    """The answer, while it waits for its turn."""
+    """The response, while it waits for those of earlier requests."""
     is_streaming: bool = False
-    """Whether more pieces of its answer may follow."""
+    """True if more of the response may follow."""
     is_gone: bool = False
-    """Whether the client has gone away."""
+    """True if the client has disconnected."""
 
     def run(self) -> None:
-        """Have it answered, now or later."""
+        """Check access and call the handler, which answers now or later."""
         try:
             head = self.head
             handler = head.handler
             if handler is None:
-                self._explain_route(head.route)
+                methods = b", ".join(sorted(head.route.handlers))
+                if methods:
+                    self.fail_with(405, "Method Not Allowed", b"Allow: %b\r\n" % methods)
+                else:
+                    self.fail_with(404, "Not Found")
                 return
             guard = head.route.guard
             if guard is not None:
@@ -98,17 +95,17 @@ class Exchange(msgspec.Struct, eq=False):
                 self._decompress(head.encoding)
             else:
                 handler(self, head.route)
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the other requests with it
+        except Exception as error:  # noqa: BLE001 - a bug must not affect the other requests
             self.fail_unexpected(error)
 
     def cancel(self) -> None:
-        """The client is gone: work that has not begun is dropped."""
+        """Cancel the request, since the client has disconnected; a batch that is already running continues."""
         self.is_gone = True
         if self.pending is not None:
             self.pending.cancel()
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """``work`` answers; if it raises, that is the answer."""
+        """Run ``work``, which answers; an exception that it raises becomes the response."""
 
         async def run() -> None:
             try:
@@ -116,19 +113,19 @@ class Exchange(msgspec.Struct, eq=False):
             except Exception as error:  # noqa: BLE001 - as in ``run``
                 self.fail_unexpected(error)
 
-        self.sink.start(run())
+        self.sink.context.start(run())
 
     def read(self, kind: type[_Body]) -> _Body:
-        """The JSON body as ``kind``; an empty body is an empty object. Raises InvalidArgument."""
+        """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
         try:
             return msgspec.json.decode(self.body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"the body is not what this resource takes: {error}") from None
+            raise InvalidArgument(f"invalid request body: {error}") from None
         except RecursionError:
             raise InvalidArgument("the body's JSON is nested too deeply") from None
 
     def reply(self, status: int, headers: bytes, body: bytes = b"", tensors: Sequence[Buffer] = ()) -> None:
-        """Answer; compressed, if the client prefers that and the answer is large enough."""
+        """Answer, compressed if the client prefers that and the response is large enough."""
         if self.form.lease is not None:
             self.form.release()
         encoding = self.head.accepted
@@ -141,17 +138,22 @@ class Exchange(msgspec.Struct, eq=False):
             self.sink.answered(self, status, headers, body, tensors)
             return
         headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
-        self.later(self._compress(status, headers, parts, encoding))
+
+        async def compress() -> None:
+            compressed = await asyncio.to_thread(compression.compress, parts, encoding)
+            self.sink.answered(self, status, headers, compressed)
+
+        self.later(compress())
 
     def reply_json(self, content: Any) -> None:
-        """Answer with ``content``."""
+        """Answer with ``content`` as JSON."""
         self.reply(200, JSON, orjson.dumps(content))
 
     def reply_empty(self, status: int = 200) -> None:
         self.reply(status, JSON)
 
     def fail(self, error: PenstockError) -> None:
-        """Answer that the request failed."""
+        """Answer with ``error``, its status and the headers that go with it."""
         headers = b""
         if error.code in _BUSY:
             seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
@@ -162,13 +164,13 @@ class Exchange(msgspec.Struct, eq=False):
         self.fail_with(code, str(error), headers)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
-        """Answer with ``message``; to HEAD without, since its answer has no body."""
+        """Answer with an error. The response to HEAD has no body."""
         error = self.head.route.error
         body = encode_error(message) if error is None else error(status, message)
         self.reply(status, JSON + headers, b"" if self.head.method == b"HEAD" else body)
 
     def fail_unexpected(self, error: Exception) -> None:
-        """Answer with ``error``; a bug of ours is logged, and the client sees an internal error."""
+        """Answer with ``error``; other errors than PenstockError are logged and reported as an internal error."""
         self.fail(as_error(error))
 
     def introduce(self, request: InferRequest) -> None:
@@ -178,74 +180,60 @@ class Exchange(msgspec.Struct, eq=False):
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate
 
-    def _explain_route(self, route: Route) -> None:
-        if route.handlers:
-            allow = b", ".join(sorted(route.handlers))
-            self.fail_with(405, "Method Not Allowed", b"Allow: %b\r\n" % allow)
-        else:
-            self.fail_with(404, "Not Found")
-
     def _decompress(self, encoding: bytes) -> None:
         if not compression.knows(encoding):
             accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
-            self.fail_with(501, "the Content-Encoding of the body is not known: use gzip, deflate or none", accept)
+            self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
             return
-        limit = self.sink.max_body_bytes
+        limit = self.sink.context.max_request_bytes
         if len(self.body) <= _INLINE_BYTES:
             self._run_decompressed(compression.decompress(self.body, encoding, limit))
         else:
             self.later(self._decompress_on_thread(encoding, limit))
 
     async def _decompress_on_thread(self, encoding: bytes, limit: int) -> None:
-        """Step by step, so that memory is reserved as it fills, and nothing is done for a client that has gone."""
+        """Decompress in steps, which reserve memory as it fills and stop if the client disconnects."""
         whole = bytearray()
         steps = compression.inflate(self.body, encoding, limit, whole)
-        while size := await _on_thread(lambda: next(steps, 0)):
-            self.sink.reserve(self, size)
-            self._check_wanted()
-        self._check_wanted()
+        size = 1
+        while size:
+            size = await asyncio.to_thread(next, steps, 0)
+            if self.is_gone:
+                raise Cancelled("the client has disconnected")
+            self._reserve(size)
         self._run_decompressed(whole)
 
-    def _check_wanted(self) -> None:
-        if self.is_gone:
-            raise Cancelled("the client is gone")
+    def _reserve(self, size: int) -> None:
+        self.reserved_bytes += self.sink.context.reserve(size, self.reserved_bytes)
 
     def _run_decompressed(self, body: Buffer) -> None:
-        self.sink.reserve(self, len(body))
+        self._reserve(len(body))
         self.body = body
         handler = self.head.handler
         assert handler is not None
         handler(self, self.head.route)
 
-    async def _compress(self, status: int, headers: bytes, parts: Sequence[Buffer], encoding: bytes) -> None:
-        body = await _on_thread(lambda: compression.compress(parts, encoding))
-        self.sink.answered(self, status, headers, body)
-
 
 def as_error(error: Exception) -> PenstockError:
-    """``error`` as the client may see it; a bug of ours is logged."""
+    """The error to show to the client: ``error`` itself, or, after logging it, an internal error."""
     if isinstance(error, PenstockError):
         return error
     _log.error("request failed", exc_info=error)
     return PenstockError("internal error")
 
 
-def later(content: Callable[[Exchange, Route], Awaitable[Any]]) -> Handler:
-    """A handler that answers with what ``content`` returns, as JSON; None is an empty answer."""
+def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable[[Any, Exchange, Route], None]:
+    """Decorate a coroutine method as a handler that answers with the result as JSON; None is an empty response."""
 
-    async def answer(exchange: Exchange, route: Route) -> None:
-        result = await content(exchange, route)
+    async def answer(self: Any, exchange: Exchange, route: Route) -> None:
+        result = await content(self, exchange, route)
         if result is None:
             exchange.reply_empty()
         else:
             exchange.reply_json(result)
 
     @functools.wraps(content)
-    def handle(exchange: Exchange, route: Route) -> None:
-        exchange.later(answer(exchange, route))
+    def handle(self: Any, exchange: Exchange, route: Route) -> None:
+        exchange.later(answer(self, exchange, route))
 
     return handle
-
-
-async def _on_thread(work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -1,12 +1,12 @@
-"""Generate: inference in plain JSON, each input and output a member by its name; and the same as a stream of events.
+"""The generate extension: inference in plain JSON, with a member for each input and output.
 
-A decoupled model gives any number of answers; ``generate`` wants exactly one of them, ``generate_stream`` sends each as an
-event (server-sent events) as soon as it is there.
+``generate`` requires exactly one response. ``generate_stream`` sends any number of responses as server-sent events.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +29,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Generation:
-    """Answers ``generate`` and ``generate_stream``. Belongs to the event loop."""
+    """Handlers of ``generate`` and ``generate_stream``. Belongs to the event loop."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
@@ -42,16 +42,16 @@ class Generation:
         ]
 
     def generate(self, exchange: Exchange, route: Route) -> None:
-        """Inference in plain JSON."""
+        """Inference with plain JSON."""
         self._start(exchange, route, _Single(exchange))
 
     def generate_stream(self, exchange: Exchange, route: Route) -> None:
-        """Generate, each answer as an event as soon as it is there."""
+        """Inference with plain JSON and server-sent events."""
         self._start(exchange, route, _Events(exchange))
 
     def _start(self, exchange: Exchange, route: Route, done: Callable[[Outcome], None]) -> None:
         if exchange.head.json_length is not None:
-            raise Unsupported("generate takes JSON only", "ask without the header Inference-Header-Content-Length")
+            raise Unsupported("generate accepts only JSON", "remove the header Inference-Header-Content-Length")
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)
         request = read_request(handle, exchange.body)
         exchange.body = b""
@@ -60,14 +60,15 @@ class Generation:
 
 
 def read_request(handle: Handle, body: Buffer) -> InferRequest:
-    """Members named as inputs become these, ``id`` the request's id, all others parameters; so do those of ``parameters``.
+    """Read a request: members with the name of an input are inputs, ``id`` is the id, all others are parameters.
 
-    A value with fewer dimensions than its input gets leading ones of size 1. Raises InvalidArgument.
+    Members of ``parameters`` count as members of the body. A value with fewer dimensions than its input gets leading dimensions
+    of size 1. Raises InvalidArgument.
     """
     try:
         members = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the body is not a request to generate: {error}") from None
+        raise InvalidArgument(f"invalid generate request: {error}") from None
     except RecursionError:
         raise InvalidArgument("the body's JSON is nested too deeply") from None
     nested = members.pop("parameters", {})
@@ -76,7 +77,9 @@ def read_request(handle: Handle, body: Buffer) -> InferRequest:
     specs = {spec.name: spec for spec in handle.signature.inputs}
     request = InferRequest(handle.name, {}, handle.version, parameters={})
     if "id" not in specs:
-        request.id = _id(members.pop("id", ""))
+        request.id = members.pop("id", "")
+        if not isinstance(request.id, str):
+            raise InvalidArgument(f"'id' must be a string, not {request.id!r}")
     for name, value in [*members.items(), *nested.items()]:
         if name in specs:
             if name in request.inputs:
@@ -85,17 +88,17 @@ def read_request(handle: Handle, body: Buffer) -> InferRequest:
         elif isinstance(value, bool | int | float | str):
             request.parameters[name] = value
             if len(request.parameters) > MAX_PARAMETERS:
-                raise InvalidArgument(f"there are more than the {MAX_PARAMETERS} parameters that are taken")
+                raise InvalidArgument(f"the request has more than {MAX_PARAMETERS} parameters")
         else:
             raise InvalidArgument(
-                f"'{name}' is no input of model '{handle.name}', and as a parameter it must be a number, a text, true or false",
+                f"'{name}' is not an input of model '{handle.name}', and a parameter must be a number, a string or a boolean",
                 f"the inputs are {list(specs)}",
             )
     return request
 
 
 def write_response(response: InferResponse) -> bytes:
-    """One JSON object: names and id, then each output; one of a single element without brackets. Raises InvalidArgument."""
+    """Encode a response as a JSON object; outputs of one element become scalars. Raises InvalidArgument."""
     known: dict[str, object] = {"id": response.id} if response.id else {}
     known |= {"model_name": response.model_name, "model_version": response.model_version}
     parts = [orjson.dumps(known)[1:-1]]
@@ -105,12 +108,11 @@ def write_response(response: InferResponse) -> bytes:
     return b"{%b}" % b",".join(parts)
 
 
-class _Single:
-    """The only answer, as JSON."""
+class _Responses(ABC):
+    """Receives the responses of one request."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._answers: list[bytes] = []
         self._is_over = False
 
     def __call__(self, outcome: Outcome) -> None:
@@ -120,87 +122,81 @@ class _Single:
             if isinstance(outcome, PenstockError):
                 raise outcome
             if outcome.outputs:
-                self._answers.append(write_response(outcome))
-            if len(self._answers) > 1:
-                raise _not_one("more")
+                self._add(write_response(outcome))
             if outcome.final:
-                if not self._answers:
-                    raise _not_one("none")
                 self._is_over = True
-                self._exchange.reply(200, JSON, self._answers[0])
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+                self._end()
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
             self._is_over = True
-            self._exchange.fail_unexpected(error)
+            self._fail(as_error(error))
             self._exchange.cancel()
 
+    @abstractmethod
+    def _add(self, data: bytes) -> None:
+        """Add a response."""
 
-class _Events:
-    """Each answer as an event. A failure before the first event sets the status; a later one is an event."""
+    @abstractmethod
+    def _end(self) -> None:
+        """The last response has been added."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._has_begun = False
-        self._is_over = False
+    def _fail(self, error: PenstockError) -> None:
+        self._exchange.fail(error)
 
-    def __call__(self, outcome: Outcome) -> None:
-        if self._is_over:
-            return
-        exchange = self._exchange
-        try:
-            if isinstance(outcome, PenstockError):
-                raise outcome
-            if outcome.outputs:
-                self._send(write_response(outcome))
-            if outcome.final:
-                self._is_over = True
-                self._begin()
-                exchange.sink.end_stream(exchange)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(as_error(error))
+
+class _Single(_Responses):
+    """Answers with the only response."""
+
+    _response = b""
+
+    def _add(self, data: bytes) -> None:
+        if self._response:
+            raise _not_one("more")
+        self._response = data
+
+    def _end(self) -> None:
+        if not self._response:
+            raise _not_one("none")
+        self._exchange.reply(200, JSON, self._response)
+
+
+class _Events(_Responses):
+    """Sends each response as an event. An error before the first event sets the status; a later one is an event."""
+
+    _has_begun = False
+
+    def _add(self, data: bytes) -> None:
+        self._begin()
+        self._exchange.sink.send(self._exchange, b"data: %b\n\n" % data)
+
+    def _end(self) -> None:
+        self._begin()
+        self._exchange.sink.end_stream(self._exchange)
+
+    def _fail(self, error: PenstockError) -> None:
+        if self._has_begun:
+            self._add(encode_error(str(error)))
+            self._end()
+        else:
+            super()._fail(error)
 
     def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
             self._exchange.sink.begin_stream(self._exchange, _EVENTS)
 
-    def _send(self, data: bytes) -> None:
-        self._begin()
-        self._exchange.sink.send(self._exchange, b"data: %b\n\n" % data)
-
-    def _fail(self, error: PenstockError) -> None:
-        self._is_over = True
-        if self._has_begun:
-            self._send(encode_error(str(error)))
-            self._exchange.sink.end_stream(self._exchange)
-        else:
-            self._exchange.fail(error)
-        self._exchange.cancel()
-
-
-def _id(value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgument(f"'id' must be a text, not {value!r}")
-    return value
-
 
 def _input(spec: TensorSpec, value: Any) -> Array:
     values = value if isinstance(value, list) else [value]
-    shape = _shape(value)
-    shape = [1] * (len(spec.shape) - len(shape)) + shape
-    if spec.datatype is DataType.BYTES:
-        check_bytes_elements(math.prod(shape))
-    return from_json(spec.name, spec.datatype.value, shape, values)
-
-
-def _shape(value: Any) -> list[int]:
-    """Of nested lists, by their first elements."""
     shape: list[int] = []
-    while isinstance(value, list):
+    while isinstance(value, list):  # the shape of nested lists, by their first elements
         shape.append(len(value))
         if not value:
             break
         value = value[0]
-    return shape
+    shape = [1] * (len(spec.shape) - len(shape)) + shape
+    if spec.datatype is DataType.BYTES:
+        check_bytes_elements(math.prod(shape))
+    return from_json(spec.name, spec.datatype.value, shape, values)
 
 
 def _not_one(what: str) -> PenstockError:

@@ -1,12 +1,9 @@
-"""The head of an HTTP request, parsed: every header that the server acts on.
+"""The parsed head of an HTTP request: request line and headers.
 
-Clients send the same head again and again. Its bytes are remembered with the result of parsing them, so that each head is
-parsed once.
+Clients repeat the same head. The server remembers its bytes together with the result, so that it parses each head once.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -14,21 +11,23 @@ from penstock.errors import InvalidArgument
 from penstock.online.server.access.auth import credential
 from penstock.online.server.http.compression import preferred
 from penstock.online.server.http.routes import NOWHERE, Handler, Route
+from penstock.online.server.request_layout import BoundedCache
 
-_MAX_CACHED = 1024
 _MAX_DIGITS = 18
+_LENGTHS = frozenset({9, 10, 11, 12, 13, 15, 16, 31})
+"""Lengths of the names of the headers that are read. Most other headers are skipped by their length."""
 
 MAX_KNOWN_BYTES = 2048
 """Longer heads are not remembered."""
 
 
 class RequestHead(msgspec.Struct, gc=False):
-    """The facts of one head. Once complete, it is shared by all requests that begin with the same bytes."""
+    """The parsed fields of one head. All requests that begin with the same bytes share one complete head."""
 
     method: bytes = b""
     route: Route = NOWHERE
     handler: Handler | None = None
-    """Of the route, for the method."""
+    """The handler of ``route`` for ``method``."""
     keep_alive: bool = True
     http_1_0: bool = False
     body_bytes: int = 0
@@ -38,80 +37,49 @@ class RequestHead(msgspec.Struct, gc=False):
     """``Content-Encoding`` in lower case; empty for identity."""
     content_type: bytes = b""
     accepted: bytes = b""
-    """What ``Accept-Encoding`` likes best; empty for identity."""
+    """The preferred encoding of ``Accept-Encoding``; empty for identity."""
     credential: bytes | None = None
     """The key in ``Authorization`` or ``X-API-Key``."""
     keys: dict[str, bytes] = {}
-    """Headers that open restricted parts of the API, by name in lower case."""
+    """Headers that unlock restricted parts of the API, by name in lower case."""
     traceparent: str = ""
     tracestate: str = ""
 
     def read(self, name: bytes, value: bytes) -> None:
-        """Read one header; headers that the server does not act on are ignored. Raises InvalidArgument."""
-        if len(name) in _LENGTHS and (reader := _READERS.get(name.lower())):
-            reader(self, value)
+        """Read one header; other headers than these are ignored. Raises InvalidArgument."""
+        if len(name) not in _LENGTHS:
+            return
+        match name.lower():
+            case b"inference-header-content-length":
+                if not value.isdigit() or len(value) > _MAX_DIGITS:
+                    raise InvalidArgument("header Inference-Header-Content-Length is not a number of bytes")
+                self.json_length = int(value)
+            case b"content-encoding":
+                encoding = value.strip().lower()
+                self.encoding = b"" if encoding == b"identity" else encoding
+            case b"content-type":
+                self.content_type = value
+            case b"accept-encoding":
+                self.accepted = preferred(value)
+            case b"authorization":
+                self.credential = credential(value) or self.credential
+            case b"x-api-key":
+                self.credential = self.credential or credential(None, value)
+            case b"traceparent":
+                self.traceparent = value.decode("latin-1")
+            case b"tracestate":
+                self.tracestate = value.decode("latin-1")
 
 
-class KnownHeads(dict[bytes, RequestHead]):
-    """The heads seen last, by their bytes up to and including the empty line. Their number and size are bounded."""
+class KnownHeads(BoundedCache[bytes, RequestHead]):
+    """Parsed heads by their bytes, up to and including the empty line."""
 
     def learn(self, text: bytes, head: RequestHead) -> None:
-        """Remember ``head`` as the result of parsing ``text``."""
-        if len(text) > MAX_KNOWN_BYTES or not is_plain(text):
-            return
-        if len(self) >= _MAX_CACHED:
-            self.clear()
-        self[text] = head
+        """Remember ``head`` as the result of parsing ``text``, unless ``text`` is long or parsers may disagree on it."""
+        if len(text) <= MAX_KNOWN_BYTES and is_plain(text):
+            self.remember(text, head)
 
 
 def is_plain(text: bytes) -> bool:
-    """Whether every parser agrees where the head ``text`` ends: no empty line before it, and only CR LF as line end."""
+    """True if every parser finds the same end of the head ``text``: it has no leading empty line, and only CRLF ends lines."""
     return text[:1] not in (b"\r", b"\n") and text.count(b"\n") == text.count(b"\r\n")
-
-
-def _read_json_length(head: RequestHead, value: bytes) -> None:
-    if not value.isdigit() or len(value) > _MAX_DIGITS:
-        raise InvalidArgument("header Inference-Header-Content-Length is not a number of bytes")
-    head.json_length = int(value)
-
-
-def _read_encoding(head: RequestHead, value: bytes) -> None:
-    encoding = value.strip().lower()
-    head.encoding = b"" if encoding == b"identity" else encoding
-
-
-def _read_content_type(head: RequestHead, value: bytes) -> None:
-    head.content_type = value
-
-
-def _read_accepted(head: RequestHead, value: bytes) -> None:
-    head.accepted = preferred(value)
-
-
-def _read_authorization(head: RequestHead, value: bytes) -> None:
-    head.credential = credential(value) or head.credential
-
-
-def _read_api_key(head: RequestHead, value: bytes) -> None:
-    head.credential = head.credential or credential(None, value)
-
-
-def _read_traceparent(head: RequestHead, value: bytes) -> None:
-    head.traceparent = value.decode("latin-1")
-
-
-def _read_tracestate(head: RequestHead, value: bytes) -> None:
-    head.tracestate = value.decode("latin-1")
-
-
-_READERS: Mapping[bytes, Callable[[RequestHead, bytes], None]] = {
-    b"inference-header-content-length": _read_json_length,
-    b"content-encoding": _read_encoding,
-    b"content-type": _read_content_type,
-    b"accept-encoding": _read_accepted,
-    b"authorization": _read_authorization,
-    b"x-api-key": _read_api_key,
-    b"traceparent": _read_traceparent,
-    b"tracestate": _read_tracestate,
-}
-_LENGTHS = frozenset(map(len, _READERS))

@@ -1,4 +1,4 @@
-"""Inference over HTTP: the Open Inference Protocol's own request, and the way of all others to the data plane."""
+"""Inference over HTTP: the Open Inference Protocol's ``infer``, and the function that the dialects share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.request import InferRequest, Outcome
 from penstock.tensor import Array
 
 Write = Callable[[Mapping[str, Array]], bytes]
-"""Writes outputs as JSON. Raises PenstockError."""
+"""Encodes outputs as JSON. Raises PenstockError."""
 
 
 class HttpInference:
@@ -37,16 +37,16 @@ class HttpInference:
         """Inference."""
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)
         request, exchange.form = self._decode(handle, exchange.body, exchange.head.json_length)
-        # The arrays keep the body alive for as long as they need it.
+        # The arrays keep the body alive as long as they need it.
         exchange.body = b""
         if exchange.client or exchange.head.traceparent:
             exchange.introduce(request)
-        # A closure would hold a cell for each name, and a bound method is one object more.
+        # Cheaper than a closure, which has a cell for each variable, or a bound method.
         done = partial(HttpInference.answer, self, exchange, handle)
         exchange.pending = self._dataplane.infer(handle, request, done)
 
     def answer(self, exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
-        """Encode the outcome of an inference request that ``handle`` answered."""
+        """Answer with ``outcome``, which came from ``handle``."""
         if isinstance(outcome, PenstockError):
             exchange.fail(outcome)
             return
@@ -55,7 +55,7 @@ class HttpInference:
             if form.classification:
                 classify_outputs(outcome, form.classification, handle)
             headers, text, tensors = self._encode(outcome, form)
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
             exchange.fail_unexpected(error)
             return
         if exchange.head.accepted or form.lease is not None:
@@ -65,7 +65,7 @@ class HttpInference:
 
 
 def ask(dataplane: DataPlane, exchange: Exchange, handle: Handle, inputs: Mapping[str, Array], write: Write) -> None:
-    """Have ``handle`` answer ``inputs``; ``write`` makes the answer's body of the outputs."""
+    """Run ``inputs`` on ``handle`` and answer with the outputs, encoded by ``write``."""
 
     def done(outcome: Outcome) -> None:
         if isinstance(outcome, PenstockError):
@@ -73,13 +73,13 @@ def ask(dataplane: DataPlane, exchange: Exchange, handle: Handle, inputs: Mappin
             return
         try:
             body = write(outcome.outputs)
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the client without an answer
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
             exchange.fail_unexpected(error)
             return
         exchange.reply(200, JSON, body)
 
     request = InferRequest(handle.name, dict(inputs), handle.version)
-    # The arrays keep the body alive for as long as they need it.
+    # The arrays keep the body alive as long as they need it.
     exchange.body = b""
     exchange.introduce(request)
     exchange.pending = dataplane.infer(handle, request, done)

@@ -1,4 +1,4 @@
-"""The description of all that HTTP answers, in OpenAPI 3.1, as served at ``/openapi.json``."""
+"""The OpenAPI 3.1 description of the HTTP API, served at ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ _Schema = dict[str, Any]
 
 _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
-_FLAG: _Schema = {"type": "boolean"}
 _OBJECT: _Schema = {"type": "object"}
-_ANY_SETTING: _Schema = {"type": "object", "additionalProperties": True}
 _PARAMETERS: _Schema = {"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean", "number"]}}
 _STATUSES = {
-    400: "the request is wrong; for readiness: not ready",
-    401: "no key, or a wrong one",
-    403: "the key does not open this",
-    404: "there is no such model, version, region or URL",
-    405: "another method than the resource has",
+    400: "invalid request; for readiness: not ready",
+    401: "missing or unknown key",
+    403: "the key does not permit this",
+    404: "unknown model, version, region or URL",
+    405: "the resource does not have this method",
     408: "the request took too long to arrive",
     413: "the body is too large",
-    415: "a body of a kind that is not read here",
-    429: "too many requests, or nothing left of what there is",
+    415: "unsupported media type of the body",
+    429: "too many requests, or a resource is exhausted",
     431: "the headers are too large",
-    500: "the model failed, or the server",
-    501: "valid, but not something this server does",
-    503: "not now: starting, overloaded, shutting down or not allowed in this mode",
-    504: "too late to be of use",
+    500: "the model or the server failed",
+    501: "valid, but not supported by this server",
+    503: "unavailable: starting, overloaded, shutting down, or not allowed in this mode",
+    504: "the deadline has passed",
 }
 
 
@@ -63,7 +61,7 @@ _TENSOR = {"name": _TEXT, "shape": _SHAPE, "datatype": _DATATYPE, "parameters": 
 _SCHEMAS: dict[str, _Schema] = {
     "Error": _object(["error"], error=_TEXT),
     "TorchServeError": _object([], code=_COUNT, type=_TEXT, message=_TEXT),
-    "Anything": {"description": "As the dialect has it"},
+    "Anything": {"description": "As the dialect defines it"},
     "ServerMetadata": _object(["name", "version", "extensions"], name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "ModelMetadata": _object(
         ["name", "versions", "platform", "inputs", "outputs"],
@@ -109,9 +107,9 @@ _SCHEMAS: dict[str, _Schema] = {
         **_object([], id=_TEXT, parameters=_PARAMETERS),
     },
     "GenerateResponse": _object(["model_name", "model_version"], id=_TEXT, model_name=_TEXT, model_version=_TEXT),
-    "Settings": _ANY_SETTING,
+    "Settings": {"type": "object", "additionalProperties": True},
     "Index": _list(_object(["name"], name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
-    "IndexRequest": _object([], ready=_FLAG),
+    "IndexRequest": _object([], ready={"type": "boolean"}),
     "LoadRequest": _object(
         [], parameters={"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean"]}}
     ),
@@ -125,7 +123,7 @@ _BINARY_HEADER: _Schema = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
     "required": False,
-    "description": "Bytes of the JSON part of a body with raw tensors; 0: the body is the only input",
+    "description": "Bytes of the JSON part of a body with raw tensors. 0: the body is the raw tensor of the only input",
     "schema": _COUNT,
 }
 _RAW = "application/octet-stream"
@@ -138,7 +136,7 @@ def _path_parameter(name: str) -> _Schema:
 
 
 def _operation(resource: Resource, method: str, handler: Handler) -> _Schema:
-    """One method of a resource, described by the first line of its handler's docstring."""
+    """The description of one method; its summary is the first line of the handler's docstring."""
     is_health = resource.path.startswith("/v2/health/")
     error = "Error" if resource.error is None else "TorchServeError"
     responses: _Schema = {
@@ -166,7 +164,7 @@ def _operation(resource: Resource, method: str, handler: Handler) -> _Schema:
 
 
 def _media_type(resource: Resource) -> str:
-    """Of its answers; empty if they have no body."""
+    """The media type of responses; empty if they have no body."""
     if resource.path.endswith("/metrics"):
         return "text/plain"
     if resource.path.endswith("/generate_stream"):
@@ -175,7 +173,7 @@ def _media_type(resource: Resource) -> str:
 
 
 def document(resources: Iterable[Resource]) -> bytes:
-    """The description of ``resources`` as JSON."""
+    """The OpenAPI document of ``resources``, as JSON."""
     paths: dict[str, Any] = {}
     for resource in resources:
         for path in resource.paths:

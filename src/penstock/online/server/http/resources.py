@@ -1,4 +1,4 @@
-"""Everything that HTTP answers, put together from the planes."""
+"""All resources of the HTTP ports."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from penstock.online.server.http.routes import Handler, Resource, Route
 
 
 def make_resources(dataplane: DataPlane, control: ControlPlane, access: Access, config: ServerConfig) -> list[Resource]:
-    """The Open Inference Protocol, the dialects that ``config`` names, and the description of both."""
+    """The Open Inference Protocol, the dialects that ``config`` enables, and their OpenAPI description."""
 
     @functools.cache
     def describe() -> bytes:
         return document(resources)
 
     def openapi(exchange: Exchange, route: Route) -> None:
-        """This description."""
+        """This OpenAPI description."""
         exchange.reply(200, JSON, describe())
 
     rest = TensorFlowServing(dataplane, control, access, metrics_handler(control) if config.allow_metrics else None)
@@ -48,12 +48,12 @@ def make_resources(dataplane: DataPlane, control: ControlPlane, access: Access, 
 
 
 def metrics_resources(control: ControlPlane) -> list[Resource]:
-    """What the port for metrics answers."""
+    """The resources of the metrics port."""
     return [Resource("/metrics", {b"GET": metrics_handler(control)})]
 
 
 def merge(dialects: Iterable[Iterable[Resource]]) -> list[Resource]:
-    """The resources of ``dialects``; one that several have takes the methods of each. Paths with a verb after a name come first."""
+    """Join the resources of ``dialects``. Equal paths share their methods, and paths with a ``:verb`` come first."""
     merged: dict[str, Resource] = {}
     for resources in dialects:
         for resource in resources:

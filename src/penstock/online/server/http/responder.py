@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 from penstock.online.server.http.answer import (
     CLOSE,
@@ -52,18 +52,18 @@ class Responder(ServerConnection):
         self._flushing = False
         self._write_paused = False
         self._is_half_closed = False
-        self._receiving = False  # a request has begun to come in
-        self._ending = False  # no request after the present ones is taken
-        self._discarding = False  # what still comes in is thrown away
+        self._receiving = False  # part of a request has arrived
+        self._ending = False  # no further request is accepted
+        self._discarding = False  # received bytes are dropped
 
-    # The transport's side
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # What the instances have begun runs on; answers find no transport and are dropped.
+        # Batches that are already running continue; their responses are dropped.
         self._transport = None
         self._ending = True
         for exchange in self._backlog:
@@ -74,9 +74,9 @@ class Responder(ServerConnection):
         self.context.connections.discard(self)
 
     def eof_received(self) -> bool:
-        """The client sends no more; it may still wait for answers, or be gone."""
+        """The client has stopped sending. It may still wait for responses, or have left."""
         self._ending = True
-        self._discarding = False  # nothing more comes in
+        self._discarding = False
         if not (self._pending or self._backlog):
             return False
         self._is_half_closed = True
@@ -85,9 +85,9 @@ class Responder(ServerConnection):
         return True
 
     def _probe(self) -> None:
-        """Find out whether a client that sends no more is still there: one that is gone resets the connection.
+        """Send an interim response, which every client must accept: a client that has left resets the connection.
 
-        Any client has to take an interim answer. The reset shows itself when something is written once more.
+        The reset is noticed with the next write.
         """
         if self._transport is None or not (self._is_half_closed and self._pending):
             return
@@ -106,7 +106,7 @@ class Responder(ServerConnection):
     # Requests
 
     def _take(self, exchange: Exchange) -> None:
-        """Have ``exchange`` answered, at once or when there are fewer before it."""
+        """Run ``exchange`` now, or once fewer requests are in flight."""
         if self._backlog or self._write_paused or len(self._pending) >= self.context.max_pipelined:
             self._backlog.append(exchange)
             self._steer_reading()
@@ -126,7 +126,7 @@ class Responder(ServerConnection):
         self._steer_reading()
 
     def _answer_later(self, exchange: Exchange, answer: Answer) -> None:
-        """Queue an answer that is known already behind those of all earlier requests."""
+        """Queue a response that is already known behind those of all earlier requests."""
         if self._backlog:
             exchange.answer = answer
             self._backlog.append(exchange)
@@ -142,29 +142,20 @@ class Responder(ServerConnection):
         else:
             self._transport.resume_reading()
 
-    # The exchanges' side
-
-    @property
-    def max_body_bytes(self) -> int:
-        """See ``AnswerSink``, as the next two."""
-        return self.context.max_request_bytes
-
-    def reserve(self, exchange: Exchange, size: int) -> None:
-        exchange.reserved_bytes += self.context.reserve(size, exchange.reserved_bytes)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self.context.start(work)
+    # AnswerSink
 
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
     ) -> None:
-        """See ``AnswerSink``, as the next three; it is written in its turn."""
         if exchange.reserved_bytes:
             self._give_back(exchange)
         transport = self._transport
         if transport is None:
             return
-        if not exchange.keep_alive or (self.context.connections.draining and self._is_last(exchange)):
+        draining = self.context.connections.draining
+        if not exchange.keep_alive or (
+            draining and self._pending[-1] is exchange and not (self._backlog or self._receiving)
+        ):
             exchange.keep_alive = False
             self._ending = True
             connection = CLOSE
@@ -179,7 +170,7 @@ class Responder(ServerConnection):
             and not self._flushing
             and type(answer) is bytes
         ):
-            # What nearly always holds, and the same as settling it.
+            # The common case, equivalent to ``_settle`` but faster.
             self._pending.popleft()
             transport.write(answer)
             return
@@ -224,14 +215,6 @@ class Responder(ServerConnection):
         self.context.give_back(exchange.reserved_bytes)
         exchange.reserved_bytes = 0
 
-    @property
-    def _is_done(self) -> bool:
-        """Whether no request is being received or answered."""
-        return not (self._pending or self._backlog or (self._receiving and not self._ending))
-
-    def _is_last(self, exchange: Exchange) -> bool:
-        return self._pending[-1] is exchange and not self._backlog and not self._receiving
-
     def _settle(self, exchange: Exchange, answer: Answer) -> None:
         if len(self._pending) == 1 and not self._backlog and not self._flushing:
             self._pending.popleft()
@@ -243,7 +226,7 @@ class Responder(ServerConnection):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write all answers whose turn has come in one call, and continue with the backlog."""
+        """Write all responses that are due in one call, then continue with the backlog."""
         answers: list[Buffer] = []
         last = None
         while self._pending and (answer := self._pending[0].answer) is not None:
@@ -271,37 +254,38 @@ class Responder(ServerConnection):
             transport.writelines(parts)
         if last.is_streaming:
             return
-        if not last.keep_alive or (self._is_done and (self._ending or self.context.connections.draining)):
+        is_done = not (self._pending or self._backlog or (self._receiving and not self._ending))
+        if not last.keep_alive or (is_done and (self._ending or self.context.connections.draining)):
             self._close(transport)
 
     def _close(self, transport: asyncio.Transport) -> None:
-        """Close after the last answer, leaving it time to arrive where more may be coming in."""
+        """Close after the last response, with a delay if the client may still be sending, so that the response arrives."""
         if not (self._discarding or self.context.connections.draining):
             transport.close()
             return
         is_told = end_sending(transport)
         if not (self._discarding and is_told):
-            # As with what is refused: the client may have asked for more before it saw that this was the last answer.
+            # The client may have sent another request before it received the last response.
             asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)
 
-    # The server's side
+    # Called by the server
 
     def begin_drain(self) -> None:
-        """Answers say it by themselves."""
+        """No effect: the next response carries ``Connection: close``."""
 
     def close_if_idle(self) -> None:
-        """Close unless a request is being received or answered."""
+        """Close the connection unless a request is being received or answered."""
         if self._transport is not None and not (self._pending or self._backlog or self._receiving):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once, whatever is in flight."""
+        """Close the connection at once, even with requests in flight."""
         if self._transport is not None:
             self._transport.abort()
 
 
 def _waiting(exchange: Exchange) -> bytearray:
-    """The pieces of a stream that wait for its turn, joined; they grow in place."""
+    """The pieces of a stream that wait for earlier responses, joined in a buffer."""
     if exchange.answer is None:
         exchange.answer = [bytearray()]
     return cast(bytearray, exchange.answer[0])

@@ -1,4 +1,4 @@
-"""Routes: which URL is what resource, who may use it, and who answers each of its methods. Knows no particular resource."""
+"""Routes: URLs to resources, each with its access guard and a handler per method."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from urllib.parse import unquote_to_bytes
 import httptools
 
 from penstock.online.server.access.table import Guard
+from penstock.online.server.request_layout import BoundedCache
 
-_MAX_CACHED = 1024
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _VERSIONED = "/versions/{version}"
 
 
 class Route(NamedTuple):
-    """A URL understood; what it does not name is empty."""
+    """A parsed URL; parts that the URL does not name are empty."""
 
     handlers: Mapping[bytes, Handler]
-    """By method; empty if the URL leads nowhere."""
+    """By method; empty if no resource has the URL."""
     guard: Guard | None = None
     """Admits callers; None if everyone may use the resource."""
     model: str = ""
     version: str = ""
     name: str = ""
-    """Of a region of shared memory, of a repository, or a version's label."""
+    """A shared-memory region, a repository or a version label."""
     error: ErrorBody | None = None
-    """How this resource writes errors; None: as the Open Inference Protocol does."""
+    """Writes the errors of this resource; None for the form of the Open Inference Protocol."""
 
 
 Handler = Callable[[Any, Route], None]
-"""Answers an ``Exchange``, which knows its route, so that its type cannot be named here."""
+"""Answers an ``Exchange``. ``Any``, because the module of ``Exchange`` imports this one."""
 ErrorBody = Callable[[int, str], bytes]
-"""The body for a status and a message."""
+"""Returns the body for a status and a message."""
 
 
 class Resource(NamedTuple):
-    """What has a URL: a path with ``{model}``, ``{version}`` or ``{name}`` in place of a segment, and a handler per method.
+    """A path, whose segments may be ``{model}``, ``{version}`` or ``{name}``, with a handler per method.
 
-    A ``versioned`` path exists with ``/versions/{version}`` after the model's name as well. ``access/table.py`` says who may
-    use it.
+    A ``versioned`` path also exists with ``/versions/{version}`` after the model's name. ``access/table.py`` says who may use it.
     """
 
     path: str
@@ -50,34 +49,31 @@ class Resource(NamedTuple):
     versioned: bool = False
     error: ErrorBody | None = None
     answer: str = ""
-    """The OpenAPI schema of its answers; empty if they have no body."""
+    """The OpenAPI schema of responses; empty if they have no body."""
     body: str = ""
-    """The OpenAPI schema of the body that POST and PUT take; empty if they take none."""
+    """The OpenAPI schema of POST and PUT bodies; empty if there is no body."""
 
     @property
     def paths(self) -> list[str]:
-        """All its paths."""
+        """The path and its versioned form."""
         return [self.path, self.path.replace("{model}", "{model}" + _VERSIONED)] if self.versioned else [self.path]
 
 
-class Routes(dict[bytes, Route]):
-    """``routes[url]`` is the route of a request's target; paths match whole and literally, names are percent-decoded.
+class Routes(BoundedCache[bytes, Route]):
+    """``routes[url]`` is the route of a request target.
 
-    The first resource that matches has it. Each URL is parsed once, since clients ask for a few over and over. The memory
-    of them is bounded.
+    The first resource whose whole path matches literally wins; names are percent-decoded. Parsed URLs are cached, since clients
+    repeat a few of them.
     """
 
     def __init__(self, resources: Iterable[Resource], guard_of: Callable[[str], Guard | None]) -> None:
-        """``guard_of`` makes the guard of a resource's path."""
+        """``guard_of`` returns the guard of a resource's path."""
         super().__init__()
         guarded = [(resource, guard_of(resource.path)) for resource in resources]
         self._resources = [(_pattern(path), *pair) for pair in guarded for path in pair[0].paths]
 
     def __missing__(self, url: bytes) -> Route:
-        if len(self) >= _MAX_CACHED:
-            self.clear()
-        route = self[url] = self._parse(url)
-        return route
+        return self.remember(url, self._parse(url))
 
     def _parse(self, url: bytes) -> Route:
         path = url.partition(b"?")[0]
@@ -98,7 +94,7 @@ class Routes(dict[bytes, Route]):
 
 
 NOWHERE = Route({})
-"""The route of a URL that leads nowhere."""
+"""The route of a URL that no resource has."""
 
 
 def _pattern(path: str) -> re.Pattern[bytes]:

@@ -1,1 +1,1 @@
-"""One server in several processes: the supervisor, and how the processes talk to each other."""
+"""One server in several processes: the supervisor, and the communication between the processes."""

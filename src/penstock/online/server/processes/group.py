@@ -1,4 +1,4 @@
-"""How the processes of one server talk to each other: each answers the others' control planes on a Unix socket.
+"""Communication between the processes of one server: each answers the others' control planes on a Unix socket.
 
 A message is its length in 4 bytes, little-endian, followed by that many bytes of MessagePack: ``[what, arguments]`` for a
 question, ``[error, result]`` for an answer. The sockets are in a folder that only the server's user can enter.
@@ -62,7 +62,7 @@ class ProcessGroup:
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
         """Return the answer of every other process to ``what``. Raises the error that one of them raises.
 
-        Processes that are starting or ending are left out, and, unless ``patient``, those that do not answer in time.
+        Processes that are starting or shutting down are left out, and, unless ``patient``, those that do not answer in time.
         """
         return []
 
@@ -85,7 +85,7 @@ class ProcessGroup:
         return nullcontext()
 
     async def close(self, is_orphan: bool = False) -> None:
-        """Answer no more. Orphans have no supervisor to clean up, so the last of them removes the group's folder."""
+        """Stop answering. Orphans have no supervisor to clean up, so the last of them removes the group's folder."""
 
 
 class SocketGroup(ProcessGroup):
@@ -101,12 +101,10 @@ class SocketGroup(ProcessGroup):
         """Locks within this process, by name."""
 
     async def serve(self, answer: Answerer) -> None:
-        """Answer the other processes from now on."""
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(partial(_handle, answer), self._path)
 
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        """Ask all other processes at once."""
         others = [path for path in self._folder.glob("*.sock") if path != self._path]
         patience_s = None if patient else _PATIENCE_S
         outcomes = await asyncio.gather(*(_ask(path, what, arguments, patience_s) for path in others))
@@ -118,16 +116,13 @@ class SocketGroup(ProcessGroup):
         return [outcome.result for outcome in answered]
 
     def keep(self, what: Any) -> None:
-        """Write the data to a file beside the socket."""
         with suppress(ResourceExhausted):  # disk full: the earlier data is better than none
             write_whole(_kept(self._path), msgspec.msgpack.encode(what))
 
     def inherited(self) -> Any:
-        """Read the predecessor's file, which has the same name."""
         return _read_kept(self._path)
 
     def kept_by_absent(self) -> list[Any]:
-        """Read the files of the processes that did not answer."""
         known = {kept.with_suffix(".sock") for kept in self._folder.glob("*.kept")}
         absent = known - self._answered - {self._path}
         return [kept for path in absent if (kept := _read_kept(path)) is not None]
@@ -160,14 +155,16 @@ class SocketGroup(ProcessGroup):
         lock = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
             end = time.monotonic() + _LOCK_PATIENCE_S
-            while not _lock(lock):
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return lock
                 if time.monotonic() > end and not patient:
                     raise Unavailable("another process of the server is busy", "try again")
                 await asyncio.sleep(_LOCK_PAUSE_S)
         except BaseException:
             os.close(lock)
             raise
-        return lock
 
 
 async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -203,7 +200,7 @@ async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcom
         return _Outcome(None, await answer(what, arguments))
     except PenstockError as error:
         return _Outcome((type(error).__name__, error.message, error.hint), None)
-    except Exception:  # noqa: BLE001 - a bug of ours must not leave the other process waiting
+    except Exception:  # noqa: BLE001 - a bug must not leave the other process waiting
         _log.exception("a question of another process failed")
         return _Outcome(("PenstockError", "internal error", ""), None)
 
@@ -218,14 +215,6 @@ def _read_kept(path: Path) -> Any:
         return msgspec.msgpack.decode(_kept(path).read_bytes())
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _lock(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _frame(message: object) -> bytes:

@@ -35,11 +35,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class GroupMember(msgspec.Struct, frozen=True):
-    """The position of one process: its index of ``count``, and the folder where all processes meet."""
+    """The position of one process in its group."""
 
     index: int
-    count: int
     folder: Path
+    """Contains the socket of every process."""
     lifeline: int
     """Descriptor that becomes readable when the supervisor dies."""
     is_replacement: bool
@@ -58,13 +58,12 @@ Serve = Callable[[GroupMember, Callable[[dict[str, Any]], None]], None]
 """Runs one process of the server until SIGTERM; calls its second argument once, when it is ready. Raises PenstockError."""
 
 
-class _Process:
-    def __init__(self, index: int, pid: int, pipe: int) -> None:
-        self.index = index
-        self.pid = pid
-        self.pipe = pipe
-        self.received = b""
-        self.is_ready = False
+class _Process(msgspec.Struct, eq=False):
+    index: int
+    pid: int
+    pipe: int
+    received: bytes = b""
+    is_ready: bool = False
 
 
 class Supervisor:
@@ -185,7 +184,7 @@ class Supervisor:
             for process in self._processes.values():
                 os.close(process.pipe)
             self._selector.close()
-            member = GroupMember(index, self._count, self._folder, self._lifeline, self._announced)
+            member = GroupMember(index, self._folder, self._lifeline, self._announced)
             self._serve(member, lambda ready: _send(pipe, Message(ready=ready)))
             code = 0
         except PenstockError as error:

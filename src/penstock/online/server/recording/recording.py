@@ -1,4 +1,4 @@
-"""The records of single requests that a configuration asks for: traces, access log, recorded requests, log messages."""
+"""Traces, access log, recorded requests and log messages, as the configuration requests them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.telemetry.trace_settings import TraceSetting, TraceSettings
 from penstock.telemetry.tracing import Trace, Tracer
 from penstock.version import __version__
 
-_WRITABLE = "name a file in a folder that the server may write to"
+_WRITABLE = "use a file in a folder that the server may write to"
 
 
 class Recording:
     """Everything that records single requests of one process.
 
-    ``start`` comes before the first request, in the process that serves; ``stop`` comes after the last answer and writes the rest.
+    Call ``start`` before the first request, in the serving process, and ``stop`` after the last response.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class Recording:
         writers: Sequence[BackgroundWriter[Any]],
         requests: RequestRecorder | None = None,
     ) -> None:
-        """``writers`` are those that ``tracer`` and ``requests`` write to."""
+        """``writers`` are the writers of ``tracer`` and ``requests``."""
         self.tracer = tracer
         self.log = log
         self.requests = requests
-        """Records requests for warm-up. One process does so for all, since each of them serves the same models."""
+        """Records requests for warm-up. Only the first process has one, since all processes serve the same models."""
         self._writers = writers
 
     @classmethod
     def open(cls, config: ServerConfig, process: int = 0) -> Recording:
-        """The recording that ``config`` asks for. ``process`` counts from 0; each process writes its own trace file.
+        """The recording that ``config`` describes. ``process`` counts from 0; each process writes its own trace file.
 
         Raises InvalidConfig if a file cannot be written, Unavailable if the package for OpenTelemetry is not installed.
         """
@@ -77,11 +77,11 @@ class Recording:
 
     @property
     def dropped(self) -> int:
-        """Number of records that were lost, because a writer was too slow or could not write."""
+        """Number of records lost because a writer was too slow or failed."""
         return sum(writer.dropped for writer in self._writers)
 
     def start(self) -> None:
-        """Raises InvalidConfig if the log file cannot be opened."""
+        """Start the writers. Raises InvalidConfig if the log file cannot be opened."""
         try:
             self.log.start()
         except OSError as error:
@@ -92,7 +92,7 @@ class Recording:
             writer.start()
 
     def stop(self) -> None:
-        """Write the rest; takes a few seconds at most."""
+        """Write the remaining records; takes at most a few seconds."""
         for writer in self._writers:
             writer.stop()
         self.log.stop()
@@ -108,7 +108,7 @@ def _access_log(target: str) -> AccessLog:
 def _open_telemetry(endpoint: str) -> Any:
     if not endpoint.startswith(("http://", "https://")):
         raise InvalidConfig(
-            f"'trace_endpoint' is not a URL of HTTP: '{endpoint}'", "e.g. http://127.0.0.1:4318/v1/traces"
+            f"'trace_endpoint' is not an HTTP URL: '{endpoint}'", "e.g. http://127.0.0.1:4318/v1/traces"
         )
     try:
         module = importlib.import_module("penstock.telemetry.opentelemetry")

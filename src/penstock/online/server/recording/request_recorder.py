@@ -19,10 +19,10 @@ class RequestRecorder:
         self._writer = writer
         self._most = most
         self._kept: dict[tuple[str, str], dict[Hashable, int]] = {}
-        """By model and version: the bytes of the inputs, by their shapes."""
+        """By model and version: the bytes of the recorded inputs, by their shapes."""
 
     def watch(self, request: InferRequest, done: Done) -> Done:
-        """Wrap ``done`` so that ``request`` is recorded if it is answered and its shapes are new."""
+        """Wrap ``done`` so that ``request`` is recorded if it succeeds and its shapes are new."""
         kept = self._kept.setdefault((request.model_name, request.model_version), {})
         if len(kept) >= self._most:
             return done
@@ -31,7 +31,7 @@ class RequestRecorder:
             return done
 
         def answered(outcome: Outcome) -> None:
-            # The memory of the inputs is freed once the answer is passed on, so they are copied first.
+            # The inputs may be freed once ``done`` is called, so they are copied first.
             if isinstance(outcome, InferResponse) and shapes not in kept and len(kept) < self._most:
                 size = sum(map(_size, request.inputs.values()))
                 if sum(kept.values()) + size <= MAX_BYTES:
@@ -70,4 +70,4 @@ class RequestFolder:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No effect: no file stays open."""

@@ -108,7 +108,7 @@ def test_binary_arrays_are_views_of_the_body() -> None:
         (tensor("BYTES", data=[1, 2]), "do not fit BYTES"),
         ({"inputs": tensor()["inputs"] * 2}, "input 'x' already exists in request"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}]}, "has no data"),
-        (raw(8), "not the header Inference-Header-Content-Length"),
+        (raw(8), "requires the header Inference-Header-Content-Length"),
         (tensor(parameters={"binary_data_size": 8}), "must set only one of the following fields"),
         (raw("8"), "must be a whole number"),
         (raw(True), "must be a whole number"),
@@ -156,7 +156,7 @@ def test_which_outputs_are_binary(default: bool | None, own: bool | None, expect
 
 
 def test_a_header_that_lies_about_the_json() -> None:
-    with pytest.raises(InvalidArgument, match="said to have 99 bytes, but the body has 2"):
+    with pytest.raises(InvalidArgument, match="Length is 99, but the body has only 2 bytes"):
         DECODE(described(), b"{}", 99)
 
 
@@ -260,7 +260,7 @@ def test_a_raw_request_is_the_only_input(shape: tuple[int, ...], size: int, expe
     [
         ((-1, 3), 16, "cannot have 16 bytes"),
         ((2, 3), 16, "cannot have 16 bytes"),
-        ((3, -1, -1), 24, "can not be deduced"),
+        ((3, -1, -1), 24, "cannot be deduced"),
         ((0, -1), 4, "cannot have 4 bytes"),
     ],
 )

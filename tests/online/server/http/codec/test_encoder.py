@@ -44,7 +44,7 @@ def test_halves_are_answered_in_binary_only(datatype: DataType) -> None:
 
 
 def test_bytes_that_are_not_text_are_answered_in_binary_only() -> None:
-    with pytest.raises(InvalidArgument, match="not text"):
+    with pytest.raises(InvalidArgument, match="not UTF-8 text"):
         ENCODE(InferResponse("m", "1", {"y": np.array([b"\xff"], object)}), TEXT)
 
 

@@ -50,7 +50,7 @@ def test_the_context_is_part_of_each_example() -> None:
         ({"examples": {"age": 1}}, "Expecting 'examples'"),
         ({"examples": [1]}, "Example must be JSON object"),
         ({"examples": [{"age": 1}], "context": []}, "Example must be JSON object"),
-        ({"examples": [{"age": 1}, {}]}, "example 1 has no feature 'age'"),
+        ({"examples": [{"age": 1}, {}]}, "neither example 1 nor the context has a feature 'age'"),
         ({"examples": [{"age": [1, 2]}]}, "does not fit an input of shape"),
         ({"examples": [{"age": [[1]]}]}, "does not fit an input of shape"),
         ({"examples": [{"age": []}]}, "does not fit an input of shape"),
@@ -97,11 +97,11 @@ def test_values() -> None:
     ],
 )
 def test_outputs_that_are_no_classes(outputs: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="no classification"):
+    with pytest.raises(InvalidArgument, match="not a classification"):
         classes(**outputs)
 
 
 @pytest.mark.parametrize("outputs", [{"y": 1.0}, {"y": [[1.0, 2.0]]}, {"y": [1]}, {"y": [1.0], "z": [1.0]}])
 def test_outputs_that_are_no_values(outputs: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="no regression"):
+    with pytest.raises(InvalidArgument, match="not a regression"):
         values(**outputs)

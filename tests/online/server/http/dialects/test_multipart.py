@@ -34,7 +34,7 @@ def test_forms_of_the_head() -> None:
         (b"multipart/form-data; boundary=", b"", "without a boundary"),
         (KIND, b"", "no parts"),
         (KIND, b"--b--", "no parts"),
-        (KIND, part("x", b"1"), "cut off"),
+        (KIND, part("x", b"1"), "truncated"),
         (KIND, part("", b"1") + b"--b--", "no name"),
         (KIND, b"--b\r\nContent-Type: text/plain\r\n\r\n1\r\n--b--", "no name"),
         (KIND, b"--b\r\nContent-Disposition: form-data; name=x\r\n--b--", "no name"),

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol's requests and answers over HTTP: JSON, and raw tensors behind it. Free of sockets."""
+"""Codec of the Open Inference Protocol over HTTP: JSON, optionally followed by raw tensors. No I/O."""

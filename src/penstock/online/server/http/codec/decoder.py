@@ -1,7 +1,7 @@
-"""Requests as the Open Inference Protocol writes them over HTTP: JSON and the binary tensor data extension. Free of sockets.
+"""Decodes inference requests over HTTP: JSON, and the binary tensor data extension. No I/O.
 
-A binary body is a JSON part, whose length stands in a header, and then the raw tensors of those inputs that carry
-``binary_data_size``, in order. Arrays decoded from it are views of the received buffer.
+A binary body consists of a JSON part, whose length is in a header, and the raw tensors of the inputs with
+``binary_data_size``, in order. The decoded arrays are views of the body.
 """
 
 from __future__ import annotations
@@ -24,25 +24,22 @@ _SHARED = b'"shared_memory_region"'
 
 
 class HttpRequestDecoder:
-    """Reads requests; remembers the JSON parts that clients send before their raw tensors, or instead of them, again and again.
-
-    Belongs to the event loop.
-    """
+    """Decodes requests. It caches the JSON parts of binary bodies, which clients repeat. Belongs to the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
         self._layouts = BoundedCache[bytes, JsonLayout]()
 
     def __call__(self, handle: Handle, body: Buffer, json_length: int | None) -> tuple[InferRequest, AnswerForm]:
-        """The request for ``handle`` in ``body``, and the form of its answer, which holds the shared memory that it uses.
+        """The request for ``handle`` in ``body``, and the form of its response, which holds the lease of shared memory.
 
-        ``json_length`` is the header ``Inference-Header-Content-Length``, or None without it. Raises InvalidArgument,
-        NotFound for a region, Unsupported.
+        ``json_length`` is the header ``Inference-Header-Content-Length``, None without it. Raises InvalidArgument, NotFound
+        (unknown region), Unsupported.
         """
         if json_length is None:
-            # Without registered regions a request for one is refused below, and other bodies are not searched.
+            # Bodies are searched only while regions are registered; otherwise ``lease`` refuses the request below.
             if self._shared_memory.has_regions and len(body) <= _MAX_KNOWN_BYTES and _SHARED in body:
-                # Clients repeat requests for the same slices.
+                # Clients repeat requests for the same regions.
                 layout = self._layout(body, len(body))
             else:
                 wire = read(body)
@@ -50,7 +47,7 @@ class HttpRequestDecoder:
                     return InferRequest(handle.name, plain_inputs(wire.inputs), handle.version, wire.id), TEXT
                 layout = understand(wire)
             if layout.raw:
-                raise InvalidArgument("'binary_data_size' is given, but not the header Inference-Header-Content-Length")
+                raise InvalidArgument("'binary_data_size' requires the header Inference-Header-Content-Length")
             inputs = layout.arrays.copy()
         elif json_length == 0:
             return _raw_request(handle, body), BINARY
@@ -69,7 +66,9 @@ class HttpRequestDecoder:
 
     def _layout(self, body: Buffer, json_length: int) -> JsonLayout:
         if json_length > len(body):
-            raise InvalidArgument(f"the JSON part is said to have {json_length} bytes, but the body has {len(body)}")
+            raise InvalidArgument(
+                f"Inference-Header-Content-Length is {json_length}, but the body has only {len(body)} bytes"
+            )
         text = bytes(memoryview(body)[:json_length])
         layout = self._layouts.get(text)
         if layout is None:
@@ -80,15 +79,15 @@ class HttpRequestDecoder:
 
 
 def whole_body(spec: TensorSpec, body: Buffer) -> Array:
-    """All of ``body`` as one tensor, the size of whose only free dimension follows from its length.
+    """``body`` as one tensor. Its length determines the free dimension; of two free dimensions, the first is a batch of 1.
 
-    If there are two, the first is the batch, of one row.
+    Raises InvalidArgument.
     """
     shape, datatype = list(spec.shape), spec.datatype
     if datatype is DataType.BYTES:
         shape = [1 if size == -1 else size for size in shape]
         if math.prod(shape) != 1:
-            raise InvalidArgument(f"input '{spec.name}' of shape {list(spec.shape)} takes more than one BYTES element")
+            raise InvalidArgument(f"input '{spec.name}' of shape {list(spec.shape)} needs more than one BYTES element")
         element = np.empty(1, np.object_)
         element[0] = bytes(body)
         return element.reshape(shape)
@@ -96,7 +95,7 @@ def whole_body(spec: TensorSpec, body: Buffer) -> Array:
         shape[0] = 1
     if shape.count(-1) > 1:
         raise InvalidArgument(
-            f"the shape of the raw input '{spec.name}' can not be deduced: {list(spec.shape)} has several free dimensions"
+            f"the shape of the raw input '{spec.name}' cannot be deduced: {list(spec.shape)} has several free dimensions"
         )
     if -1 in shape:
         row = math.prod(size for size in shape if size != -1) * datatype.itemsize
@@ -109,11 +108,11 @@ def whole_body(spec: TensorSpec, body: Buffer) -> Array:
 
 
 def _raw_request(handle: Handle, body: Buffer) -> InferRequest:
-    """A body that is the model's only input."""
+    """The request whose body is the raw tensor of the model's only input."""
     specs = handle.signature.inputs
     if len(specs) != 1:
         raise InvalidArgument(
-            f"a raw binary request is for models with 1 input, and model '{handle.name}' has {len(specs)}",
+            f"a raw binary request needs a model with 1 input, but model '{handle.name}' has {len(specs)}",
             "describe the inputs in JSON",
         )
     return InferRequest(handle.name, {specs[0].name: whole_body(specs[0], body)}, handle.version)

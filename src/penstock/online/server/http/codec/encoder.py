@@ -1,4 +1,4 @@
-"""Answers as the Open Inference Protocol writes them over HTTP: JSON, or JSON followed by raw tensors. Free of sockets."""
+"""Encodes inference responses over HTTP: JSON, optionally followed by raw tensors. No I/O."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _SMALL_BYTES = 4096
 
 
 Encoded = tuple[bytes, bytes, Sequence[Buffer]]
-"""An answer: header lines with their ends, the JSON, and large raw tensors that follow it; small ones are joined already."""
+"""A response: header lines with CRLF, the JSON with small raw tensors appended, and large raw tensors."""
 
 
 class _Template(msgspec.Struct, frozen=True):
-    """All of an answer but its data, as long as names, datatypes and shapes are the same."""
+    """A response without its data, for one combination of names, datatypes and shapes."""
 
     text: bytes
-    """With ``%b`` for the data of each output."""
+    """The JSON, with ``%b`` for the data of each output."""
     binary: bytes
     """The JSON part if all outputs are raw; empty if their sizes vary."""
     binary_headers: bytes
     is_small: bool
-    """Whether the raw tensors are few bytes."""
+    """True if the raw tensors are small enough to join."""
 
 
 class HttpAnswerEncoder:
-    """Writes answers; remembers what those alike have in common. Belongs to the event loop."""
+    """Encodes responses, with templates for repeated ones. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._templates = BoundedCache[tuple[object, ...], _Template]()
 
     def __call__(self, response: InferResponse, form: AnswerForm) -> Encoded:
-        """Raises InvalidArgument if an output cannot be written as asked for."""
+        """Encode ``response``. Raises InvalidArgument if an output does not have the requested form."""
         if form.placements or response.id or response.parameters:
             return _write(response, form)
         outputs = response.outputs
@@ -83,7 +83,7 @@ def encode_error(message: str) -> bytes:
 
 
 def _write(response: InferResponse, form: AnswerForm) -> Encoded:
-    """Any answer."""
+    """Encode a response without a template."""
     parts: list[bytes] = []
     tensors: list[Buffer] = []
     for name, array in response.outputs.items():
@@ -106,7 +106,7 @@ def _binary_headers(json_length: int) -> bytes:
 
 
 def _head(response: InferResponse) -> bytes:
-    """The answer up to its outputs."""
+    """The JSON before the outputs."""
     known: dict[str, object] = {"id": response.id} if response.id else {}
     known |= {"model_name": response.model_name, "model_version": response.model_version}
     if response.parameters:
@@ -115,7 +115,7 @@ def _head(response: InferResponse) -> bytes:
 
 
 def _describe(name: str, array: Array) -> bytes:
-    """An output up to its shape."""
+    """The JSON of an output up to its shape, unclosed."""
     datatype = DataType.from_numpy(array.dtype)
     return orjson.dumps({"name": name, "datatype": datatype.value, "shape": array.shape})[:-1]
 
@@ -125,5 +125,5 @@ def _sized(description: bytes, size: int) -> bytes:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether the elements are the same in memory and on the wire."""
+    """True if the elements have the same bytes in memory and on the wire."""
     return dtype.kind not in "OSU" and dtype.byteorder != ">"

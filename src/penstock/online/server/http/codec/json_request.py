@@ -1,4 +1,4 @@
-"""The JSON part of a request, understood: all that can be known of it without the raw tensors that follow. Pure."""
+"""Reads the JSON part of an inference request, without the raw tensors that follow it. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Parameters = Annotated[dict[str, bool | int | float | str], msgspec.Meta(max_len
 
 
 class WireInput(msgspec.Struct, gc=False):
-    """An input as it is written."""
+    """An input in JSON."""
 
     name: str
     shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=_MAX_RANK)]
@@ -47,7 +47,7 @@ class _Output(msgspec.Struct, gc=False):
 
 
 class WireRequest(msgspec.Struct, gc=False):
-    """A request as it is written."""
+    """A request in JSON."""
 
     inputs: Annotated[list[WireInput], msgspec.Meta(max_length=_MAX_TENSORS)]
     id: str = ""
@@ -61,13 +61,13 @@ class _FloatInput(WireInput, gc=False):
 
 
 class _FloatRequest(WireRequest, gc=False):
-    """The most frequent request, read in one pass: flat floats only."""
+    """The most frequent form, decoded in one pass: flat lists of floats only."""
 
     inputs: Annotated[list[_FloatInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
 class RawInput(NamedTuple):
-    """An input whose elements follow the JSON, from ``start`` to ``end`` counted from there."""
+    """An input whose elements follow the JSON, at bytes ``start`` to ``end`` after it."""
 
     tensor: TensorLayout
     start: int
@@ -75,12 +75,12 @@ class RawInput(NamedTuple):
 
 
 class JsonLayout(RequestLayout):
-    """A JSON part understood."""
+    """The layout of a JSON part."""
 
     id: str = ""
     raw: list[RawInput] = []
     size: int = 0
-    """Bytes of all raw tensors."""
+    """The bytes of all raw tensors."""
 
 
 _FLOATS = re.compile(b'"FP').search
@@ -90,9 +90,14 @@ _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
 
 
 def read(text: Buffer) -> WireRequest:
-    """The members of the protocol's request. Raises InvalidArgument."""
+    """Decode ``text``. Raises InvalidArgument."""
     try:
-        return _decode(text)
+        if (_FLOATS(text) is not None) if isinstance(text, memoryview) else b'"FP' in text:
+            try:
+                return _decode_floats(text)
+            except msgspec.ValidationError:
+                pass  # nested, other datatypes, or invalid: the general form has better errors
+        return _decode_request(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not an inference request: {error}") from None
     except RecursionError:
@@ -100,12 +105,12 @@ def read(text: Buffer) -> WireRequest:
 
 
 def is_plain(wire: WireRequest) -> bool:
-    """Whether nothing is said but ``id`` and inputs with their data."""
+    """True if the request consists of ``id`` and inputs with data."""
     return not (wire.parameters or wire.outputs or any(map(_parameters, wire.inputs)))
 
 
 def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
-    """Inputs without parameters. Raises InvalidArgument."""
+    """The arrays of inputs without parameters. Raises InvalidArgument."""
     inputs: dict[str, Array] = {}
     texts = 0
     for tensor in tensors:
@@ -119,7 +124,7 @@ def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
 
 
 def understand(wire: WireRequest) -> JsonLayout:
-    """Everything that can be known from the JSON alone. Raises InvalidArgument."""
+    """The layout of ``wire``. Raises InvalidArgument."""
     check_bytes_elements(sum(math.prod(tensor.shape) for tensor in wire.inputs if tensor.datatype == "BYTES"))
     arrays = plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters])
     layout = JsonLayout(arrays, wire.parameters, id=wire.id)
@@ -131,17 +136,8 @@ def understand(wire: WireRequest) -> JsonLayout:
     return layout
 
 
-def _decode(text: Buffer) -> WireRequest:
-    if (_FLOATS(text) is not None) if isinstance(text, memoryview) else b'"FP' in text:
-        try:
-            return _decode_floats(text)
-        except msgspec.ValidationError:
-            pass  # nested, or of other datatypes too, or wrong, which the general form tells better
-    return _decode_request(text)
-
-
 def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
-    """Find the data of an input with parameters."""
+    """Add an input with parameters, which say where its data is."""
     datatype = find_datatype(tensor.name, tensor.datatype)
     size = math.prod(tensor.shape) * datatype.itemsize if datatype.itemsize else VARIABLE
     noted = TensorLayout(tensor.name, datatype, tensor.shape, size)
@@ -153,7 +149,13 @@ def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
             f"'shared_memory_region' in 'parameters'. But input '{tensor.name}' has several"
         )
     if is_raw:
-        end = layout.size + _binary_size(noted, tensor.parameters)
+        raw_size = whole_number(f"input '{tensor.name}'", tensor.parameters, "binary_data_size")
+        if size not in (VARIABLE, raw_size):
+            raise InvalidArgument(
+                f"input '{tensor.name}': shape {list(tensor.shape)} of {tensor.datatype} takes {size} bytes, "
+                f"but 'binary_data_size' is {raw_size}"
+            )
+        end = layout.size + raw_size
         layout.raw.append(RawInput(noted, layout.size, end))
         layout.size = end
     elif part is not None:
@@ -163,28 +165,16 @@ def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
 
 
 def _from_json(tensor: WireInput) -> Array:
-    if type(tensor) is _FloatInput:
-        values, is_checked = tensor.data, True
-    else:
+    is_checked = type(tensor) is _FloatInput
+    if not is_checked:
         find_datatype(tensor.name, tensor.datatype)
-        values, is_checked = tensor.data, False
-    if values is msgspec.UNSET:
+    if tensor.data is msgspec.UNSET:
         raise InvalidArgument(f"input '{tensor.name}' has no data")
-    return from_json(tensor.name, tensor.datatype, tensor.shape, values, is_checked)
-
-
-def _binary_size(tensor: TensorLayout, parameters: Parameters) -> int:
-    size = whole_number(f"input '{tensor.name}'", parameters, "binary_data_size")
-    if tensor.size_bytes not in (VARIABLE, size):
-        raise InvalidArgument(
-            f"input '{tensor.name}': shape {list(tensor.shape)} of {tensor.datatype.value} takes {tensor.size_bytes} bytes, "
-            f"but 'binary_data_size' is {size}"
-        )
-    return size
+    return from_json(tensor.name, tensor.datatype, tensor.shape, tensor.data, is_checked)
 
 
 def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
-    """Which outputs are wanted, and in which form; an output's own parameters override the request's."""
+    """Set the requested outputs and their form; an output's parameters override the request's."""
     default = ALL if _flag(layout.parameters, "binary_data_output") else NONE
     layout.parameters.pop("binary_data_output", None)
     if not wire.outputs:
@@ -206,7 +196,7 @@ def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
 
 
 def _among(binary: list[str], outputs: tuple[str, ...]) -> Container[str]:
-    """``binary`` as a container: ``ALL`` or ``NONE`` themselves where they apply."""
+    """``binary`` as a container, which is ``ALL`` or ``NONE`` itself where possible."""
     if not binary:
         return NONE
     return ALL if len(binary) == len(outputs) else frozenset(binary)

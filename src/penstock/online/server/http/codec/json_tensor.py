@@ -1,7 +1,7 @@
-"""Tensors as the Open Inference Protocol writes them in JSON: a list of values, flat in answers, flat or nested in requests.
+"""Tensors in the Open Inference Protocol's JSON: lists of values, flat in responses, flat or nested in requests.
 
-BYTES are strings. FP16 and BF16 have no such form. Of infinities and NaN the bare words ``Infinity`` and ``NaN`` are
-written, which JSON does not have but clients read.
+BYTES are strings. FP16 and BF16 have no JSON form. Infinities and NaN are written as ``Infinity`` and ``NaN``, which are not
+JSON but which clients read.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _MAX_PACKERS = 1024
 
 
 class _Form(msgspec.Struct):
-    """How one datatype is read."""
+    """The conversion of one datatype."""
 
     dtype: Any
     letter: str
-    """Of ``struct``; empty for BYTES."""
+    """The format character of ``struct``; empty for BYTES."""
     kind: Any
-    """The type of its elements in a list."""
+    """The type of a list of elements."""
     packers: dict[int, struct.Struct] = {}
-    """By number of elements; bounded."""
+    """Cached, by number of elements."""
 
 
 _FORMS = {
@@ -52,27 +52,29 @@ _FORMS = {
 
 
 def from_json(name: str, datatype: str, shape: Sequence[int], values: list[Any], is_checked: bool = False) -> Array:
-    """``values`` as input ``name``, ``datatype`` by its name; they may be nested in any way, only their number is checked.
+    """``values`` as an array of ``datatype``, given by name. They may be nested in any way: only their number is checked.
 
-    ``is_checked``: the values are already known to be of the datatype's kind. Raises InvalidArgument.
+    ``is_checked``: the values already have a type that fits. Raises InvalidArgument with ``name``.
     """
     form = _FORMS.get(datatype)
     if form is None:
         raise InvalidArgument(f"input '{name}': {datatype} has no JSON form", "send it as binary data")
-    if values and type(values[0]) is list:
-        values = _flatten(name, values)
-    # Before anything of the declared shape is made: the count is what the body really holds.
+    while values and type(values[0]) is list:
+        if set(map(type, values)) != {list}:
+            raise InvalidArgument(f"the data of input '{name}' are nested unevenly")
+        values = list(chain.from_iterable(values))
+    # Before memory is allocated for the declared shape: the count is the actual number of values in the body.
     count = math.prod(shape)
     if len(values) != count:
         raise InvalidArgument(
             f"input '{name}' of shape {list(shape)} needs {count} elements, but 'data' has {len(values)}"
         )
     if not count:
-        # The body bounds every other shape, but an empty one may still have dimensions beyond addressing.
+        # The body bounds every other shape, but an empty one may have dimensions that overflow.
         element_count(shape)
     try:
         if not is_checked:
-            # Packing alone would take true for 1.
+            # Packing alone would accept true as 1.
             values = msgspec.convert(values, form.kind)
         if not form.letter:
             array = np.empty(count, np.object_)
@@ -83,37 +85,24 @@ def from_json(name: str, datatype: str, shape: Sequence[int], values: list[Any],
             if len(form.packers) >= _MAX_PACKERS:
                 form.packers.clear()
             packer = form.packers[count] = struct.Struct(f"<{count}{form.letter}")
-        # Three times as fast as np.array, which would also turn what is out of range into infinity.
+        # Three times as fast as np.array, which would also turn values out of range into infinity.
         return np.ndarray(shape, form.dtype, packer.pack(*values))
     except (OverflowError, struct.error, msgspec.ValidationError, UnicodeEncodeError) as error:
         raise InvalidArgument(f"the data of input '{name}' do not fit {datatype}: {error}") from None
 
 
 def to_json(name: str, array: Array) -> bytes:
-    """The values of output ``name``, flat. Raises InvalidArgument where there is no such form."""
+    """The flat values of output ``name``. Raises InvalidArgument if they have no JSON form."""
     if array.dtype.itemsize == 2 and (datatype := DataType.from_numpy(array.dtype)).is_float:
-        raise InvalidArgument(f"output '{name}': {datatype.value} has no JSON form", "ask for it as 'binary_data'")
+        raise InvalidArgument(f"output '{name}': {datatype.value} has no JSON form", "request it with 'binary_data'")
     try:
         data = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
-        # Not an array that orjson knows: BYTES.
-        return _text_to_json(name, array)
-    if b"null" in data:
-        # orjson has no word for NaN and infinities.
-        data = json.dumps(array.ravel().tolist(), separators=(",", ":")).encode()
-    return data
-
-
-def _flatten(name: str, values: list[Any]) -> list[Any]:
-    while values and type(values[0]) is list:
-        if set(map(type, values)) != {list}:
-            raise InvalidArgument(f"the data of input '{name}' are nested unevenly")
-        values = list(chain.from_iterable(values))
-    return values
-
-
-def _text_to_json(name: str, array: Array) -> bytes:
+        pass  # BYTES, which orjson does not support
+    else:
+        # orjson writes NaN and infinities as null.
+        return json.dumps(array.ravel().tolist(), separators=(",", ":")).encode() if b"null" in data else data
     try:
         return orjson.dumps([as_bytes(element).decode() for element in array.ravel().tolist()])
     except UnicodeDecodeError:
-        raise InvalidArgument(f"output '{name}' holds bytes that are not text", "ask for it as 'binary_data'") from None
+        raise InvalidArgument(f"output '{name}' is not UTF-8 text", "request it with 'binary_data'") from None

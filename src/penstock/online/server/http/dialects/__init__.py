@@ -1,1 +1,1 @@
-"""The REST APIs of TensorFlow Serving, KServe v1 and TorchServe, answered by the same data plane."""
+"""The REST APIs of TensorFlow Serving, KServe v1 and TorchServe."""

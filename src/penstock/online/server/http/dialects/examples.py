@@ -1,6 +1,6 @@
-"""The bodies of ``:classify`` and ``:regress``: examples, which are objects of features, to a result each. Pure.
+"""Reads and writes the bodies of ``:classify`` and ``:regress``: a list of examples, and a result for each. Pure.
 
-A feature is a value or a flat list of them, and is what the model's input of that name gets as one row.
+An example is an object of features. A feature is a value or a flat list, one row of the model's input of that name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ASK = "ask with ':predict'"
 
 
 def read(body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors by input name; features that are no inputs are passed over. Raises InvalidArgument."""
+    """The tensors by input name; other features are ignored. Raises InvalidArgument."""
     members = read_object(body)
     check_signature(members)
     context, examples = members.get("context", {}), members.get("examples")
@@ -25,18 +25,20 @@ def read(body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
         raise InvalidArgument("Expecting 'examples' to be a list of at least one object")
     for example in (context, *examples):
         if not isinstance(example, dict):
-            raise InvalidArgument("Example must be JSON object", "that is, each of 'examples', and 'context'")
+            raise InvalidArgument("Example must be JSON object", "each of 'examples', and 'context'")
     return {spec.name: _read_feature(spec, context, examples) for spec in inputs}
 
 
 def write_classes(outputs: Mapping[str, Array], labels: Mapping[str, Sequence[str]]) -> bytes:
-    """For each example its ``[label, score]`` pairs. Without an output of labels they are those of the model's configuration,
-    and of classes that have none their numbers. Raises InvalidArgument if the outputs are not classes and scores.
+    """Encode a list of ``[label, score]`` pairs for each example.
+
+    Without an output of labels, the labels come from the model's configuration; classes without a label have their number.
+    Raises InvalidArgument if the outputs are not classes and scores.
     """
     scores = _find(outputs, "scores", is_text=False)
     classes = _find(outputs, "classes", is_text=True)
     if not scores or outputs[scores].ndim != 2 or (classes and outputs[classes].shape != outputs[scores].shape):
-        raise InvalidArgument("the outputs are no classification: scores [batch, classes] and labels", _ASK)
+        raise InvalidArgument("the outputs are not a classification, i.e. scores [batch, classes] and labels", _ASK)
     values = to_value(scores, outputs[scores])
     if classes:
         names: Any = to_value(classes, outputs[classes])
@@ -48,10 +50,10 @@ def write_classes(outputs: Mapping[str, Array], labels: Mapping[str, Sequence[st
 
 
 def write_values(outputs: Mapping[str, Array]) -> bytes:
-    """For each example a number. Raises InvalidArgument if no output is ``[batch]`` or ``[batch, 1]`` floats."""
+    """Encode a number for each example. Raises InvalidArgument if no output is floats ``[batch]`` or ``[batch, 1]``."""
     name = _find(outputs, "outputs", is_text=False)
     if not name or outputs[name].ndim not in (1, 2) or outputs[name].shape[1:] not in ((), (1,)):
-        raise InvalidArgument("the outputs are no regression: floats [batch] or [batch, 1]", _ASK)
+        raise InvalidArgument("the outputs are not a regression, i.e. floats [batch] or [batch, 1]", _ASK)
     return write_json({"results": to_value(name, outputs[name].reshape(-1))})
 
 
@@ -60,10 +62,10 @@ def _read_feature(spec: TensorSpec, context: Mapping[str, Any], examples: Sequen
     for number, example in enumerate(examples):
         feature = example.get(spec.name, context.get(spec.name))
         if feature is None:
-            raise InvalidArgument(f"example {number} has no feature '{spec.name}', and neither has the context")
+            raise InvalidArgument(f"neither example {number} nor the context has a feature '{spec.name}'")
         row = feature if isinstance(feature, list) else [feature]
         if spec.datatype not in (DataType.BOOL, DataType.BYTES):
-            # As in an Example, which has no truth values.
+            # TensorFlow's Example has no booleans.
             row = [int(value) if isinstance(value, bool) else value for value in row]
         rows.append(row)
     array = to_array(spec, rows)
@@ -77,7 +79,7 @@ def _read_feature(spec: TensorSpec, context: Mapping[str, Any], examples: Sequen
 
 
 def _find(outputs: Mapping[str, Array], name: str, is_text: bool) -> str:
-    """The output called ``name``, or else the only one of its kind; empty without."""
+    """The output called ``name``, or else the only one of its kind; empty if there is none."""
     kinds = {one: DataType.from_numpy(array.dtype) for one, array in outputs.items()}
     found = [one for one, kind in kinds.items() if (kind is DataType.BYTES if is_text else kind.is_float)]
     return name if name in found else found[0] if len(found) == 1 else ""

@@ -1,4 +1,4 @@
-"""Bodies of ``multipart/form-data``: their parts, as views of nothing but themselves. Pure."""
+"""Reads bodies of ``multipart/form-data``. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Part(NamedTuple):
 
 
 def read_parts(content_type: bytes, body: bytes) -> list[Part]:
-    """The parts of ``body``; ``content_type`` names what stands between them. Raises InvalidArgument."""
+    """The parts of ``body``; ``content_type`` contains the boundary. Raises InvalidArgument."""
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
-        raise InvalidArgument("multipart/form-data without a boundary", "name it in the header Content-Type")
+        raise InvalidArgument("multipart/form-data without a boundary", "add it to the header Content-Type")
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary[1].strip(), _MAX_PARTS + 2)
     if len(pieces) > _MAX_PARTS + 2:
         raise InvalidArgument(f"the body has more than {_MAX_PARTS} parts")
     if len(pieces) < 3 or not pieces[-1].startswith(b"--"):
-        raise InvalidArgument("the multipart body has no parts, or is cut off")
+        raise InvalidArgument("the multipart body has no parts, or is truncated")
     return [_read_part(piece) for piece in pieces[1:-1]]
 
 

@@ -1,7 +1,7 @@
-"""Tensors as nested JSON lists, as TensorFlow Serving, KServe v1 and TorchServe write them. Pure.
+"""Tensors as nested JSON lists, the form of TensorFlow Serving, KServe v1 and TorchServe. Pure.
 
-The shape is the nesting. An element of BYTES is a text, or ``{"b64": …}``; FP16 and BF16 are numbers. NaN and infinities are
-bare words, which JSON does not have, in requests as in answers.
+The nesting determines the shape. BYTES elements are strings or ``{"b64": …}``; FP16 and BF16 are numbers. Requests and responses
+may contain ``NaN`` and ``Infinity``, which are not JSON.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _MAX_RANK = 32
 _B64 = "b64"
 _BYTES_SUFFIX = "_bytes"
 _to_plain = methodcaller("tolist")
-"""Of arrays, and elements of them, that the writer does not know."""
+"""Converts arrays and elements that orjson and json do not support."""
 _HALVES = (DataType.FP16, DataType.BF16)
 
 
 def read_json(body: Buffer) -> Any:
-    """What ``body`` says, with ``NaN`` and ``Infinity`` as numbers. Raises InvalidArgument."""
+    """Decode ``body``, which may contain ``NaN`` and ``Infinity``. Raises InvalidArgument."""
     try:
         try:
             return msgspec.json.decode(body)
@@ -47,7 +47,7 @@ def read_json(body: Buffer) -> Any:
 
 
 def read_object(body: Buffer) -> dict[str, Any]:
-    """The members of the object in ``body``. Raises InvalidArgument."""
+    """Decode ``body``, which must be an object. Raises InvalidArgument."""
     members = read_json(body)
     if not isinstance(members, dict):
         raise InvalidArgument("JSON Value: Is not object", "the body must be a JSON object")
@@ -55,12 +55,12 @@ def read_object(body: Buffer) -> dict[str, Any]:
 
 
 def is_named(value: Any) -> bool:
-    """Whether ``value`` is an object that holds values by their names, and no binary element."""
+    """True if ``value`` is an object of named values, not a binary element ``{"b64": …}``."""
     return isinstance(value, dict) and not (value.keys() == {_B64} and isinstance(value[_B64], str))
 
 
 def to_array(spec: TensorSpec, value: Any) -> Array:
-    """``value``, an element or evenly nested lists of them, in the datatype of ``spec``, whose shape is not looked at.
+    """``value``, an element or evenly nested lists, as an array in the datatype of ``spec``, whose shape is not checked.
 
     Raises InvalidArgument.
     """
@@ -82,9 +82,9 @@ def to_array(spec: TensorSpec, value: Any) -> Array:
 
 
 def to_value(name: str, array: Array) -> Any:
-    """Output ``name`` as ``write_json`` takes it; its first axis, if any, can be indexed.
+    """Output ``name`` in a form for ``write_json``; its first axis, if any, can be indexed.
 
-    Elements of BYTES are ``{"b64": …}`` if the name ends in ``_bytes``, or if not all of them are text.
+    BYTES elements become ``{"b64": …}`` if the name ends in ``_bytes``, or if one of them is not UTF-8.
     """
     datatype = DataType.from_numpy(array.dtype)
     if datatype is not DataType.BYTES:
@@ -101,10 +101,10 @@ def to_value(name: str, array: Array) -> Any:
 
 
 def write_json(content: Any) -> bytes:
-    """Plain data with arrays of numbers in it as JSON."""
+    """Encode plain data that may contain numeric arrays."""
     text = orjson.dumps(content, default=_to_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text:
-        # orjson has no word for NaN and infinities.
+        # orjson writes NaN and infinities as null.
         text = json.dumps(content, default=_to_plain, separators=(",", ":")).encode()
     return text
 
@@ -119,12 +119,12 @@ def _to_bytes(name: str, element: Any) -> bytes:
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
         raise InvalidArgument(f"Unable to decode an element of input '{name}': {error}") from None
     raise InvalidArgument(
-        f"an element of input '{name}' must be a text or {{\"b64\": …}}, not {type(element).__name__}"
+        f"an element of input '{name}' must be a string or {{\"b64\": …}}, not {type(element).__name__}"
     )
 
 
 def _flatten(name: str, value: Any) -> tuple[list[int], list[Any]]:
-    """The shape, and the elements in their order."""
+    """The shape and the elements."""
     shape: list[int] = []
     level = [value]
     while level and type(level[0]) is list and len(shape) < _MAX_RANK:

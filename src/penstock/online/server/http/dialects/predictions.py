@@ -1,6 +1,6 @@
-"""The bodies of ``:predict``: rows (``instances`` → ``predictions``) and columns (``inputs`` → ``outputs``). Pure.
+"""Reads and writes the bodies of ``:predict``: rows (``instances`` → ``predictions``), columns (``inputs`` → ``outputs``). Pure.
 
-A single tensor has no name in either. A row is an element of each input, and of each output, along the first dimension.
+A single tensor has no name. A row contains one element of each tensor along the first dimension.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from penstock.online.server.http.dialects.nested import is_named, read_object, t
 from penstock.tensor import Array, Buffer, TensorSpec
 
 SIGNATURE = "serving_default"
-"""The only one that a model has."""
+"""The name of a model's only signature."""
 
 
 class PredictionForm(enum.Enum):
-    """How a request is written, and so its answer."""
+    """The form of a request and its response."""
 
     COLUMNS = enum.auto()
     ROWS = enum.auto()
     WHOLE = enum.auto()
-    """The only row is all there is: the model has no batch dimension."""
+    """A single row for a model without a batch dimension."""
 
 
 def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], PredictionForm]:
-    """The tensors by input name. Raises InvalidArgument."""
+    """The tensors by input name, and the form of the response. Raises InvalidArgument."""
     members = read_object(body)
     check_signature(members)
     if "instances" in members and "inputs" in members:
@@ -40,7 +40,7 @@ def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[d
 
 
 def write(outputs: Mapping[str, Array], form: PredictionForm) -> bytes:
-    """The answer. Raises InvalidArgument for rows if the outputs have not one size in their first dimension."""
+    """Encode a response. Raises InvalidArgument if the form is rows and the first dimensions of the outputs differ."""
     values = {name: to_value(name, array) for name, array in outputs.items()}
     if form is PredictionForm.COLUMNS:
         return write_json({"outputs": unnamed(values)})
@@ -49,10 +49,10 @@ def write(outputs: Mapping[str, Array], form: PredictionForm) -> bytes:
     rows = -1
     for name, array in outputs.items():
         if not array.ndim:
-            raise InvalidArgument(f"Tensor name: {name} has no shape information", "ask with 'inputs'")
+            raise InvalidArgument(f"Tensor name: {name} has no shape information", "send 'inputs' instead")
         if array.shape[0] != rows != -1:
             reason = f"has inconsistent batch size: {array.shape[0]} expecting {rows}"
-            raise InvalidArgument(f"Tensor name: {name} {reason}", "ask with 'inputs'")
+            raise InvalidArgument(f"Tensor name: {name} {reason}", "send 'inputs' instead")
         rows = array.shape[0]
     if len(values) == 1:
         return write_json({"predictions": unnamed(values)})
@@ -60,16 +60,16 @@ def write(outputs: Mapping[str, Array], form: PredictionForm) -> bytes:
 
 
 def check_signature(members: Mapping[str, Any]) -> None:
-    """Raise InvalidArgument unless ``signature_name``, if given, is that of the only signature there is."""
+    """Raise InvalidArgument if ``signature_name`` is not that of the only signature."""
     name = members.get("signature_name", "")
     if not isinstance(name, str):
         raise InvalidArgument("'signature_name' key must be a string value")
     if name not in ("", SIGNATURE):
-        raise InvalidArgument(f'Serving signature key "{name}" not found', f"there is only '{SIGNATURE}'")
+        raise InvalidArgument(f'Serving signature key "{name}" not found', f"the only signature is '{SIGNATURE}'")
 
 
 def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Tensors by name, or the only one without. Raises InvalidArgument."""
+    """The tensors by input name; a single one may be unnamed. Raises InvalidArgument."""
     if not is_named(value):
         return {_only(inputs).name: to_array(_only(inputs), value)}
     specs = {spec.name: spec for spec in inputs}
@@ -80,7 +80,7 @@ def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 def unnamed(values: Mapping[str, Any]) -> Any:
-    """The only one of ``values`` alone; several as they are."""
+    """A single value without its name; several unchanged."""
     return next(iter(values.values())) if len(values) == 1 else values
 
 
@@ -91,7 +91,7 @@ def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tupl
     for number, row in enumerate(rows):
         if is_named(row) != named or (named and row.keys() != rows[0].keys()):
             raise InvalidArgument(
-                f"Failed to process element: {number} of 'instances' list: its form is not the first's"
+                f"Failed to process element: {number} of 'instances' list: its form differs from the first"
             )
     columns = {name: [row[name] for row in rows] for name in rows[0]} if named else rows
     arrays = read_columns(columns, inputs)
@@ -99,12 +99,14 @@ def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tupl
     if batchable or any(array.ndim != ranks[name] + 1 for name, array in arrays.items()):
         return arrays, PredictionForm.ROWS
     if len(rows) > 1:
-        raise InvalidArgument("the model has no batch dimension, and 'instances' has several", "send one, or 'inputs'")
+        raise InvalidArgument(
+            "the model has no batch dimension, but 'instances' has several values", "send one, or 'inputs'"
+        )
     return {name: array.reshape(array.shape[1:]) for name, array in arrays.items()}, PredictionForm.WHOLE
 
 
 def _only(inputs: Sequence[TensorSpec]) -> TensorSpec:
     if len(inputs) != 1:
         names = [spec.name for spec in inputs]
-        raise InvalidArgument("a plain value or list is for models with one input", f"send an object with {names}")
+        raise InvalidArgument("a plain value or list requires a model with one input", f"send an object with {names}")
     return inputs[0]

@@ -1,6 +1,6 @@
-"""TensorFlow Serving's REST, and KServe v1, which is nearly a part of it: ``/v1/models``.
+"""TensorFlow Serving's REST API and KServe v1, which is almost a subset: ``/v1/models``.
 
-Versions have labels if the model's configuration says so: ``parameters {key: "version_labels" value {string_value:
+A model's configuration may label its versions: ``parameters {key: "version_labels" value {string_value:
 "stable:1,canary:2"}}``.
 """
 
@@ -22,42 +22,42 @@ from penstock.tensor import Array, TensorSpec
 
 _LABELS = "version_labels"
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
-"""Of the index; all others mean END."""
+"""By state in the index; all other states are END."""
 _WITHOUT_FAULT = ("", "unloaded")
 _DTYPES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BYTES": "STRING"}
-"""All others are called as here."""
+"""TensorFlow's names of datatypes; all others have the protocol's name."""
 
 
 class TensorFlowServing:
-    """Handlers of both dialects. Belongs to the event loop."""
+    """Handlers of TensorFlow Serving and KServe v1. Belongs to the event loop."""
 
     def __init__(
         self, dataplane: DataPlane, control: ControlPlane, access: Access, metrics: Handler | None = None
     ) -> None:
-        """``metrics`` answers with the metrics page; None if metrics are switched off."""
+        """``metrics`` answers with the metrics page; None if metrics are disabled."""
         self._dataplane = dataplane
         self._control = control
         self._access = access
         self._metrics = metrics
 
     def resources(self) -> list[Resource]:
-        """What TensorFlow Serving answers. Paths with a verb come first: they would be models' names in the others."""
+        """The resources of TensorFlow Serving. Paths with a verb come first, since other paths match it as part of the name."""
         return [
             *_of_models(":predict", b"POST", self.predict),
             *_of_models(":classify", b"POST", self.classify),
             *_of_models(":regress", b"POST", self.regress),
             *_of_models("/metadata", b"GET", self.metadata),
-            *_of_models("", b"GET", later(self.status)),
+            *_of_models("", b"GET", self.status),
             Resource("/monitoring/prometheus/metrics", {b"GET": self.metrics}, answer="Anything"),
         ]
 
     def kserve_resources(self) -> list[Resource]:
-        """What KServe v1 answers, in the same order."""
+        """The resources of KServe v1."""
         return [
             *_of_models(":predict", b"POST", self.predict),
             Resource("/v1/models/{model}:explain", {b"POST": self.explain}, answer="Anything", body="Anything"),
-            *_of_models("", b"GET", later(self.status)),
-            Resource("/v1/models", {b"GET": later(self.models)}, answer="Anything"),
+            *_of_models("", b"GET", self.status),
+            Resource("/v1/models", {b"GET": self.models}, answer="Anything"),
             Resource("/", {b"GET": self.alive}, answer="Anything"),
         ]
 
@@ -79,11 +79,12 @@ class TensorFlowServing:
         ask(self._dataplane, exchange, handle, _features(exchange, handle), examples.write_values)
 
     def explain(self, exchange: Exchange, route: Route) -> None:
-        """Not answered: models have no explainer."""
-        raise Unsupported(f"model '{route.model}' has no explainer", "ask with ':predict'")
+        """Not supported: models have no explainer."""
+        raise Unsupported(f"model '{route.model}' has no explainer", "use ':predict'")
 
+    @later
     async def status(self, exchange: Exchange, route: Route) -> dict[str, Any]:
-        """States of a model's versions; whether it is ready."""
+        """States of a model's versions, and its readiness."""
         version = self._version(exchange, route)
         rows = [
             row
@@ -99,13 +100,14 @@ class TensorFlowServing:
             "ready": self._dataplane.model_ready(route.model, version),
         }
 
+    @later
     async def models(self, exchange: Exchange, route: Route) -> dict[str, Any]:
         """Names of the models that are ready."""
         names = dict.fromkeys(row["name"] for row in await self._control.repository_index(ready=True))
         return {"models": [name for name in names if self._access.may(exchange.client, name)]}
 
     def metadata(self, exchange: Exchange, route: Route) -> None:
-        """What goes into a model and what comes out."""
+        """Signature of a model."""
         handle = self._acquire(exchange, route)
         signature = {
             "inputs": {spec.name: _tensor_info(spec) for spec in handle.signature.inputs},
@@ -117,21 +119,21 @@ class TensorFlowServing:
         exchange.reply_json({"model_spec": spec, "metadata": signatures})
 
     def alive(self, exchange: Exchange, route: Route) -> None:
-        """Whether the process answers."""
+        """200 while the process answers."""
         exchange.reply_json({"status": "alive"})
 
     def metrics(self, exchange: Exchange, route: Route) -> None:
         """Metrics for Prometheus, of all models."""
         if self._metrics is None:
-            raise NotFound("metrics are switched off", "start the server with 'allow_metrics'")
+            raise NotFound("metrics are disabled", "set 'allow_metrics' to true")
         self._metrics(exchange, route)
 
     def _acquire(self, exchange: Exchange, route: Route) -> Handle:
-        """The model version that the URL names. Raises NotFound, InvalidArgument, Unavailable."""
+        """The model version in the URL. Raises NotFound, InvalidArgument, Unavailable."""
         return self._dataplane.acquire(route.model, self._version(exchange, route), exchange.client)
 
     def _version(self, exchange: Exchange, route: Route) -> str:
-        """The version that the URL names, by number or label; empty without. Raises NotFound, InvalidArgument."""
+        """The version in the URL, a number or a label; empty without one. Raises NotFound, InvalidArgument."""
         if not route.name:
             return route.version
         config = self._dataplane.acquire(route.model, "", exchange.client).config
@@ -141,7 +143,7 @@ class TensorFlowServing:
         }
         version = versions.get(route.name)
         if not version:
-            hint = f"name it in the parameter '{_LABELS}' of the model's configuration"
+            hint = f"add it to the parameter '{_LABELS}' of the model's configuration"
             raise InvalidArgument(f"Unrecognized servable version label: {route.name}", hint)
         return version
 
@@ -170,7 +172,7 @@ def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _of_models(what: str, method: bytes, handler: Handler) -> list[Resource]:
-    """With a version, with a label, and without."""
+    """Paths with a version, with a label, and with neither."""
     handlers = {method: handler}
     body = "Anything" if method == b"POST" else ""
     return [

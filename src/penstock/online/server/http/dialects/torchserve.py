@@ -1,7 +1,7 @@
-"""TorchServe's inference API: a model without a handler, and the server's health.
+"""TorchServe's inference API for models without a handler, and its health check.
 
-A body is the model's inputs as they are: JSON, raw tensors, or text for a model that takes text. Nothing is decoded that a
-handler would have to.
+A body contains the model's inputs: JSON, raw tensors, or text for a model that accepts text. Bodies that need a handler to decode
+them are rejected.
 """
 
 from __future__ import annotations
@@ -25,23 +25,20 @@ _RAW = b"application/octet-stream"
 _FORM = b"multipart/form-data"
 _JSON = b"application/json"
 _PERHAPS_JSON = (b"", _JSON, b"application/x-www-form-urlencoded", b"text/plain")
-"""What clients say who say nothing of their own."""
+"""Default content types of clients; the body may be JSON."""
 _HINT = "send its input as JSON lists, or as raw elements with 'Content-Type: application/octet-stream'"
 _ONLY = ("data", "body")
-"""What the only input may be called."""
+"""Names that a single input may have in JSON."""
 _ERRORS = {401: "InvalidKey", 403: "InvalidKey", 404: "ModelNotFound", 405: "MethodNotAllowed", 408: "RequestTimeout"}
 _ERRORS |= {501: "UnsupportedOperation", 503: "ServiceUnavailable", 504: "RequestTimeout"}
 
 
 class _Unreadable(Exception):
-    """A body of a kind that only a handler could decode."""
+    """Only a handler could decode the body."""
 
 
 def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors in a request's body, by input name.
-
-    Raises InvalidArgument, and what makes the answer 415 if the body is neither JSON nor anything else that an input can be.
-    """
+    """The tensors in a request's body, by input name. Raises InvalidArgument, and _Unreadable, which means status 415."""
     if _media(content_type) != _FORM:
         return _read_body(content_type, body, inputs)
     parts = read_parts(content_type, bytes(body))
@@ -51,29 +48,29 @@ def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dic
     arrays: dict[str, Array] = {}
     for name, kind, content in parts:
         if name not in specs or name in arrays:
-            raise InvalidArgument(f"the part '{name}' is no input of the model, or is there twice: {list(specs)}")
+            raise InvalidArgument(f"the part '{name}' is repeated, or not an input of the model: {list(specs)}")
         arrays |= _read_body(kind, content, [specs[name]])
     return arrays
 
 
 def write(outputs: Mapping[str, Array], is_row: bool) -> bytes:
-    """The only output, or an object of all. Of ``is_row`` without the first dimension, which is 1."""
+    """Encode the only output, or an object of all. ``is_row`` removes the first dimension, which is 1."""
     if is_row and all(array.shape[:1] == (1,) for array in outputs.values()):
         outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
     return write_json(unnamed({name: to_value(name, array) for name, array in outputs.items()}))
 
 
 def write_error(status: int, message: str) -> bytes:
-    """An error in TorchServe's form; its types are called like its Java classes."""
+    """Encode an error. ``type`` is the name of TorchServe's Java class."""
     kind = _ERRORS.get(status, "InternalServer" if status >= 500 else "BadRequest")
     return orjson.dumps({"code": status, "type": f"{kind}Exception", "message": message})
 
 
 class TorchServe:
-    """Handlers of the dialect. Belongs to the event loop."""
+    """Handlers of TorchServe's inference API. Belongs to the event loop."""
 
     def __init__(self, dataplane: DataPlane, openapi: Handler) -> None:
-        """``openapi`` answers with the description of the server."""
+        """``openapi`` answers with the OpenAPI description of the server."""
         self._dataplane = dataplane
         self._openapi = openapi
 
@@ -88,13 +85,13 @@ class TorchServe:
         ]
 
     def predict(self, exchange: Exchange, route: Route) -> None:
-        """Inference of raw, JSON or form data."""
+        """Inference with raw tensors, JSON or form data."""
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)
         inputs = handle.signature.inputs
         try:
             arrays = read(exchange.head.content_type, exchange.body, inputs)
         except _Unreadable:
-            exchange.fail_with(415, f"model '{route.model}' has no handler that decodes this body ({_HINT})")
+            exchange.fail_with(415, f"model '{route.model}' has no handler to decode this body ({_HINT})")
             return
         is_row = handle.config.batchable and all(
             arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
@@ -104,13 +101,13 @@ class TorchServe:
         ask(self._dataplane, exchange, handle, arrays, lambda outputs: write(outputs, is_row))
 
     def explain(self, exchange: Exchange, route: Route) -> None:
-        """Not answered: models have no handler that explains."""
-        raise Unsupported(f"model '{route.model}' has no handler that explains", "ask '/predictions'")
+        """Not supported: models have no handler that explains."""
+        raise Unsupported(f"model '{route.model}' has no handler that explains", "use '/predictions'")
 
     def ping(self, exchange: Exchange, route: Route) -> None:
-        """Whether all models are loaded: 200 or 503."""
+        """200 when all models are loaded, else 503."""
         if not self._dataplane.is_open:
-            raise Unavailable("Unhealthy: the server is starting or ending", "try again later")
+            raise Unavailable("Unhealthy: the server is starting or shutting down", "try again later")
         exchange.reply_json({"status": "Healthy"})
 
 
@@ -143,7 +140,9 @@ def _read_body(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) 
 
 
 def _several(specs: Iterable[str]) -> InvalidArgument:
-    return InvalidArgument("the model has several inputs", f"send a JSON object with {list(specs)}")
+    return InvalidArgument(
+        "the body has no input names, but the model has several inputs", f"send a JSON object with {list(specs)}"
+    )
 
 
 def _media(content_type: bytes) -> bytes:
