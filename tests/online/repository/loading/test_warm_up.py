@@ -276,8 +276,8 @@ def test_recorded_requests_are_run_and_those_that_do_not_fit_are_left_out(
         model = seen_by(resolve(tmp_path, "max_batch_size: 4", warmup_folder=str(recorded)))
     assert sorted(shapes(model)[2:]) == [(1, 3), (2, 3), (70, 3)]
     assert "model 'm' warmed up with 3 recorded requests" in caplog.text
-    assert "model 'm': recorded request 'other.request' is left out: " in caplog.text
-    assert "model 'm': recorded request 'torn.request' is left out: it must begin with" in caplog.text
+    assert "model 'm': recorded request 'other.request' is skipped: " in caplog.text
+    assert "model 'm': recorded request 'torn.request' is skipped: it must begin with" in caplog.text
 
 
 def test_a_recorded_request_that_the_model_refuses_fails_nothing(
@@ -293,7 +293,7 @@ def test_a_recorded_request_that_the_model_refuses_fails_nothing(
         assert asked(loaded.models[0], 0)[0]["y"].tolist() == [[3, 3]]
     finally:
         loaded.drop()
-    assert "'bad.request' is left out: " in caplog.text
+    assert "'bad.request' is skipped: " in caplog.text
     assert "warmed up with 1 recorded requests" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""The check of a request's inputs against a model's signature, prepared once so that it costs little per request."""
+"""Checks a request's inputs against a model's signature. Prepared once per model, so that a check is cheap."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from penstock.tensor import Array, DataType, Signature
 
 
 class InputCheck:
-    """Checks names, datatypes, shapes and batch size against ``signature``, as clients see it; ``max_rows``, of one request, None
-    means that the model is not batchable. ``optional`` inputs may be left out, ``ragged`` ones may differ in shape and be merged."""
+    """Checks names, datatypes, shapes and batch size against ``signature``, as clients see it.
+
+    ``max_rows`` bounds one request; None if the model is not batchable. Requests may leave out ``optional`` inputs, and can be merged
+    even if their ``ragged`` inputs differ in shape.
+    """
 
     def __init__(
         self,
@@ -38,9 +41,9 @@ class InputCheck:
             )
             for spec in signature.inputs
         ]
-        # From which axis on the shapes must be equal for two requests to be merged.
+        # Two requests can be merged if their shapes are equal from this axis on.
         self._compared = [(spec.name, len(spec.shape) if spec.name in ragged else first) for spec in signature.inputs]
-        # With all but the batch axis fixed, any two can be and need no comparing.
+        # If all axes but the first are fixed, any two requests can be merged.
         self._mergeable = not self._optional and all(
             size != -1
             for (_, first), spec in zip(self._compared, signature.inputs, strict=True)
@@ -49,7 +52,7 @@ class InputCheck:
 
     @classmethod
     def of(cls, config: ModelConfig, max_rows: int) -> InputCheck:
-        """By the completed ``config``; ``max_rows`` holds if that has requests merged."""
+        """The check for the completed ``config``; ``max_rows`` applies if its requests can be merged."""
         return cls(
             config.name,
             config.client_signature,
@@ -59,7 +62,7 @@ class InputCheck:
         )
 
     def __call__(self, request: InferRequest) -> tuple[int, Hashable]:
-        """``(rows, key)``: the batch size (1 if not batchable), and what must be equal for two requests to be merged.
+        """``(rows, key)``: the batch size, 1 if the model is not batchable, and a key; requests with equal keys can be merged.
 
         Raises InvalidArgument.
         """
@@ -94,7 +97,7 @@ class InputCheck:
         return tuple([inputs[name].shape[first:] if name in inputs else None for name, first in self._compared])
 
     def _explain(self, request: InferRequest) -> NoReturn:
-        """Find what is wrong and say it in the words that clients of the protocol know."""
+        """Raise InvalidArgument with the reason, in Triton's words."""
         raise InvalidArgument(f"[request id: {request.id or '<id_unknown>'}] {self._reason(request)}")
 
     def _reason(self, request: InferRequest) -> str:
