@@ -116,7 +116,7 @@ def test_json_as_a_client_gives_it() -> None:
     [
         ('{"nmae": 1}', "no field 'nmae' .did you mean 'name'"),
         ('{"parameters": {"a": {"text": "b"}}}', r"no field 'parameters\[a\].text'"),
-        ('{"input": [{"data_type": "TYPE_FP3"}]}', r"'input\[0\].data_type' is 'TYPE_FP3', which is not one of its values .did you mean 'TYPE_FP32'"),
+        ('{"input": [{"data_type": "TYPE_FP3"}]}', r"'input\[0\].data_type' is 'TYPE_FP3', which is not .*did you mean 'TYPE_FP32'"),
         ('{"max_batch_size": 1.5}', "'max_batch_size': .*1.5"),
         ('{"input": {"name": "x"}}', r"'input': .*\[\]"),
         ('{"name": "a", "name": "b"}', "duplicate key name"),

@@ -130,7 +130,7 @@ class Assembler:
         return gates
 
     def _check(self, config: ModelConfig) -> InputCheck:
-        return InputCheck.of(config, max(config.max_rows, self._limits.max_request_rows))
+        return InputCheck(config, max(config.max_rows, self._limits.max_request_rows))
 
     def _statistics(self, config: ModelConfig, version: str, load_s: float) -> ModelStatistics:
         return ModelStatistics(

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NoReturn
 
 from penstock.errors import InvalidArgument
 from penstock.online.repository.config import ModelConfig
 from penstock.request import InferRequest
-from penstock.tensor import Array, DataType, Signature
+from penstock.tensor import Array, DataType
 
 
 class InputCheck:
-    """Checks names, datatypes, shapes and batch size against ``signature``, as clients see it.
+    """Checks names, datatypes, shapes and batch size by the completed ``config``.
 
-    ``max_rows`` bounds one request; None if the model is not batchable. Requests may leave out ``optional`` inputs, and can be merged
-    even if their ``ragged`` inputs differ in shape.
+    ``max_rows`` bounds one request if requests can be merged; they can even if their ragged inputs differ in shape.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        signature: Signature,
-        max_rows: int | None,
-        optional: Iterable[str] = (),
-        ragged: Collection[str] = (),
-    ) -> None:
-        self._model_name = model_name
-        self._signature = signature
-        self._max_rows = max_rows
-        self._optional = frozenset(optional)
+    def __init__(self, config: ModelConfig, max_rows: int) -> None:
+        self._model_name = config.name
+        self._signature = signature = config.client_signature
+        self._max_rows = max_rows if config.batchable else None
+        self._optional = frozenset(tensor.name for tensor in config.input if tensor.optional)
         self._outputs = frozenset(signature.output_names)
-        first = 0 if max_rows is None else 1
         self._inputs = [
             (
                 spec.name,
@@ -41,24 +32,14 @@ class InputCheck:
             )
             for spec in signature.inputs
         ]
+        ragged = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
         # Two requests can be merged if their shapes are equal from this axis on.
-        self._compared = [(spec.name, len(spec.shape) if spec.name in ragged else first) for spec in signature.inputs]
-        # If all axes but the first are fixed, any two requests can be merged.
+        self._compared = [(spec.name, len(spec.shape) if spec.name in ragged else 1) for spec in signature.inputs]
+        # If all these axes are fixed, any two requests can be merged.
         self._mergeable = not self._optional and all(
             size != -1
             for (_, first), spec in zip(self._compared, signature.inputs, strict=True)
             for size in spec.shape[first:]
-        )
-
-    @classmethod
-    def of(cls, config: ModelConfig, max_rows: int) -> InputCheck:
-        """The check for the completed ``config``; ``max_rows`` applies if its requests can be merged."""
-        return cls(
-            config.name,
-            config.client_signature,
-            max_rows if config.batchable else None,
-            [tensor.name for tensor in config.input if tensor.optional],
-            [tensor.name for tensor in config.input if tensor.allow_ragged_batch],
         )
 
     def __call__(self, request: InferRequest) -> tuple[int, Hashable]:
