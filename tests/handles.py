@@ -42,6 +42,6 @@ def make_handle(
     batcher = DynamicBatcher(
         batching(config, max_queue), asyncio.get_running_loop(), ModelStatistics(name=name, version=version)
     )
-    check = InputCheck(name, model.signature, max_batch)
+    check = InputCheck(config, max_batch or 1)
     runs = [Instance(f"{name}-{number}", model, batcher) for number in range(instances)]
     return Handle(version, config, check, batcher, [model] * instances, runs, **parts)

@@ -96,7 +96,7 @@ class Planes:
         config = complete(parse(name, {}), name, "fake", model.signature, 8, 1, decoupled=decoupled)
         scheduler = Scheduler(loop, model, batching(config, 4096), ModelStatistics(name=name, version="1"))
         self.schedulers.append(scheduler)
-        return Handle("1", config, InputCheck(name, model.signature, 8), scheduler, [model])  # type: ignore[arg-type]
+        return Handle("1", config, InputCheck(config, 8), scheduler, [model])  # type: ignore[arg-type]
 
 
 class Asked(msgspec.Struct, eq=False):

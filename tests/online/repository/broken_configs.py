@@ -61,7 +61,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("two-schedulers", "dynamic_batching {}\nsequence_batching {}", "sequence_batching", "exclude each other"),
     ("two-policies", "version_policy { all {} latest {} }", "latest", "exclude each other"),
     ("two-strategies", "sequence_batching { direct {} oldest {} }", "oldest", "exclude each other"),
-    ("open-brace", f"max_batch_size: 8\ninput {{ {_X}", "input", "begun in line 2, is not closed"),
+    ("open-brace", f"max_batch_size: 8\ninput {{ {_X}", "input", "opened in line 2, is not closed"),
     ("open-list", "input [ { name: 'x' }", "input", "Expected"),
     ("open-text", 'name: "x', "name", "ending quote"),
     ("brace-too-many", f"input {{ {_X} }} }}", "input", "}"),

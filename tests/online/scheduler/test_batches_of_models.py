@@ -37,7 +37,7 @@ def answers(
         )
         loop = asyncio.get_running_loop()
         batcher = DynamicBatcher(batching(config, 100), loop, layout=layout_of(config))
-        instance, check = Instance("i", model, batcher), InputCheck.of(config, 8)
+        instance, check = Instance("i", model, batcher), InputCheck(config, 8)
         outcomes: list[Outcome] = []
         for inputs in asked:
             request = InferRequest("m", inputs)

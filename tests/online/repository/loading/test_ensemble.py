@@ -77,7 +77,7 @@ def test_answers_of_sequences_are_not_kept(inside: bool) -> None:
     part = step("inner", {"X": "X"}, {"Y": "Y"}) if inside else chain("remembers")[0]
     error = assembled(ensemble(part, more="response_cache { enable: true }"), prepare)
     assert isinstance(error, InvalidConfig)
-    assert "the requests of model 'remembers' are of sequences, and such answers are not kept" in error.message
+    assert "it contains model 'remembers', whose responses within sequences cannot be cached" in error.message
 
 
 TWO = tensor("input", "X") + tensor("input", "FLAG", "BOOL", "1") + tensor("output", "Y")
@@ -122,7 +122,7 @@ EITHER = [step("m", {"x": "X"}, {"y": "Y"}), step("m", {"x": "X"}, {"y": "Y"})]
         ),
         pytest.param(
             ensemble(*EITHER, tensors=TWO, more=parameter("if.m", "FLAG")),
-            "it is not clear which step parameter 'if.m' is for (name a step by its number, and once)",
+            "parameter 'if.m' does not name one step (name each step once, by its number)",
             id="which step",
         ),
         pytest.param(
@@ -170,7 +170,7 @@ def test_an_ensemble_cannot_be_a_part_of_itself() -> None:
         bench.ensemble(INSIDE, "outer")
 
     error = assembled(ensemble(step("outer", {"X": "X"}, {"Y": "Y"})), prepare, "inner")
-    assert str(error) == "ensemble 'inner': it is a part of itself, by way of step 'outer'"
+    assert str(error) == "ensemble 'inner': step 'outer' contains the ensemble itself"
 
 
 def test_ensembles_are_not_nested_without_end() -> None:
@@ -180,7 +180,7 @@ def test_ensembles_are_not_nested_without_end() -> None:
             bench.ensemble(ensemble(step(f"e{number}", {"X": "X"}, {"Y": "Y"})), f"e{number + 1}")
 
     error = assembled(ensemble(step("e16", {"X": "X"}, {"Y": "Y"})), prepare)
-    assert "more than 16 ensembles inside one another" in str(error)
+    assert "contains more than 16 ensembles" in str(error)
 
 
 def test_a_part_of_a_part_that_is_not_served() -> None:
@@ -209,4 +209,4 @@ def test_what_is_not_used_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_cannot_be_cached_is_refused() -> None:
     error = assembled(ensemble(*chain("m"), more="response_cache { enable: true }"))
-    assert "'response_cache', and there is no cache" in str(error)
+    assert "'response_cache', but the server has no cache" in str(error)

@@ -5,6 +5,7 @@ import pytest
 from penstock.errors import InvalidArgument
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.input_check import InputCheck
+from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
 from penstock.request import InferRequest
 from penstock.tensor import DataType, Signature, TensorSpec
@@ -15,20 +16,24 @@ SIGNATURE = Signature(
 )
 
 
+def checked(signature: Signature, rows: int | None) -> InputCheck:
+    return InputCheck(complete(ModelConfig(), "m", "fake", signature, rows, 1), 8)
+
+
 def request(**changes: object) -> InferRequest:
     inputs = {"x": np.zeros((2, 3), np.float32), "ids": np.zeros((2, 5), np.int64)}
     return InferRequest("m", {name: array for name, array in (inputs | changes).items() if array is not None})
 
 
 def test_rows_and_what_must_be_equal_to_be_merged() -> None:
-    check = InputCheck("m", SIGNATURE, max_rows=8)
+    check = checked(SIGNATURE, 8)
     assert check(request()) == (2, ((3,), (5,)))
-    assert InputCheck("m", SIGNATURE, max_rows=None)(request()) == (1, None)
+    assert checked(SIGNATURE, None)(request()) == (1, None)
 
 
 def test_models_of_fixed_rows_merge_without_comparing() -> None:
     signature = Signature(SIGNATURE.inputs[:1], SIGNATURE.outputs)
-    assert InputCheck("m", signature, 8)(InferRequest("m", {"x": np.zeros((4, 3), np.float32)})) == (4, None)
+    assert checked(signature, 8)(InferRequest("m", {"x": np.zeros((4, 3), np.float32)})) == (4, None)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_models_of_fixed_rows_merge_without_comparing() -> None:
 )
 def test_what_does_not_fit_is_named(changes: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message) as caught:
-        InputCheck("m", SIGNATURE, max_rows=8)(request(**changes))
+        checked(SIGNATURE, 8)(request(**changes))
     assert caught.value.message.startswith("[request id: <id_unknown>] ")
 
 
@@ -61,7 +66,7 @@ def test_unknown_outputs_are_refused_with_the_requests_id() -> None:
     asked = request()
     asked.id, asked.outputs = "7", ("y", "w")
     with pytest.raises(InvalidArgument, match=r"\[request id: 7\] unexpected inference output 'w' for model 'm'"):
-        InputCheck("m", SIGNATURE, max_rows=8)(asked)
+        checked(SIGNATURE, 8)(asked)
 
 
 def config() -> ModelConfig:
@@ -89,7 +94,7 @@ def sent(**lengths: int) -> InferRequest:
 
 
 def test_requests_with_other_optional_inputs_are_not_merged_and_ragged_ones_of_other_shapes_are() -> None:
-    check = InputCheck.of(config(), 8)
+    check = InputCheck(config(), 8)
     alone, text, longer = check(sent(x=3)), check(sent(x=3, w=1)), check(sent(x=3, w=2))
     ragged, other = check(sent(x=3, r=1, rows=1)), check(sent(r=7, x=3, rows=1))
     assert ragged == other
@@ -115,13 +120,13 @@ def test_requests_with_other_optional_inputs_are_not_merged_and_ragged_ones_of_o
 )
 def test_optional_inputs_are_checked_where_they_are_given(asked: InferRequest, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        InputCheck.of(config(), 8)(asked)
+        InputCheck(config(), 8)(asked)
 
 
 def test_a_model_with_nothing_but_optional_inputs_needs_one_of_them_where_it_has_rows() -> None:
     whole = msgspec.structs.replace(config(), input=config().input[1:])
     with pytest.raises(InvalidArgument, match="between 0 and 2 but got 0 inputs"):
-        InputCheck.of(whole, 8)(sent())
-    assert InputCheck.of(whole, 8)(sent(w=1))[0] == 2
+        InputCheck(whole, 8)(sent())
+    assert InputCheck(whole, 8)(sent(w=1))[0] == 2
     whole = msgspec.structs.replace(whole, max_batch_size=0)
-    assert InputCheck.of(whole, 8)(sent()) == (1, None)
+    assert InputCheck(whole, 8)(sent()) == (1, None)

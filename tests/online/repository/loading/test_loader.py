@@ -209,7 +209,7 @@ def test_a_model_whose_rows_depend_on_each_other_is_not_batched(caplog: pytest.L
 
     assert not warm_up(FakeModel(forward=centred), 8, "centred")
     assert [record.getMessage() for record in caplog.records] == [
-        "requests to model 'centred' are not merged: its answer to one row changes with the rows beside it in the batch"
+        "requests to model 'centred' are not merged: its output for one row depends on the other rows of the batch"
     ]
 
 

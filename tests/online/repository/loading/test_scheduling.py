@@ -139,29 +139,29 @@ def from_file(name: str) -> dict[str, Any]:
     ("fields", "message"),
     [
         ({"iterative_sequence": True}, "'sequence_batching.iterative_sequence' is not supported"),
-        ({"oldest": {"max_candidate_sequences": 2**20}}, "has 1048576 sequences under way, and at most 65536 can be"),
+        ({"oldest": {"max_candidate_sequences": 2**20}}, "allows 1048576 active sequences, more than 65536"),
         (
             {
                 "control_input": [
                     {"name": "flag", "control": [{**FLAG, "int32_false_true": [], "fp32_false_true": [0, 1]}]}
                 ]
             },
-            r"'flag', FP32 of \[1, 1\], and the model has INT32 of \[-1, 1\]",
+            r"'flag', FP32 of \[1, 1\], but the model has INT32 of \[-1, 1\]",
         ),
-        ({"control_input": [{"name": "x", "control": [FLAG]}]}, r"'x', INT32 of \[1, 1\], and the model has FP32"),
-        ({"state": [{**STATE, "output_name": "z"}]}, "'z', .*, and the model has nothing of that name"),
+        ({"control_input": [{"name": "x", "control": [FLAG]}]}, r"'x', INT32 of \[1, 1\], but the model has FP32"),
+        ({"state": [{**STATE, "output_name": "z"}]}, "'z', .*, but the model has no such tensor"),
         (
             {"state": [{**STATE, "dims": [-1, 3]}]},
-            r"'s_in', FP32 of \[1, -1, 3\], and the model has FP32 of \[-1, -1, 2\]",
+            r"'s_in', FP32 of \[1, -1, 3\], but the model has FP32 of \[-1, -1, 2\]",
         ),
-        ({"state": [{**STATE, "data_type": "TYPE_INT32"}]}, "'s_in', INT32 of .* and the model has FP32"),
-        (from_file("absent"), "initial state of 's_in' cannot be: there is no file 'absent'"),
-        (from_file("link"), "there is no file 'link' in the model's folder 'initial_state'"),
+        ({"state": [{**STATE, "data_type": "TYPE_INT32"}]}, "'s_in', INT32 of .* but the model has FP32"),
+        (from_file("absent"), "initial state of 's_in' is invalid: there is no file 'absent'"),
+        (from_file("link"), "the file 'link' is outside the model's folder 'initial_state'"),
         (from_file("folder"), "there is no file 'folder'"),
-        (from_file("short"), "initial state of 's_in' cannot be: .*takes 8 bytes, but 3 bytes were given"),
+        (from_file("short"), "initial state of 's_in' is invalid: .*takes 8 bytes, but 3 bytes were given"),
         (
             {"state": [{**STATE, "initial_state": [{**ZEROS, "dims": [2**40, 2]}]}]},
-            "initial state of 's_in' cannot be: it takes .* bytes, more than",
+            "initial state of 's_in' is invalid: it takes .* bytes, more than",
         ),
     ],
     ids=[
@@ -201,5 +201,5 @@ def test_a_decoupled_model_keeps_its_states_itself() -> None:
     given = parse("m", {"max_batch_size": 8, "sequence_batching": {"direct": {}}})
     model = signature()
     config = complete(given, "m", "fake", model, 8, 1, decoupled=True)
-    with pytest.raises(InvalidConfig, match="of a decoupled model can only be 'oldest', without 'state'"):
+    with pytest.raises(InvalidConfig, match="of a decoupled model must be 'oldest', without 'state'"):
         sequencing(config, model, Path(), 100)

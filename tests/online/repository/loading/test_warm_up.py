@@ -173,10 +173,10 @@ def test_text_is_empty_random_or_in_its_wire_form(tmp_path: Path) -> None:
         (sample(more='input_data_file: "absent"'), "sample 'w': input 'x': there is no file 'absent'"),
         (
             sample(more='input_data_file: "long"'),
-            "sample 'w': input 'x': the file 'long' has 13 bytes, and must have 12",
+            "sample 'w': input 'x': .* takes 12 bytes, but 13 bytes were given",
         ),
         (sample(more='input_data_file: "short"'), "takes 12 bytes, but 3 bytes were given"),
-        (sample(more='input_data_file: "out"'), "leads out of the model's folder 'warmup'"),
+        (sample(more='input_data_file: "out"'), "is outside the model's folder 'warmup'"),
         (sample(dims="3000000000"), "take more than 1073741824 bytes"),
     ],
     ids=["shape", "no-file", "long-file", "short-file", "link", "size"],
@@ -191,7 +191,7 @@ def test_a_sample_that_cannot_be_fails_the_load(tmp_path: Path, config: str, rea
 
 
 def test_more_rows_than_are_merged(tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match="sample 'w': 'batch_size' is 65, and at most 64 rows are merged"):
+    with pytest.raises(PenstockError, match="sample 'w': 'batch_size' is 65, but at most 64 rows are merged"):
         load(resolve(tmp_path, sample(rows=65)))
 
 
@@ -276,8 +276,8 @@ def test_recorded_requests_are_run_and_those_that_do_not_fit_are_left_out(
         model = seen_by(resolve(tmp_path, "max_batch_size: 4", warmup_folder=str(recorded)))
     assert sorted(shapes(model)[2:]) == [(1, 3), (2, 3), (70, 3)]
     assert "model 'm' warmed up with 3 recorded requests" in caplog.text
-    assert "model 'm': recorded request 'other.request' is left out: " in caplog.text
-    assert "model 'm': recorded request 'torn.request' is left out: it must begin with" in caplog.text
+    assert "model 'm': recorded request 'other.request' is skipped: " in caplog.text
+    assert "model 'm': recorded request 'torn.request' is skipped: it must begin with" in caplog.text
 
 
 def test_a_recorded_request_that_the_model_refuses_fails_nothing(
@@ -293,7 +293,7 @@ def test_a_recorded_request_that_the_model_refuses_fails_nothing(
         assert asked(loaded.models[0], 0)[0]["y"].tolist() == [[3, 3]]
     finally:
         loaded.drop()
-    assert "'bad.request' is left out: " in caplog.text
+    assert "'bad.request' is skipped: " in caplog.text
     assert "warmed up with 1 recorded requests" in caplog.text
 
 

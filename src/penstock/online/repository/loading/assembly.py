@@ -1,4 +1,4 @@
-"""Puts a loaded model version together with what serves it: input check, scheduler, instances and cache."""
+"""Assembles the handle of a loaded model version: input check, scheduler, instances and cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RequestLimits(msgspec.Struct, frozen=True):
     max_queue: int = 4096
     max_request_rows: int = 1024
     summaries: bool = False
-    """Whether recent durations are kept, for summaries among the metrics."""
+    """Whether to keep recent durations, for the summary metrics."""
 
 
 class Assembler:
@@ -57,7 +57,7 @@ class Assembler:
         models: Models[Handle],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """``models`` finds and asks the parts of ensembles."""
+        """``models`` finds and calls the parts of ensembles."""
         self._limits = limits
         self._tracer = tracer
         self._cache = cache
@@ -65,16 +65,12 @@ class Assembler:
         self._limiter = limiter
 
     def assemble(self, loaded: LoadedVersion) -> Handle:
-        """A handle on ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
+        """The handle of ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
         resolved, config = loaded.resolved, loaded.config
         scheduler, batchers = self._scheduler(loaded)
-        runs = [
-            Instance(f"{resolved.name}-{number}", model, batcher, gate)
-            for number, (model, batcher, gate) in enumerate(
-                zip(loaded.models, batchers, self._gates(config), strict=True)
-            )
-        ]
-        # With the same model, tensors of other shapes mean other responses.
+        parts = zip(loaded.models, batchers, self._gates(config), strict=True)
+        runs = [Instance(f"{resolved.name}-{number}", *part) for number, part in enumerate(parts)]
+        # The same model responds differently if the configuration gives its tensors other shapes.
         shapes = msgspec.json.encode([getattr(config, field) for field in _OF_RESPONSES], order="deterministic")
         identity = f"{resolved.artifact.digest} {resolved.engine} {resolved.options} {shapes.decode()}"
         return Handle(
@@ -91,7 +87,7 @@ class Assembler:
         )
 
     def assemble_ensemble(self, source: ModelSource, version: str) -> Handle:
-        """A handle on an ensemble, whose parts must be served. Raises InvalidConfig, and Unavailable if they are not."""
+        """The handle of an ensemble. Raises InvalidConfig, and Unavailable if a part is not served."""
         config = complete(source.given, source.name, "ensemble", None, None, 0)
         ensemble = read_ensemble(config, self._models.find)
         for warning in ensemble.graph.warnings:
@@ -111,7 +107,7 @@ class Assembler:
         )
 
     def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[BatchSource]]:
-        """The scheduler, and for each instance the source of its batches."""
+        """The scheduler, and the source of batches of each instance."""
         config, resolved, model = loaded.config, loaded.resolved, loaded.models[0]
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
         statistics = self._statistics(config, resolved.version, loaded.load_s)
@@ -124,19 +120,17 @@ class Assembler:
         return one, [one] * len(loaded.models)
 
     def _gates(self, config: ModelConfig) -> list[Gate | None]:
-        """One for each instance."""
+        """The gate of each instance, by its group."""
         gates: list[Gate | None] = []
         for group in config.instance_group:
             limits = group.rate_limiter or RateLimiting()
             needs = {resource.name: resource.count for resource in limits.resources}
-            gates += [
-                self._limiter.gate(config.name, needs, limits.priority) if self._limiter else None
-                for _ in range(group.count)
-            ]
+            wanted = config.name, needs, limits.priority
+            gates += [self._limiter.gate(*wanted) if self._limiter else None for _ in range(group.count)]
         return gates
 
     def _check(self, config: ModelConfig) -> InputCheck:
-        return InputCheck.of(config, max(config.max_rows, self._limits.max_request_rows))
+        return InputCheck(config, max(config.max_rows, self._limits.max_request_rows))
 
     def _statistics(self, config: ModelConfig, version: str, load_s: float) -> ModelStatistics:
         return ModelStatistics(
@@ -154,7 +148,6 @@ class Assembler:
         if not config.response_cache:
             return None
         if self._cache is None:
-            raise InvalidConfig(
-                f"model '{config.name}' has 'response_cache', and there is no cache", "set 'cache_bytes'"
-            )
+            reason = f"model '{config.name}' enables 'response_cache', but the server has no cache"
+            raise InvalidConfig(reason, "set 'cache_bytes'")
         return self._cache.of(identity, version, scheduler.statistics, self._limits.max_queue)

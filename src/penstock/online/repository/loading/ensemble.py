@@ -1,7 +1,7 @@
-"""An ensemble's configuration, held against the models that it is made of as they are served.
+"""Reads an ensemble's configuration and compares it with the served models that the ensemble contains.
 
-Beside Triton's schema two entries of ``parameters`` are understood: ``if.<step>``, a condition, for a step by its number or its
-model's name, and ``optional_outputs``, names with commas between.
+Two entries of ``parameters`` extend Triton's schema: ``if.<step>`` is the condition of a step, given by number or model name, and
+``optional_outputs`` is a comma-separated list of names.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from contextlib import suppress
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, NotFound, Unavailable
-from penstock.online.repository.config import EnsembleStep, ModelConfig
+from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.handle import Handle
+from penstock.online.repository.triton.rules import prefixed
 from penstock.online.scheduler.ensemble import Ensemble, EnsembleScheduler
 from penstock.online.scheduler.layout import Reshape
 from penstock.pipeline.condition import Condition
@@ -27,20 +28,19 @@ _MAX_INSIDE = 16
 
 
 def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
-    """What the completed ``config`` says.
+    """The ensemble of the completed ``config``.
 
-    Raises InvalidConfig that names step and tensor, and Unavailable for models that ``find`` does not know.
+    Raises InvalidConfig with step and tensor, and Unavailable for models that ``find`` does not know.
     """
     try:
-        return _read(config, find)
-    except InvalidConfig as error:
-        raise InvalidConfig(f"ensemble '{config.name}': {error.message}", error.hint) from None
+        with prefixed(begin := f"ensemble '{config.name}': "):
+            return _read(config, find)
     except NotFound as error:
-        raise Unavailable(f"ensemble '{config.name}': {error.message}", error.hint or "load it first") from None
+        raise Unavailable(begin + error.message, error.hint or "load it first") from None
 
 
 class EnsembleLabels(Mapping[str, Sequence[str]]):
-    """What classes are called, by output of the ensemble: its ``own`` labels, and those of the steps' models as served now."""
+    """The class names by output of the ensemble: its ``own`` labels, and those of its steps' models, which may be reloaded."""
 
     def __init__(self, own: Mapping[str, Sequence[str]], config: ModelConfig, find: Find) -> None:
         self._own = own
@@ -59,7 +59,7 @@ class EnsembleLabels(Mapping[str, Sequence[str]]):
     def _now(self) -> dict[str, Sequence[str]]:
         labels: dict[str, Sequence[str]] = {}
         for step in self._steps:
-            with suppress(NotFound):  # its model has just been unloaded
+            with suppress(NotFound):  # the model has just been unloaded
                 known = self._find(*step.key).labels
                 labels |= {tensor: known[own] for own, tensor in step.output_map.items() if own in known}
         return {**labels, **self._own}
@@ -73,7 +73,7 @@ def _read(config: ModelConfig, find: Find) -> Ensemble:
     models = [step.model_name for step in declared]
     names = [f"{model}[{n}]" if models.count(model) > 1 else model for n, model in enumerate(models)]
     conditions, steps = _conditions(config, models), []
-    for number, (step, handle) in enumerate(zip(declared, _find_all(declared, find), strict=True)):
+    for number, (step, handle) in enumerate(zip(declared, _find_all(config, find), strict=True)):
         _check_part(config, names[number], handle)
         optional = frozenset(tensor.name for tensor in handle.config.input if tensor.optional)
         wiring = step.input_map, step.output_map, conditions.get(number), optional
@@ -92,9 +92,9 @@ def _read(config: ModelConfig, find: Find) -> Ensemble:
     )
 
 
-def _find_all(declared: Sequence[EnsembleStep], find: Find) -> list[Handle]:
+def _find_all(config: ModelConfig, find: Find) -> list[Handle]:
     found, missing = [], []
-    for name, version in (step.key for step in declared):
+    for name, version in (step.key for step in config.steps):
         try:
             found.append(find(name, version))
         except NotFound:
@@ -106,8 +106,8 @@ def _find_all(declared: Sequence[EnsembleStep], find: Find) -> list[Handle]:
 
 def _check_part(config: ModelConfig, name: str, handle: Handle) -> None:
     if handle.decoupled:
-        reason = f"the model of step '{name}' is decoupled: it answers a request any number of times"
-        raise InvalidConfig(reason, "ask it directly")
+        reason = f"the model of step '{name}' is decoupled: it may send any number of responses"
+        raise InvalidConfig(reason, "call it directly")
     most = handle.config.max_batch_size or 0
     if 0 < most < config.max_rows:
         raise InvalidConfig(
@@ -118,17 +118,17 @@ def _check_part(config: ModelConfig, name: str, handle: Handle) -> None:
     if isinstance(handle.scheduler, EnsembleScheduler):
         inside += handle.scheduler.resolve({}).values()
     if any(one.name == config.name for one in inside):
-        raise InvalidConfig(f"it is a part of itself, by way of step '{name}'")
+        raise InvalidConfig(f"step '{name}' contains the ensemble itself")
     if sum(isinstance(one.scheduler, EnsembleScheduler) for one in inside) > _MAX_INSIDE:
-        raise InvalidConfig(f"with step '{name}' there are more than {_MAX_INSIDE} ensembles inside one another")
+        raise InvalidConfig(f"step '{name}' contains more than {_MAX_INSIDE} ensembles")
     for one in inside:
         if config.response_cache and one.config.sequence_batching:
-            reason = f"the requests of model '{one.name}' are of sequences, and such answers are not kept"
-            raise InvalidConfig(reason, "leave 'response_cache' out")
+            reason = f"it contains model '{one.name}', whose responses within sequences cannot be cached"
+            raise InvalidConfig(reason, "leave out 'response_cache'")
 
 
 def _conditions(config: ModelConfig, models: Sequence[str]) -> Mapping[int, Condition]:
-    """By the step's number."""
+    """The conditions by the number of their step."""
     conditions: dict[int, Condition] = {}
     for key in sorted(config.parameters):
         which = key.removeprefix(_CONDITION)
@@ -136,7 +136,7 @@ def _conditions(config: ModelConfig, models: Sequence[str]) -> Mapping[int, Cond
             continue
         meant = [number for number, model in enumerate(models) if which in (model, str(number))]
         if len(meant) != 1 or meant[0] in conditions:
-            hint = "name a step by its number, and once" if meant else did_you_mean(which, models)
-            raise InvalidConfig(f"it is not clear which step parameter '{key}' is for", hint)
+            hint = "name each step once, by its number" if meant else did_you_mean(which, models)
+            raise InvalidConfig(f"parameter '{key}' does not name one step", hint)
         conditions[meant[0]] = Condition.parse(config.parameters[key])
     return conditions

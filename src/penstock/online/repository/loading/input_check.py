@@ -1,34 +1,28 @@
-"""The check of a request's inputs against a model's signature, prepared once so that it costs little per request."""
+"""Checks a request's inputs against a model's signature. Prepared once per model, so that a check is cheap."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NoReturn
 
 from penstock.errors import InvalidArgument
 from penstock.online.repository.config import ModelConfig
 from penstock.request import InferRequest
-from penstock.tensor import Array, DataType, Signature
+from penstock.tensor import Array, DataType
 
 
 class InputCheck:
-    """Checks names, datatypes, shapes and batch size against ``signature``, as clients see it; ``max_rows``, of one request, None
-    means that the model is not batchable. ``optional`` inputs may be left out, ``ragged`` ones may differ in shape and be merged."""
+    """Checks names, datatypes, shapes and batch size by the completed ``config``.
 
-    def __init__(
-        self,
-        model_name: str,
-        signature: Signature,
-        max_rows: int | None,
-        optional: Iterable[str] = (),
-        ragged: Collection[str] = (),
-    ) -> None:
-        self._model_name = model_name
-        self._signature = signature
-        self._max_rows = max_rows
-        self._optional = frozenset(optional)
+    ``max_rows`` bounds one request if requests can be merged; they can even if their ragged inputs differ in shape.
+    """
+
+    def __init__(self, config: ModelConfig, max_rows: int) -> None:
+        self._model_name = config.name
+        self._signature = signature = config.client_signature
+        self._max_rows = max_rows if config.batchable else None
+        self._optional = frozenset(tensor.name for tensor in config.input if tensor.optional)
         self._outputs = frozenset(signature.output_names)
-        first = 0 if max_rows is None else 1
         self._inputs = [
             (
                 spec.name,
@@ -38,28 +32,18 @@ class InputCheck:
             )
             for spec in signature.inputs
         ]
-        # From which axis on the shapes must be equal for two requests to be merged.
-        self._compared = [(spec.name, len(spec.shape) if spec.name in ragged else first) for spec in signature.inputs]
-        # With all but the batch axis fixed, any two can be and need no comparing.
+        ragged = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
+        # Two requests can be merged if their shapes are equal from this axis on.
+        self._compared = [(spec.name, len(spec.shape) if spec.name in ragged else 1) for spec in signature.inputs]
+        # If all these axes are fixed, any two requests can be merged.
         self._mergeable = not self._optional and all(
             size != -1
             for (_, first), spec in zip(self._compared, signature.inputs, strict=True)
             for size in spec.shape[first:]
         )
 
-    @classmethod
-    def of(cls, config: ModelConfig, max_rows: int) -> InputCheck:
-        """By the completed ``config``; ``max_rows`` holds if that has requests merged."""
-        return cls(
-            config.name,
-            config.client_signature,
-            max_rows if config.batchable else None,
-            [tensor.name for tensor in config.input if tensor.optional],
-            [tensor.name for tensor in config.input if tensor.allow_ragged_batch],
-        )
-
     def __call__(self, request: InferRequest) -> tuple[int, Hashable]:
-        """``(rows, key)``: the batch size (1 if not batchable), and what must be equal for two requests to be merged.
+        """``(rows, key)``: the batch size, 1 if the model is not batchable, and a key; requests with equal keys can be merged.
 
         Raises InvalidArgument.
         """
@@ -94,7 +78,7 @@ class InputCheck:
         return tuple([inputs[name].shape[first:] if name in inputs else None for name, first in self._compared])
 
     def _explain(self, request: InferRequest) -> NoReturn:
-        """Find what is wrong and say it in the words that clients of the protocol know."""
+        """Raise InvalidArgument with the reason, in Triton's words."""
         raise InvalidArgument(f"[request id: {request.id or '<id_unknown>'}] {self._reason(request)}")
 
     def _reason(self, request: InferRequest) -> str:

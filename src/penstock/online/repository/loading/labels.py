@@ -1,4 +1,4 @@
-"""What the classes of a model's outputs are called, read from the files that its configuration names."""
+"""Reads the files with class names that a model's configuration names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_BYTES = 64 << 20
 
 
 def read_labels(config: ModelConfig, folder: Path) -> Mapping[str, Sequence[str]]:
-    """For each output with a ``label_filename``, relative to ``folder``, the file's lines: line n is the name of class n.
+    """The class names of each output with a ``label_filename``, which is relative to ``folder``; line n is class n.
 
     Raises InvalidConfig.
     """

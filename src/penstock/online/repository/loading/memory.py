@@ -1,4 +1,4 @@
-"""Memory and processor time that loading and unloading models takes from others."""
+"""Limits the memory and processor time that loading and unloading take from requests."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _LOW = 10
-"""A tenth of the processor time of a thread of the usual priority, where both want a core."""
+"""A niceness that gives a thread a tenth of the time of a normal one while both want a core."""
 _M_ARENA_MAX = -8
 _loading: set[int] = set()
-"""Threads that load something now."""
+"""The threads that are loading models."""
 
 
 def share_arenas(cores: int) -> None:
-    """Have the C library make one arena for each of ``cores``, at least two, and not eight: each keeps some megabytes of every model
-    that a thread has loaded there, which ``give_back`` does not reach."""
+    """Limit the C library to one arena per core, at least two, instead of eight.
+
+    Each arena keeps some megabytes of every model that was loaded in it, which ``give_back`` cannot return.
+    """
     if set_option := _c_function("mallopt"):
         set_option(_M_ARENA_MAX, max(2, cores))
 
 
 def give_back() -> None:
-    """Let the C library return what has been freed to the system. Blocks for some milliseconds."""
+    """Return freed memory from the C library to the system. Blocks for some milliseconds."""
     if trim := _c_function("malloc_trim"):
         trim(0)
 
 
 @contextmanager
 def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Iterator[None]:
-    """Work inside gives way to that of other threads, unless what it starts had to give way for ever: processes, or, where this
-    process may not raise priorities, threads that go on."""
+    """Run the body with low priority.
+
+    Has no effect if the body starts processes, which would inherit the priority for ever. The same holds for threads that outlive
+    the body if this process may not raise priorities.
+    """
     if starts_processes or (leaves_threads and not _can_raise()):
         yield
         return
@@ -49,7 +54,7 @@ def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Ite
 
 
 def _raise_others() -> None:
-    """Give the threads that were started by one of low priority, which they inherit, the usual one."""
+    """Restore the priority of threads that inherited the low one."""
     for name in os.listdir("/proc/self/task"):
         thread = int(name)
         with suppress(OSError):  # it has ended
@@ -59,7 +64,7 @@ def _raise_others() -> None:
 
 @functools.cache
 def _can_raise() -> bool:
-    """Whether this process may give a thread of low priority the usual one again: most users' may not."""
+    """Whether this process may raise a thread's priority again; most users may not."""
 
     def attempt() -> None:
         thread = threading.get_native_id()
@@ -77,7 +82,7 @@ def _can_raise() -> bool:
 
 @functools.cache
 def _c_function(name: str) -> Any | None:
-    """None where the C library has none of that name."""
+    """The function of the C library, None if there is none of that name."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):

@@ -1,5 +1,4 @@
-"""Requests in files, as clients sent them: the header line that tells the length of the JSON, then the body of an HTTP request of the
-Open Inference Protocol, all tensors binary."""
+"""Stores requests in files: a header line with the length of the JSON, then an HTTP body of the protocol with binary tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from penstock.tensor import DataType, element_count, from_wire, to_wire
 
 SUFFIX = ".request"
 MAX_BYTES = 64 << 20
-"""Of one file, and of all that a server records of one model version."""
+"""Limit of one file, and of all files that a server records for one model version."""
 _HEADER = b"Inference-Header-Content-Length: "
 _MAX_HEADER = len(_HEADER) + 10
 _MAX_FILES = 1000
@@ -41,7 +40,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode(request: InferRequest) -> bytes:
-    """``request`` as the content of a file: its inputs, and those of its parameters that are text, numbers or flags."""
+    """Encode ``request`` for a file: its inputs, and its parameters that are text, numbers or booleans."""
     tensors, data = [], []
     for name, array in request.inputs.items():
         data.append(to_wire(array))
@@ -52,20 +51,20 @@ def encode(request: InferRequest) -> bytes:
 
 
 def decode(content: bytes, model_name: str) -> InferRequest:
-    """The request in ``content``, for ``model_name``; its inputs are views of ``content``. Raises InvalidArgument."""
+    """Decode the request in ``content``; its inputs are views of ``content``. Raises InvalidArgument."""
     line, newline, _ = content[: _MAX_HEADER + 1].partition(b"\n")
     number, body = line.removeprefix(_HEADER), memoryview(content)[len(line) + 1 :]
     if not newline or number == line or not number.isdigit():
         raise InvalidArgument(f"it must begin with '{_HEADER.decode()}' and a number")
     start = int(number)
     if start > len(body):
-        raise InvalidArgument(f"its JSON is to have {start} bytes, and {len(body)} follow")
+        raise InvalidArgument(f"its header announces {start} bytes of JSON, but only {len(body)} follow")
     try:
         head = msgspec.json.decode(body[:start], type=_Head)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"its JSON is not that of a request with binary inputs: {error}") from None
+        raise InvalidArgument(f"its JSON does not describe a request with binary inputs: {error}") from None
     if len(head.parameters) > MAX_PARAMETERS:
-        raise InvalidArgument(f"it has more than {MAX_PARAMETERS} parameters")
+        raise InvalidArgument(f"it has {len(head.parameters)} parameters, more than {MAX_PARAMETERS}")
     request = InferRequest(model_name, {}, parameters=dict(head.parameters))
     elements = 0
     for tensor in head.inputs:
@@ -73,7 +72,7 @@ def decode(content: bytes, model_name: str) -> InferRequest:
         check_bytes_elements(elements)
         end = start + tensor.parameters.binary_data_size
         if not start <= end <= len(body) or tensor.name in request.inputs:
-            raise InvalidArgument(f"its input '{tensor.name}' is there twice, or has more bytes than there are")
+            raise InvalidArgument(f"its input '{tensor.name}' appears twice, or announces more bytes than follow")
         request.inputs[tensor.name] = from_wire(body[start:end], tensor.datatype, tensor.shape)
         start = end
     if start != len(body):
@@ -82,7 +81,7 @@ def decode(content: bytes, model_name: str) -> InferRequest:
 
 
 def folder_of(root: str, model_name: str) -> Path:
-    """Where in ``root`` the requests of a model are, whose name may be anything; one too long for a folder ends in its digest."""
+    """The folder in ``root`` with the requests of a model. Quotes the name, and ends a long one with its digest."""
     name = quote(model_name, safe="").replace(".", "%2E")
     if len(name) > _MAX_NAME:
         digest = hashlib.blake2b(model_name.encode(), digest_size=16).hexdigest()
@@ -91,7 +90,7 @@ def folder_of(root: str, model_name: str) -> Path:
 
 
 def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests in ``storage``, each with the name of its file, or the error of a file. Empty without a folder."""
+    """The requests in ``storage``, or their errors, with the names of their files. Empty if the folder does not exist."""
     try:
         names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]
     except NotFound:

@@ -1,9 +1,10 @@
-"""What a completed configuration asks of the scheduler: batching, sequences, and what a batch is made of."""
+"""Translates a completed configuration for the scheduler: batching, sequences, and the layout of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from penstock.online.repository.config import (
     SequenceState,
     TensorConfig,
 )
+from penstock.online.repository.triton.rules import prefix, prefixed
 from penstock.online.scheduler.batching_config import BatchingConfig, DynamicBatching
 from penstock.online.scheduler.layout import (
     BatchLayout,
@@ -38,43 +40,42 @@ _MAX_BYTES = 1 << 30
 
 
 def batching(config: ModelConfig, max_queue: int) -> BatchingConfig:
-    """How the scheduler batches a model; ``max_queue`` bounds the requests that are accepted and not yet answered.
-
-    Raises InvalidConfig.
-    """
+    """The batching of a model; ``max_queue`` bounds the requests that are accepted and not yet answered. Raises InvalidConfig."""
     wanted = config.dynamic_batching or DynamicBatching()
     fields = msgspec.structs.asdict(wanted) | {"preferred_batch_size": tuple(sorted(wanted.preferred_batch_size))}
-    try:
-        return BatchingConfig(
-            batchable=config.batchable,
-            max_batch=config.max_rows,
-            max_queue=max_queue,
-            decoupled=config.decoupled,
-            instances=config.instances,
-            **fields,
-        )
-    except InvalidConfig as error:
-        raise InvalidConfig(f"model '{config.name}': {error.message}", error.hint) from None
+    with prefixed(prefix(config.name)):
+        return _batching(config, max_queue, instances=config.instances, **fields)
+
+
+def _batching(config: ModelConfig, max_queue: int, **fields: Any) -> BatchingConfig:
+    return BatchingConfig(
+        batchable=config.batchable,
+        max_batch=config.max_rows,
+        max_queue=max_queue,
+        decoupled=config.decoupled,
+        **fields,
+    )
 
 
 def sequencing(
     config: ModelConfig, signature: Signature, folder: Path, max_queue: int, *, merges: bool = True
 ) -> SequencingConfig:
-    """How the sequences of a model are served, which ``merges`` requests or is given each by itself.
+    """The serving of a model's sequences. ``merges``: the model takes merged requests, not one request at a time.
 
-    ``signature`` is the model's own, ``folder`` where its files are, and ``max_queue`` as of ``batching``. Reads files. Raises
-    InvalidConfig, which names model and field.
+    ``signature`` is the model's own. Reads initial states from ``folder``. Raises InvalidConfig with model and field.
     """
     wanted, max_batch = config.sequence_batching or SequenceBatching(), config.max_rows
     fixed, first = merges and wanted.oldest is None, (1,) if config.batchable else ()
     slots = (wanted.oldest and wanted.oldest.max_candidate_sequences) or max_batch
-    try:
+    with prefixed(prefix(config.name)):
         if wanted.iterative_sequence:
             raise InvalidConfig("'sequence_batching.iterative_sequence' is not supported", "leave it out")
         if config.decoupled and (fixed or wanted.state):
-            raise InvalidConfig("'sequence_batching' of a decoupled model can only be 'oldest', without 'state'")
+            raise InvalidConfig(
+                "'sequence_batching' of a decoupled model must be 'oldest', without 'state'", "use 'oldest'"
+            )
         if slots > _MAX_SLOTS:
-            raise InvalidConfig(f"'sequence_batching' has {slots} sequences under way, and at most {_MAX_SLOTS} can be")
+            raise InvalidConfig(f"'sequence_batching' allows {slots} active sequences, more than {_MAX_SLOTS}")
         return SequencingConfig(
             batching=_sequence_batches(config, wanted, max_queue),
             slots=slots,
@@ -85,12 +86,10 @@ def sequencing(
             hidden=frozenset(state.output_name for state in wanted.state) - {output.name for output in config.output},
             instances=config.instances,
         )
-    except InvalidConfig as error:
-        raise InvalidConfig(f"model '{config.name}': {error.message}", error.hint) from None
 
 
 def layout_of(config: ModelConfig) -> BatchLayout:
-    """The layout that ``config`` asks for. Raises InvalidConfig."""
+    """The layout of batches. Raises InvalidConfig."""
     tensors = [*config.input, *config.output]
     ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
     plain: BatchLayout = MergedRows() if config.batchable and not config.decoupled else SingleRequest()
@@ -125,8 +124,8 @@ def _scattered(config: ModelConfig, first: Shape) -> dict[str, tuple[str, Shape]
         for target in one.target_name:
             if any(want == -1 for want in outputs[target][ranks[source] :]):
                 raise InvalidConfig(
-                    f"model '{config.name}': output '{target}' has more dimensions than input '{source}', whose shape it is to have",
-                    "correct 'dims', or 'batch_output'",
+                    f"{prefix(config.name)}output '{target}' has more dimensions than input '{source}', whose shape it takes",
+                    "correct 'dims' or 'batch_output'",
                 )
             scattered[target] = source, outputs[target]
     return scattered
@@ -136,19 +135,17 @@ def _sequence_batches(config: ModelConfig, wanted: SequenceBatching, max_queue: 
     max_batch, oldest = config.max_rows, wanted.oldest or OldestStrategy()
     delay_us, preferred = oldest.max_queue_delay_microseconds, sorted(oldest.preferred_batch_size)
     if wanted.oldest is None:
-        # A batch leaves when enough slots are ready, as Triton reckons. Without a share to wait for, nothing is waited for.
+        # As in Triton, a batch leaves when enough slots are ready. Without a minimum share, it leaves at once.
         direct = wanted.direct or DirectStrategy()
         least = np.float32(direct.minimum_slot_utilization)
         delay_us = direct.max_queue_delay_microseconds if least else 0
         preferred = [rows for rows in range(1, max_batch + 1) if delay_us and np.float32(rows / max_batch) >= least]
-    return BatchingConfig(
-        batchable=config.batchable,
-        max_batch=max_batch,
-        max_queue=max_queue,
+    return _batching(
+        config,
+        max_queue,
         preferred_batch_size=tuple(preferred),
         max_queue_delay_microseconds=delay_us,
         preserve_ordering=oldest.preserve_ordering,
-        decoupled=config.decoupled,
         stateful=not wanted.state,
     )
 
@@ -173,28 +170,35 @@ def _state(state: SequenceState, signature: Signature, first: Shape, folder: Pat
         if size > _MAX_BYTES:
             raise InvalidArgument(f"it takes {size} bytes, more than {_MAX_BYTES}")
         if given and given.data_file:
-            data = _read(folder, given.data_file, size if datatype.itemsize else _MAX_BYTES)
+            # Triton ignores the rest of a longer file.
+            data = read_inside(folder, given.data_file, size if datatype.itemsize else _MAX_BYTES)
             return ImplicitState(state.input_name, output, from_wire(data, datatype, row))
-    except (InvalidArgument, OSError) as error:
-        reason = error.message if isinstance(error, InvalidArgument) else error.strerror
-        raise InvalidConfig(f"the initial state of '{state.input_name}' cannot be: {reason}") from None
+    except InvalidArgument as error:
+        raise InvalidConfig(
+            f"the initial state of '{state.input_name}' is invalid: {error.message}", error.hint
+        ) from None
     return ImplicitState(state.input_name, output, np.full(row, 0 if datatype.itemsize else b"", datatype.dtype))
 
 
-def _read(folder: Path, name: str, limit: int) -> bytes:
-    """What a file in ``folder`` holds; of a longer one the first ``limit`` bytes, as Triton takes them."""
+def read_inside(folder: Path, name: str, limit: int) -> bytes:
+    """The first ``limit`` bytes of the file ``name`` in ``folder``, a folder of a model. Raises InvalidArgument."""
     path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
-        raise InvalidArgument(f"there is no file '{name}' in the model's folder '{folder.name}'")
-    with path.open("rb") as file:
-        return file.read(limit)
+    if not path.is_relative_to(folder.resolve()):
+        raise InvalidArgument(f"the file '{name}' is outside the model's folder '{folder.name}'")
+    if not path.is_file():
+        raise InvalidArgument(f"there is no file '{name}'", f"put it into the model's folder '{folder.name}'")
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the file '{name}': {error.strerror}") from None
 
 
 def _spec(specs: Iterable[TensorSpec], name: str, datatype: DataType | None, shape: Shape) -> TensorSpec:
-    """The model's tensor ``name``, which must be of this kind."""
+    """The model's tensor ``name``. Raises InvalidConfig unless it has this datatype and shape."""
     found = next((spec for spec in specs if spec.name == name), None)
     if found is None or found.datatype is not datatype or not found.admits(shape):
-        had = "nothing of that name" if found is None else f"{found.datatype.value} of {list(found.shape)}"
+        had = "no such tensor" if found is None else f"{found.datatype.value} of {list(found.shape)}"
         wanted = f"{datatype.value if datatype else 'a tensor'} of {list(shape)}"
-        raise InvalidConfig(f"'sequence_batching' is to have '{name}', {wanted}, and the model has {had}")
+        raise InvalidConfig(f"'sequence_batching' needs '{name}', {wanted}, but the model has {had}")
     return found

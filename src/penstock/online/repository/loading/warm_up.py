@@ -1,4 +1,4 @@
-"""Warming a loaded model up, and finding out whether requests to it may be merged."""
+"""Warms up a loaded model, and tests whether its requests can be merged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 _PROBE_ROWS = 4
 _TOLERANCE = 1e-2
-"""Of an output's largest magnitude."""
+"""Relative to an output's largest magnitude."""
 
 
 def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
 
-    Runs what the configuration describes, or else what can be guessed; then the recorded requests that still fit.
+    Runs the requests that the configuration describes, or guessed ones; then the recorded requests that still fit.
     Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a request.
     """
     distinct = list({id(model): model for model in models}.values())
@@ -74,17 +74,16 @@ def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: i
 
 
 def _rows(resolved: ResolvedVersion, model: Model) -> int:
-    """Most rows of a batch, 0 if requests cannot be merged. Runs what can be guessed; code is trusted, and not run to find out."""
+    """Maximum rows of a batch, 0 if requests cannot be merged. Runs guessed requests, but not on Python models."""
     given = resolved.given
     if isinstance(model, RequestModel):
         return resolved.max_batch if model.max_batch is None else model.max_batch
     is_made = given.batch_input or any(tensor.allow_ragged_batch for tensor in given.input)
-    # The user has said how many rows are merged, so nothing has to be found out.
-    is_said = given.max_batch_size is not None
-    is_described = is_said and given.model_warmup
-    if is_made or is_described or given.sequence_batching is not None:
+    # The user has set the batch size, so there is no need to test whether rows are independent.
+    is_set = given.max_batch_size is not None
+    if is_made or (is_set and given.model_warmup) or given.sequence_batching is not None:
         return resolved.max_batch if model.signature.batchable else 0
-    return resolved.max_batch if warm_up(model, resolved.max_batch, resolved.name, is_said=is_said) else 0
+    return resolved.max_batch if warm_up(model, resolved.max_batch, resolved.name, is_set=is_set) else 0
 
 
 def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) -> None:
@@ -100,22 +99,20 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
             for model in models:
                 runner.run(model, request)
         except PenstockError as error:
-            _log.warning("model '%s': recorded request '%s' is left out: %s", resolved.name, name, error.message)
+            _log.warning("model '%s': recorded request '%s' is skipped: %s", resolved.name, name, error.message)
         else:
             count += 1
     if count:
         _log.info("model '%s' warmed up with %d recorded requests", resolved.name, count)
 
 
-def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_said: bool = False) -> bool:
-    """Run batches of 1 and ``max_batch`` of zeros and a few different rows, and say whether requests may be merged.
+def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_set: bool = False) -> bool:
+    """Run batches of 1 and ``max_batch`` rows, and return whether requests can be merged.
 
-    They may if the model answers row for row: as many rows as it was given, and the same for a row whatever rows stand beside
-    it. If its rows depend on each other, that is logged under ``name``. With ``is_said`` the user has said that they do not, and
-    is believed.
-    A model may refuse rows in a shape that is only guessed (a free dimension counts as 1); then it stays cold and, if nothing
-    is known about its rows, unmerged.
-    Raises PenstockError if it refuses the one shape that it declares.
+    They can if the model returns as many rows as it receives, and the output of a row does not depend on the other rows. If it does,
+    a warning with ``name`` is logged. ``is_set``: the user has set the batch size, so the rows are taken to be independent.
+    A model may refuse the guessed shape, in which free dimensions are 1. It then stays cold, and its requests are not merged unless
+    ``is_set``. Raises PenstockError if it refuses a shape without free dimensions.
     """
     signature = model.signature
     for batch in (1, max_batch) if signature.batchable else (1,):
@@ -123,23 +120,22 @@ def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_said: bool
             outputs = model.forward(_zeros(signature, batch))
         except PenstockError:
             if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
-                return is_said and signature.batchable
+                return is_set and signature.batchable
             raise
         if signature.batchable and any(array.shape[:1] != (batch,) for array in outputs.values()):
             return False
-    if is_said or not signature.batchable or max_batch == 1:
+    if is_set or not signature.batchable or max_batch == 1:
         return signature.batchable
     if _has_independent_rows(model, min(max_batch, _PROBE_ROWS)):
         return True
     _log.warning(
-        "requests to model '%s' are not merged: its answer to one row changes with the rows beside it in the batch",
-        name,
+        "requests to model '%s' are not merged: its output for one row depends on the other rows of the batch", name
     )
     return False
 
 
 def _has_independent_rows(model: LoadedModel, rows: int) -> bool:
-    """Whether each of ``rows`` rows is answered alike alone and together; True if the model takes none that can be guessed."""
+    """Whether ``rows`` rows have the same outputs alone and together; True if the model refuses guessed rows."""
     if any(spec.datatype is DataType.BYTES for spec in model.signature.inputs):
         return True
     random = np.random.default_rng(0)
@@ -155,7 +151,7 @@ def _has_independent_rows(model: LoadedModel, rows: int) -> bool:
 def _probe(zeros: Array, random: np.random.Generator) -> Array:
     if DataType.from_numpy(zeros.dtype).is_float:
         return np.asarray(random.normal(size=zeros.shape), zeros.dtype)
-    # Whatever integers stand for, 0 and 1 are most likely among them.
+    # 0 and 1 are the integers that a model most likely accepts.
     return np.asarray(random.integers(0, 2, zeros.shape), zeros.dtype)
 
 
@@ -167,7 +163,7 @@ def _is_alike(together: Array, alone: Sequence[Array]) -> bool:
         return bool((together == separate).all())
     first, second = together.astype(np.float64), separate.astype(np.float64)
     finite = np.abs(second[np.isfinite(second)])
-    # Kernels for other batch sizes round differently, those of INT8 most of all.
+    # Kernels for different batch sizes round differently, especially in INT8.
     return np.allclose(first, second, rtol=0, atol=_TOLERANCE * finite.max(initial=0.0), equal_nan=True)
 
 

@@ -1,4 +1,4 @@
-"""Runs requests on a loaded model before it is served, with the layout, controls and states that its scheduler would use."""
+"""Runs warm-up requests on a loaded model, with the layout, controls and states that its scheduler would use."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from penstock.tensor import Array
 
 _MAX_ROWS = 1 << 16
 _PATIENCE_S = 300.0
-"""How long a decoupled model may take to end its answers to one batch."""
+"""Time limit for a decoupled model to complete its responses to one batch."""
 
 
 class Runner:
-    """For one model version, ``resolved`` loaded as ``model`` and perhaps more like it, whose completed configuration is ``config``.
+    """Runs requests on ``model`` and the other instances of ``resolved``; ``config`` is their completed configuration.
 
-    Raises InvalidConfig as ``layout_of`` and ``sequencing``. Blocks, and belongs to one thread.
+    Raises the errors of ``layout_of`` and ``sequencing``. Blocks, and belongs to one thread.
     """
 
     def __init__(self, config: ModelConfig, model: Model, resolved: ResolvedVersion) -> None:
-        self._check = InputCheck.of(config, max(config.max_rows, _MAX_ROWS))
+        self._check = InputCheck(config, max(config.max_rows, _MAX_ROWS))
         signature = signature_of(model, resolved.given)
         self._made = set(signature.input_names) - {tensor.name for tensor in config.input}
         self._merges = config.batchable and not config.decoupled
@@ -48,10 +48,9 @@ class Runner:
             self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
 
     def run(self, model: Model, request: InferRequest, count: int = 1) -> None:
-        """Run ``count`` requests like ``request``, merged if they can be; each is the first of its sequence. Its inputs that the
-        server makes are left out.
+        """Run ``count`` requests like ``request``, merged if possible, without the inputs that the server makes.
 
-        Raises PenstockError if the model refuses them, or they do not fit it.
+        Each is the first of its sequence. Raises PenstockError if a request does not fit the model, or the model refuses it.
         """
         batch = [self._pending(request, number) for number in range(1, count + 1)]
         is_merged = self._merges and not isinstance(model, RequestModel)
@@ -65,7 +64,7 @@ class Runner:
             model.forward(inputs)
 
     def cancel(self, pending: Pending) -> None:
-        """Nobody waits for an answer."""
+        """Do nothing: no client waits for a response."""
 
     def _pending(self, like: InferRequest, number: int) -> Pending:
         inputs = {name: array for name, array in like.inputs.items() if name not in self._made}
@@ -80,7 +79,7 @@ class Runner:
 
 
 def _execute(model: RequestModel, requests: Sequence[InferRequest]) -> None:
-    """Return when each of ``requests`` has had its last answer."""
+    """Return when each of ``requests`` has its last response."""
     ended, errors = threading.Semaphore(0), list[PenstockError]()
 
     def answer(_: int, outcome: dict[str, Array] | PenstockError | None, final: bool) -> bool:
@@ -94,7 +93,7 @@ def _execute(model: RequestModel, requests: Sequence[InferRequest]) -> None:
     for _ in requests:
         if not ended.acquire(timeout=_PATIENCE_S if model.decoupled else 0):
             raise DeadlineExceeded(
-                "the model did not end its answers" if model.decoupled else "the model gave no answer"
+                "the model did not complete its responses" if model.decoupled else "the model gave no response"
             )
     if errors:
         raise errors[0]

@@ -1,4 +1,4 @@
-"""What runs a model version: from the words of its configuration, which are Triton's, or from the files of the version's folder."""
+"""Chooses the engine of a model version, by Triton's names in its configuration or by the files in the version's folder."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from penstock.config import did_you_mean
 from penstock.engines.registry import EngineTraits, ServedAs, engine_names, engines_for, get_engine, traits
 from penstock.errors import InvalidConfig, NotFound, Unsupported
 from penstock.online.repository.config import ModelConfig, Optimization
-from penstock.online.repository.triton.rules import gpu_of, prefix
+from penstock.online.repository.triton.rules import gpu_of, prefix, prefixed
 from penstock.online.repository.triton.schema import to_message
 from penstock.resources import core_ids
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """A backend in Triton's words, and what it is here."""
+    """A backend by Triton's names, and its engine here."""
 
     name: str
     engine: str
-    """Empty for a bundle, which names its own."""
+    """Empty for a bundle, which names its own engine."""
     platform: str
     filename: str
     """The model's file or folder in the version's folder."""
 
 
 PYTHON = "python"
-"""The engine of Python models, which only the server has: each instance runs in a child process."""
+"""The engine of Python models, which exists only in the server. Each instance runs in a child process."""
 _PYTHON = EngineTraits(
     "penstock.online.instances.python.engine",
     "PythonEngine",
@@ -41,12 +41,12 @@ _PYTHON = EngineTraits(
 
 
 def engine_traits(name: str) -> EngineTraits:
-    """As ``registry.traits``, of Python models too."""
+    """``registry.traits``, extended by the engine of Python models."""
     return _PYTHON if name == PYTHON else traits(name)
 
 
 def usual_engine(format: Format) -> str:
-    """The engine for models of ``format`` that name none."""
+    """The engine for models of ``format`` that do not name one."""
     return PYTHON if format is Format.PYTHON else engines_for(format)[0]
 
 
@@ -60,8 +60,8 @@ _KNOWN = (
 )
 _ALIASES = {"armnn_tflite": "tensorflowlite", "torch": "pytorch", "tflite": "tensorflowlite"}
 _NOT_HERE = {
-    "tensorrt": "its plans run on one kind of GPU only: serve the ONNX model that the plan was made of",
-    "tensorrt_plan": "its plans run on one kind of GPU only: serve the ONNX model that the plan was made of",
+    "tensorrt": "a plan runs on one kind of GPU only: serve the ONNX model that it was built from",
+    "tensorrt_plan": "a plan runs on one kind of GPU only: serve the ONNX model that it was built from",
     "tensorflow_graphdef": "save the model as SavedModel",
     "dali": "write the steps as a Python model",
     "fil": "export the trees to ONNX",
@@ -72,16 +72,16 @@ _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 
 
 def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
-    """What runs model ``name``, and which of ``files``, those of its version's folder, it loads.
+    """The backend of model ``name``, and the one of ``files``, the names in the version's folder, that it loads.
 
-    Raises Unsupported for a backend of Triton's that Penstock lacks, InvalidConfig for an unknown one or one that contradicts the
-    platform, and NotFound if the model's file is not there.
+    Raises Unsupported for a backend that only Triton has, InvalidConfig for an unknown backend or one that contradicts the platform,
+    and NotFound if the model's file does not exist.
     """
     begin, filename = prefix(name, where), given.default_model_filename
     found = [one for one in _KNOWN if _matches(one, given, begin)]
     if not found:
         raise InvalidConfig(
-            f"{begin}'backend' is '{given.backend}', and 'platform' '{given.platform}', which do not go together",
+            f"{begin}'backend' '{given.backend}' and 'platform' '{given.platform}' do not go together",
             "leave out 'platform'",
         )
     if filename:
@@ -104,7 +104,7 @@ def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str
 
 
 def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
-    """Whether ``given`` means ``known``. Raises Unsupported, InvalidConfig."""
+    """Whether ``given`` allows the backend ``known``. Raises Unsupported, InvalidConfig."""
     for field, own in (("backend", known.name), ("platform", known.platform)):
         word = getattr(given, field)
         if word in _NOT_HERE:
@@ -112,17 +112,16 @@ def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
         names = {getattr(one, "name" if field == "backend" else field) for one in _KNOWN}
         word = _ALIASES.get(word, word)
         if word and word not in names:
-            raise InvalidConfig(f"{begin}there is no '{field}' '{word}'", did_you_mean(word, sorted(names)))
+            raise InvalidConfig(f"{begin}'{field}' is '{word}', which is unknown", did_you_mean(word, sorted(names)))
         if word and word != own:
             return False
     return True
 
 
 def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") -> dict[str, Any]:
-    """The options of ``engine``, empty for a bundle's, that parameters known from Triton's backends and devices ask for; other
-    parameters are the model's own affair.
+    """The options of ``engine`` that parameters of Triton's backends, and devices, imply; a bundle passes an empty ``engine``.
 
-    Raises InvalidConfig for one that is no number, and for a device that is not here.
+    Other parameters are left to the model. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
     """
     begin, values = prefix(name, where), given.parameters
     options: dict[str, Any] = {}
@@ -131,10 +130,8 @@ def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") 
             options["threads"] = _number(begin, key, values)
     if engine in _OWN_OPTIONS:
         options |= _OWN_OPTIONS[engine](given, begin, values)
-    try:
+    with prefixed(begin):
         gpu = gpu_of(to_message(given).instance_group, gpus_here(engine))
-    except InvalidConfig as error:
-        raise InvalidConfig(begin + error.message, error.hint) from None
     if gpu is not None:
         on_gpu = engine_traits(engine).gpu_options
         assert on_gpu is not None
@@ -159,16 +156,16 @@ def _openvino_options(_given: ModelConfig, _begin: str, values: Mapping[str, str
 
 
 _OWN_OPTIONS = {"onnxruntime": _onnxruntime_options, "openvino": _openvino_options}
-"""By engine what its parameters mean in Triton, besides those of ``EngineTraits``."""
+"""The options that Triton's parameters of an engine imply, besides those of ``EngineTraits``."""
 
 
 def gpus_here(engine: str) -> int:
-    """How many GPUs ``engine`` can compute on, as installed here; 0 for bundles, which are tuned for the CPU, and Python models."""
+    """Number of GPUs that ``engine`` can use here; 0 for bundles, which are tuned for the CPU, and for Python models."""
     return get_engine(engine).gpus() if engine not in ("", PYTHON) else 0
 
 
 def _number(begin: str, key: str, values: Mapping[str, str]) -> int:
     value = values.get(key, "0").strip()
     if not value.isascii() or not value.isdigit() or len(value) > 4:
-        raise InvalidConfig(f"{begin}'parameters[{key}]' is '{value[:40]}', and must be a number below 10000")
+        raise InvalidConfig(f"{begin}'parameters[{key}]' is '{value[:40]}', but must be a number below 10000")
     return int(value)

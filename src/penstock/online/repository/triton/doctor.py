@@ -1,4 +1,4 @@
-"""The check-up of a model repository: each model's configuration held against its files and its signature, and mended."""
+"""Checks the models of a repository: compares each configuration with the files and the signature of its model, and corrects it."""
 
 from __future__ import annotations
 
@@ -33,33 +33,30 @@ from penstock.tensor import Signature, TensorSpec
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What was found of one model."""
+    """The findings about one model."""
 
     model: str
     path: Path
-    """Of the configuration's file, which may be missing."""
+    """The file of the configuration, which may be missing."""
     findings: list[Finding]
     before: str = ""
-    """The file's text, empty if there is none."""
+    """The file's text; empty if there is no file."""
     mended: str | None = None
-    """The corrected text; None if nothing needs to change, or no correction is known."""
+    """The corrected text; None if there is nothing to change, or no known correction."""
 
     @property
     def is_sick(self) -> bool:
         return any(finding.severity is Severity.ERROR for finding in self.findings)
 
     def diff(self) -> str:
-        """From the text that is there to the mended one, or that itself if there is none; empty if there is nothing to mend."""
+        """The difference from the file's text to the corrected one; the corrected text itself if there is no file."""
         if self.mended is None or not self.before:
             return self.mended or ""
         before, after = self.before.splitlines(keepends=True), self.mended.splitlines(keepends=True)
         return "".join(difflib.unified_diff(before, after, self.path.name, f"{self.path.name} (mended)"))
 
     def write(self) -> None:
-        """Put what is mended in the file's place, whole or not at all, and keep the old one as ``.bak``, ``.bak1`` …
-
-        Raises ResourceExhausted.
-        """
+        """Replace the file atomically, and keep the old one as ``.bak``, ``.bak1`` …. Raises ResourceExhausted."""
         target = self.path.resolve()
         try:
             if self.before:
@@ -71,19 +68,18 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name: str = "") -> Diagnosis:
-    """Read the configuration of one of ``models``, those of a ``Layout``, load the newest version's signature, and hold one against
-    the other.
+    """Compare the configuration of ``models[name]``, a model of a ``Layout``, with the signature of its newest version.
 
-    A Python model is not started, since that would run its code. Raises InvalidConfig for a bad ``config_name``.
+    Does not start a Python model, because that would run its code. Raises InvalidConfig for an invalid ``config_name``.
     """
     folder = models[name]
     if isinstance(folder, PenstockError):
-        return Diagnosis(name, Path(name), [_told(folder)])
+        return Diagnosis(name, Path(name), [_finding(folder)])
     path = config_path(folder, config_name)
     try:
         given = read_config(folder, config_name)
     except InvalidConfig as wrong:
-        return Diagnosis(name, path, [_told(wrong)])
+        return Diagnosis(name, path, [_finding(wrong)])
     before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
     findings, resolved, signature = list(examine(given, name)), None, None
     gpus, whole = 0, given
@@ -91,11 +87,11 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
         if given.HasField("ensemble_scheduling"):
             findings += _missing_parts(given, models)
         else:
-            resolved = _source(name, folder, given)
+            resolved = _newest(name, folder, given)
             gpus = gpus_here(resolved.backend.engine)
             gpu_of(given.instance_group, gpus)
     except PenstockError as wrong:
-        findings.append(_told(wrong))
+        findings.append(_finding(wrong))
     try:
         signature = _signature(resolved) if resolved else None
         is_python = resolved is not None and resolved.engine == PYTHON
@@ -103,14 +99,14 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
         if not any(finding.severity is Severity.ERROR for finding in findings):
             whole = _check_whole(given, name, folder, resolved, signature)
     except PenstockError as wrong:
-        findings.append(_told(wrong))
-    # A file to begin with says what would be filled in anyway.
+        findings.append(_finding(wrong))
+    # For a model without a file, propose the complete configuration as a starting point.
     mended = mend(given, name, signature, gpus) if before else whole if signature else given
     return Diagnosis(name, path, findings, before, to_text(mended) if mended != given else None)
 
 
 def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> Message:
-    """``given`` without what contradicts the model, or asks for other devices than ``gpus``, the number of GPUs for it."""
+    """``given`` without contradictions to the model, and without devices beyond the ``gpus`` GPUs of its engine."""
     config = ModelConfig()
     config.CopyFrom(given)
     if given.name:
@@ -139,7 +135,7 @@ def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> M
 
 
 def _is_mended(config: Message, field: str, tensor: Message, specs: tuple[TensorSpec, ...], named: list[str]) -> bool:
-    """Make ``tensor`` what the model has under its name or the one that was meant; False if the model has no such tensor."""
+    """Correct ``tensor`` by the model's tensor of its name, or of a similar one. False if the model has no such tensor."""
     by_name = {spec.name: spec for spec in specs}
     if tensor.name not in by_name:
         free = [name for name in by_name if name not in named]
@@ -149,20 +145,16 @@ def _is_mended(config: Message, field: str, tensor: Message, specs: tuple[Tensor
         tensor.name = near[0]
     spec = by_name[tensor.name]
     if any(difference(config, f"{field}[0]", tensor, spec)):
-        _describe(config, tensor, spec)
+        tensor.data_type = number_of(spec.datatype)
+        tensor.ClearField("reshape")
+        tensor.dims[:] = spec.shape[1:] if config.max_batch_size > 0 else spec.shape
+        if not tensor.dims:
+            tensor.dims.append(1)
+            tensor.reshape.SetInParent()
     return True
 
 
-def _describe(config: Message, tensor: Message, spec: TensorSpec) -> None:
-    tensor.name, tensor.data_type = spec.name, number_of(spec.datatype)
-    tensor.ClearField("reshape")
-    tensor.dims[:] = spec.shape[1:] if config.max_batch_size > 0 else spec.shape
-    if not tensor.dims:
-        tensor.dims.append(1)
-        tensor.reshape.SetInParent()
-
-
-def _told(wrong: PenstockError) -> Finding:
+def _finding(wrong: PenstockError) -> Finding:
     return Finding(Severity.ERROR, wrong.message, wrong.hint)
 
 
@@ -170,14 +162,14 @@ def _missing_parts(given: Message, known: Collection[str]) -> Iterator[Finding]:
     for number, step in enumerate(given.ensemble_scheduling.step):
         if step.model_name not in known:
             path = f"ensemble_scheduling.step[{number}].model_name"
-            yield error(path, f"is '{step.model_name}', which is no model here", did_you_mean(step.model_name, known))
+            yield error(path, f"is '{step.model_name}', which does not exist", did_you_mean(step.model_name, known))
 
 
-def _source(name: str, folder: Path, given: Message) -> ResolvedVersion:
-    """That of the newest version, for one instance on the CPU."""
+def _newest(name: str, folder: Path, given: Message) -> ResolvedVersion:
+    """The newest version, for one instance on the CPU."""
     versions = versions_in(folder)
     if not versions:
-        raise NotFound(f"model '{name}' has no version", "put its files in a folder with a number, as '1'")
+        raise NotFound(f"model '{name}' has no version", "put its files into a folder named by a number, e.g. '1'")
     for number in given.version_policy.specific.versions:
         if str(number) not in versions:
             raise NotFound(
@@ -187,7 +179,7 @@ def _source(name: str, folder: Path, given: Message) -> ResolvedVersion:
     plain = ModelConfig()
     plain.CopyFrom(given)
     for field in ("instance_group", "dynamic_batching", "ensemble_scheduling", "model_warmup"):
-        plain.ClearField(field)  # they do not decide what runs the model, and may be wrong
+        plain.ClearField(field)  # they do not decide the engine, and may be invalid
     return find(ModelSource(name, folder, {versions[-1]: folder / versions[-1]}, typed(plain)), versions[-1])
 
 
@@ -204,7 +196,7 @@ def _signature(resolved: ResolvedVersion) -> Signature | None:
 def _check_whole(
     given: Message, name: str, folder: Path, resolved: ResolvedVersion | None, signature: Signature | None
 ) -> Message:
-    """The whole configuration. Raises what the server would of it and of the files that it names."""
+    """The completed configuration. Raises the server's errors about it and about the files that it names."""
     rows = DEFAULT_MAX_BATCH if signature is None or signature.batchable else None
     config = complete(typed(given), name, resolved.platform if resolved else "ensemble", signature, rows, 1)
     layout_of(config)

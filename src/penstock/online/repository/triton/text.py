@@ -1,4 +1,4 @@
-"""Model configurations as text: ``config.pbtxt`` (protobuf's text format) and JSON, read with errors that say where and what."""
+"""Reads model configurations from ``config.pbtxt``, in protobuf's text format, and from JSON. Errors name the place and the field."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ _TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\w.+-]+
 
 
 def config_path(folder: Path, config_name: str = "") -> Path:
-    """The file that holds the configuration of the model in ``folder``: ``configs/<config_name>.pbtxt`` if that is asked for and
-    there, else ``config.pbtxt``, which may be missing. Raises InvalidConfig.
+    """The configuration file of the model in ``folder``: ``configs/<config_name>.pbtxt`` if it exists, else ``config.pbtxt``.
+
+    ``config.pbtxt`` may be missing. Raises InvalidConfig for an invalid ``config_name``.
     """
-    if not config_name:
-        return folder / FILE
-    if not re.fullmatch(r"\w[\w.-]*", config_name):
-        raise InvalidConfig(f"'{config_name}' cannot be the name of a configuration", "letters, digits, '_', '-', '.'")
+    if config_name and not re.fullmatch(r"\w[\w.-]*", config_name):
+        raise InvalidConfig(
+            f"'{config_name}' is not a valid name of a configuration", "use letters, digits, '_', '-' and '.'"
+        )
     named = folder / "configs" / f"{config_name}.pbtxt"
-    return named if named.exists() or named.is_symlink() else folder / FILE
+    return named if config_name and (named.exists() or named.is_symlink()) else folder / FILE
 
 
 def read_config(folder: Path, config_name: str = "") -> Message:
-    """What ``config_path`` holds as a ``ModelConfig``, empty if there is no such file.
+    """The ``ModelConfig`` in the file ``config_path``; empty if there is no such file.
 
-    Raises InvalidConfig with model, file, line and column for what cannot be read.
+    Raises InvalidConfig with model, file, line and column of an error.
     """
     path = config_path(folder, config_name)
     where = shown_path(folder, path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InvalidConfig(f"{where}: is not a file")
+            raise InvalidConfig(f"{where}: is not a regular file")
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         if path.is_symlink():
-            raise InvalidConfig(f"{where}: is a link to nothing") from None
+            raise InvalidConfig(f"{where}: is a broken link") from None
         return ModelConfig()
     except OSError as error:
         raise InvalidConfig(f"{where}: cannot be read: {error.strerror}") from None
@@ -55,12 +56,12 @@ def read_config(folder: Path, config_name: str = "") -> Message:
 
 
 def shown_path(folder: Path, path: Path) -> str:
-    """``path`` as errors name it: from the repository on."""
+    """``path`` relative to the repository, for errors."""
     return f"{folder.name}/{path.relative_to(folder).as_posix()}"
 
 
 def parse_text(data: bytes, where: str) -> Message:
-    """The configuration that ``data``, the text of file ``where``, holds. Raises InvalidConfig."""
+    """Parse ``data``, the text of the file ``where``. Raises InvalidConfig."""
     if len(data) > _MAX_BYTES:
         raise InvalidConfig(f"{where}: has more than {_MAX_BYTES} bytes")
     try:
@@ -79,7 +80,7 @@ def parse_text(data: bytes, where: str) -> Message:
 
 
 def parse_json(name: str, text: str | bytes) -> Message:
-    """The configuration of model ``name`` that a client gave as JSON. Raises InvalidConfig."""
+    """Parse the JSON configuration of model ``name`` from a client. Raises InvalidConfig."""
     where = f"configuration given for model '{name}'"
     if len(text) > _MAX_BYTES:
         raise InvalidConfig(f"{where}: has more than {_MAX_BYTES} bytes")
@@ -94,7 +95,7 @@ def parse_json(name: str, text: str | bytes) -> Message:
 
 
 def parse_settings(settings: Mapping[str, Any], where: str) -> Message:
-    """The configuration that holds just ``settings``, the fields by their names. Raises InvalidConfig."""
+    """The configuration with only ``settings``, by field names. Raises InvalidConfig."""
     try:
         return json_format.ParseDict(dict(settings), ModelConfig())
     except json_format.ParseError as error:
@@ -102,7 +103,7 @@ def parse_settings(settings: Mapping[str, Any], where: str) -> Message:
 
 
 def to_text(config: Message) -> str:
-    """``config`` as the text of a ``config.pbtxt``, fields in the schema's order, lists of numbers on one line."""
+    """``config`` as the text of a ``config.pbtxt``, in the schema's order, with each list of numbers on one line."""
     text: str = text_format.MessageToString(
         config, as_utf8=True, use_index_order=True, use_short_repeated_primitives=True
     )
@@ -122,17 +123,17 @@ def _explain_text(error: text_format.ParseError, text: str, where: str) -> Inval
     if unknown := re.match(r'Enum type "(.+?)" has no value named (.*)', reason):
         return _unknown_value(f"{place}: '{path}'", unknown[1], unknown[2])
     if twice := re.search(r'should not have multiple "(\w+)" fields', reason):
-        return InvalidConfig(f"{place}: '{'.'.join([*names, twice[1]])}' is given twice")
+        return InvalidConfig(f"{place}: '{'.'.join([*names, twice[1]])}' is given twice", "remove one")
     if other := re.match(r'Field "(\w+)" is specified along with field "(\w+)"', reason):
-        return InvalidConfig(f"{place}: '{other[1]}' and '{other[2]}' exclude each other", "leave one of them out")
+        return InvalidConfig(f"{place}: '{other[1]}' and '{other[2]}' exclude each other", "leave out one of them")
     if reason.startswith(('Expected "}"', 'Expected ">"')) and open_parts:
         name, opened = open_parts[-1]
-        return InvalidConfig(f"{place}: '{name}', begun in line {opened}, is not closed", "add a '}'")
+        return InvalidConfig(f"{place}: '{name}', opened in line {opened}, is not closed", "add a '}'")
     return InvalidConfig(f"{place}: '{path}': {_short(reason)}" if path else f"{place}: {_short(reason)}")
 
 
 def _open_at(text: str) -> tuple[list[tuple[str, int]], str]:
-    """The fields that are begun and not ended where ``text`` breaks off, with the lines in which they begin; and the last name."""
+    """The fields that are still open at the end of ``text``, with the lines where they open, and the last field name."""
     parts: list[tuple[str, int]] = []
     last, line = "", 1
     for mark in _TOKEN.findall(text):
@@ -155,11 +156,11 @@ def _unknown_field(place: str, kind: Descriptor, name: str, path: list[str]) -> 
 
 def _unknown_value(begin: str, kind: str, value: str) -> InvalidConfig:
     hint = did_you_mean(value[:_MAX_SHOWN].upper(), POOL.FindEnumTypeByName(kind).values_by_name)
-    return InvalidConfig(f"{begin} cannot be '{_short(value)}'", hint)
+    return InvalidConfig(f"{begin} is '{_short(value)}', which is not one of its values", hint)
 
 
 def _explain_json(error: json_format.ParseError, where: str) -> InvalidConfig:
-    """``error`` in our words: the path of the field, what is wrong with it, and what was probably meant."""
+    """An error with the path of the field, the reason, and a suggestion."""
     reason, path = str(error).partition("\n")[0].rstrip("."), ""
     while nested := re.match(r"Failed to parse (\w+) field: (.*)", reason, re.DOTALL):
         path, reason = f"{path}.{nested[1]}".removeprefix("."), nested[2]
