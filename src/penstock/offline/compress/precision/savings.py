@@ -1,4 +1,4 @@
-"""The time that the integers of each group save: versions of the model timed against the INT8 model, interleaved."""
+"""Measure the time that the integers of each group save, in calls that interleave with those of the INT8 model."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from penstock.offline.compress.precision.trials import Trials
 from penstock.perf.measure import Timings, speedup
 
 _INT8 = ""
-"""The INT8 model's name in a race; the others have those of groups."""
+"""The INT8 model's name in a race. Other versions are named after groups."""
 _MOST_TOGETHER = 12
-"""Versions timed in one block: enough to share the INT8 model's time, few enough to share the machine's moods."""
+"""Versions timed in one block: enough to share the timing of the INT8 model, few enough to run under the same conditions."""
 
 
 class Savings(msgspec.Struct, frozen=True):
-    """Of the groups that were timed."""
+    """The savings of the groups that were timed."""
 
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """By group, latency with it float - latency of the INT8 model, with the 95 % interval of the paired rounds."""
+    """By group, latency with it float less that of the INT8 model, with the 95 % interval of the paired rounds."""
     unpaying: tuple[str, ...]
-    """Groups that are provably no slower in float, each alone and all together."""
+    """Groups that are significantly no slower in float, each alone and all together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
-    """Time the groups ``names`` in this order for about ``budget_s`` seconds; the last ones go untimed when they are over.
+    """Time the groups ``names`` in this order for about ``budget_s`` seconds. When the time is over, the rest stays untimed.
 
-    Loaded at a time are as many versions as fit ``memory_bytes`` by the engine's estimate, at least two.
+    Loads as many versions at a time as fit ``memory_bytes`` by the engine's estimate, at least two.
     """
     clock = _Stopwatch(trials, rows)
     options = {"threads": trials.judge.threads}
@@ -49,7 +49,7 @@ def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: f
 
 
 def _unpaying(clock: _Stopwatch, saving_ms: dict[str, Interval]) -> tuple[str, ...]:
-    """Float neighbours share conversions, so savings do not add up: groups that do not pay are timed together once more."""
+    """The groups without a saving. Float neighbours share conversions, so savings do not add up, and these are timed together."""
     found = [name for name, saving in saving_ms.items() if saving.high <= 0]
     if len(found) < 2:
         return tuple(found)
@@ -70,7 +70,7 @@ class _Stopwatch:
         return float(np.median(self._int8_ms)) if self._int8_ms else None
 
     def time(self, versions: Sequence[Sequence[str]], budget_s: float) -> dict[str, Interval]:
-        """The milliseconds that each of ``versions``, groups left float, loses; by the name of its first group."""
+        """The milliseconds that each of ``versions``, lists of float groups, loses, by the name of its first group."""
         mixed = self._trials.mixed
         models = {_INT8: mixed.with_float(), **{floats[0]: mixed.with_float(floats) for floats in versions}}
         start = time.perf_counter()
