@@ -52,7 +52,7 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
 
 
 def _curve(counts: Array, highs: Array, levels: int) -> list[float]:
-    scores: list[float] = divergences(counts, np.zeros_like(highs), highs, levels).tolist()
+    scores: list[float] = divergences(counts, 0, highs, levels).tolist()
     return scores
 
 
