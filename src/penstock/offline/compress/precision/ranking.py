@@ -1,8 +1,8 @@
 """The order in which groups should become float again.
 
 If two neighbours round the same tensor, leaving one of them float recovers nothing, since the other still rounds it; yet either one
-causes the loss. So a group's part in the loss is the mean of two measurements: its loss as the only integer group (Δ), and the
-accuracy recovered when it is the only float group (Δ'). These are the first and the last term of its Shapley value. Their mean is
+causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the only integer group (Δ), and the
+accuracy recovered if it is the only float group (Δ'). These are the first and the last term of its Shapley value. Their mean is
 that value if groups interact in pairs only, and then the parts add up to the whole loss.
 (L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.)
 Errors can also hide one another, so the first places are decided one after another, each with the groups before it float.

@@ -88,7 +88,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
 def measure_sensitivity(
     trials: Trials, options: SensitivityOptions | None = None, on_progress: Progress = no_progress
 ) -> SensitivityReport:
-    """Measure every group of ``trials``. Raises as loading and running a version.
+    """Measure every group of ``trials``. Raises the errors of loading and running a version.
 
     Without latencies the same arguments give the same report. Memory: the versions timed together, and a few bytes for each
     sample and version.

@@ -83,7 +83,7 @@ def histogram_noise(histogram: Histogram, range: Range, scheme: IntegerScheme) -
     shares = histogram.counts[filled] / histogram.count
     signal = (low * low + low * high + high * high) / 3
     smallest, largest = scheme.activation_limits
-    if range.high <= range.low:  # only ever zeros, which are exact
+    if range.high <= range.low:  # the tensor was always zero, which is exact
         return Noise(float(shares @ signal), float(shares @ signal), 0.0)
     step, zero_point = (float(number) for number in scheme.parameters(np.array(range.low), np.array(range.high)))
     first, last = (smallest - zero_point) * step, (largest - zero_point) * step

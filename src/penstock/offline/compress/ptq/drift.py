@@ -49,7 +49,7 @@ class Drift(msgspec.Struct, frozen=True):
     beyond: float
     """Share of evaluation values below the least or above the largest calibration value, to the width of a bin of 1/2048."""
     bearable: float = _BEYOND
-    """The share beyond that chance explains for this number of samples."""
+    """The largest share of values beyond that can be chance, for this number of samples."""
 
     @property
     def is_shifted(self) -> bool:

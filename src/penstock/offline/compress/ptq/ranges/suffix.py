@@ -70,9 +70,9 @@ class Suffix:
         range: Range,
         scheme: IntegerScheme,
     ) -> dict[str, Array]:
-        """The outputs with ``tensor`` rounded to ``range``, by ``model``, the loaded ``artifact(scheme)``.
+        """The outputs with ``tensor`` rounded to ``range``.
 
-        ``batches`` hold the tensors in ``read``.
+        ``model`` is ``artifact(scheme)``, loaded. ``batches`` hold the tensors in ``read``.
         """
         values: dict[str, Array] = {}
         for number, name in enumerate(self.tensors):
