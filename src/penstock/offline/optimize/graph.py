@@ -117,7 +117,7 @@ def add_constant(graph: ir.Graph, array: Array, like: str) -> ir.Value:
 
 
 def replace_by_constant(node: ir.Node, array: Array | ir.TensorProtocol) -> None:
-    """Remove ``node``; its only output, not a graph output, becomes an initialiser of the same name."""
+    """Remove ``node``; its only output, which is not a graph output, becomes an initialiser of the same name."""
     graph, output = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph)
     assert output.name is not None

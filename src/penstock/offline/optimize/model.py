@@ -136,20 +136,15 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
 
 
 def _tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
-    """Every tensor of the model: initialisers and attributes, in subgraphs and functions as well."""
-    found: list[onnx.TensorProto] = []
-    graphs = [proto.graph]
-    nodes = [node for function in proto.functions for node in function.node]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            found += graph.initializer
-            nodes += graph.node
-        for node in nodes:
-            for attribute in node.attribute:
-                graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
-                found += [attribute.t] if attribute.HasField("t") else attribute.tensors
-        nodes = []
+    """Every initialiser and tensor attribute of the model, including those of subgraphs and functions."""
+    found = list(proto.graph.initializer)
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while nodes:
+        for attribute in nodes.pop().attribute:
+            found += [attribute.t] if attribute.HasField("t") else attribute.tensors
+            for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                found += graph.initializer
+                nodes += graph.node
     return found
 
 

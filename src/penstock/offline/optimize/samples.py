@@ -12,7 +12,7 @@ _SEED = 20_111
 _FREE_SIZES = (8, 32, 64, 224)
 _CASES = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative", 1))
 
-# FP16 ends at 65504, which a few layers reach from a hundred.
+# The largest FP16 number is 65504, which a few layers can reach from inputs of 100.
 _LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
 
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from penstock.offline.compress.low_rank.timing import WHOLE, measure
+
 from networks import Network
 from penstock.offline.compress.low_rank.convolution import Form
 from penstock.offline.compress.low_rank.layers import layers
-from penstock.offline.compress.low_rank.timing import WHOLE, measure
 from penstock.offline.optimize.model import load_model
 
 

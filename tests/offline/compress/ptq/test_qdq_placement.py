@@ -87,7 +87,7 @@ def test_a_quantised_model_is_refused() -> None:
     n = networks.Network()
     scale, zero = n.weight(np.float32(0.1)), n.weight(np.uint8(3))
     n.op("DequantizeLinear", n.op("QuantizeLinear", "x", scale, zero), scale, zero, name="y")
-    with pytest.raises(Unsupported, match="quantised already"):
+    with pytest.raises(Unsupported, match="already quantised"):
         FloatModel(n.artifact({"x": ["N", 2]}, {"y": ["N", 2]}))
 
 

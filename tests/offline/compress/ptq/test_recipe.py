@@ -9,15 +9,18 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import Unsupported
+from penstock.offline.compress.method import StepContext
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.ptq.recipe import PtqRecipe, equalized, quantize_with
+from penstock.offline.compress.ptq.recipe import PtqRecipe, check_float, equalized, placed, prepared, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import DataType
 
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "")
+
+ROWS = make_dataset({"x": np.random.default_rng(0).standard_normal((40, 16)).astype(np.float32)}, None)
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +81,27 @@ def test_nothing_to_do() -> None:
     assert equalized(model, nothing).digest == model.digest
     with pytest.raises(Unsupported, match="no operator to quantise"):
         quantize_with(PtqRecipe(), model, nothing, SCHEME)
+
+
+def test_a_model_without_weights_cannot_be_quantised() -> None:
+    check_float(networks.mlp())
+    with pytest.raises(Unsupported, match="no operator to quantise"):
+        check_float(models.sum_and_difference())
+
+
+def test_a_placement_is_timed_once_for_each_model() -> None:
+    model = networks.mlp()
+    context = StepContext(model, model, ROWS)
+    assert placed(model, context, "wide", 1, 0.05) is QdqPlacement.WIDE
+    assert not context.placements
+    found = placed(model, context, "fastest", 1, 0.05)
+    assert context.placements == {model.digest: found}
+    context.placements[model.digest] = QdqPlacement.WIDE
+    assert placed(model, context, "fastest", 1, 0.05) is QdqPlacement.WIDE
+
+
+def test_channels_stay_without_equalisation() -> None:
+    model = networks.mlp()
+    context = StepContext(model, model, ROWS)
+    assert prepared(model, context, equalize=False) is model
+    assert prepared(model, context, equalize=True).provenance

@@ -8,15 +8,16 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.offline.compress.method import Aim, Made, StepContext, TrainingMethod, needs_torch
-from penstock.offline.compress.ptq.preparation import (
+from penstock.offline.compress.ptq.recipe import (
     RANGE_METHODS,
     MethodName,
     PlacementName,
+    PtqRecipe,
     check_float,
     placed,
     prepared,
+    quantize_with,
 )
-from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 
 
 class QatMethod(TrainingMethod, frozen=True, kw_only=True):

@@ -15,19 +15,20 @@ from penstock.offline.compress.precision.sensitivity import SensitivityOptions, 
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.preparation import (
-    RANGE_METHODS,
-    MethodName,
-    PlacementName,
-    check_float,
-    placed,
-    prepared,
-)
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.chart import range_chart
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
+from penstock.offline.compress.ptq.recipe import (
+    RANGE_METHODS,
+    MethodName,
+    PlacementName,
+    PtqRecipe,
+    check_float,
+    placed,
+    prepared,
+    quantize_with,
+)
 
 _INT8 = Usage(needs={"precision": ("int8",)})
 

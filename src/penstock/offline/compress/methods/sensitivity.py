@@ -20,9 +20,9 @@ from penstock.offline.compress.precision.sensitivity import (
 )
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.preparation import check_float, prepared
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
+from penstock.offline.compress.ptq.recipe import check_float, prepared
 from penstock.offline.judge.judge import Judge
 from penstock.perf.report import page
 

@@ -1,1 +1,1 @@
-"""Which precision each part of a model keeps: dynamic and weight-only integers, half floats, sensitivity and mixed precision."""
+"""The precision of each part of a model: dynamic and weight-only integers, half floats, sensitivity and mixed precision."""

@@ -1,8 +1,8 @@
-"""INT8 without calibration: the range of each activation is taken when it is there, over the whole batch.
+"""INT8 without calibration: the range of each activation is computed at run time, over the whole batch.
 
-For products with constant weights only (MatMul, Gemm): ONNX Runtime has a fused kernel for them, and none for Conv, which becomes
-several times slower than FP32. The facts say what it costs: since the range is that of the batch, a sample's answer depends
-on the samples that it is batched with, which a server that merges requests cannot hide.
+Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv,
+which would become several times slower than FP32. Since the range is that of the batch, a sample's answer depends on the samples
+that it is batched with, even in a server that merges requests. The facts give the size of that effect.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from penstock.dataset import Dataset
 from penstock.offline.compress.precision.products import Product, ProductModel, node
 from penstock.offline.judge.metrics import sample_errors
 from penstock.offline.sessions import loaded
-from penstock.tensor import Array, DataType
+from penstock.tensor import DataType
 
 _SAME = 1e-3
-"""Relative error up to which two answers count as equal, since a value near a rounding border may be rounded either way."""
+"""Relative error up to which two answers count as equal. A value near a rounding border can be rounded either way."""
+
+_ROWS = 8
+"""Samples that are batched to test whether answers depend on one another."""
 
 
 class DynamicOptions(msgspec.Struct, frozen=True):
     """How ``quantize_dynamic`` quantises."""
 
     least_weights: int = 4096
-    """Products with fewer weights stay float: finding the range would cost more than it saves."""
+    """Products with fewer weights stay float, since finding the range costs more than it saves."""
     reduce_range: bool = False
-    """Weights take 7 of their 8 bits. Needed on x86 without VNNI, where ``IntegerScheme.reduce_range`` says so."""
-    rows: int = 8
-    """Samples that are batched to see whether answers depend on one another."""
+    """Weights use 7 of their 8 bits, as ``IntegerScheme.reduce_range`` demands on x86 without VNNI."""
 
 
 def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions | None = None) -> Artifact:
-    """``artifact`` with its large products in INT8, weights with one scale an output channel.
+    """``artifact`` with its large products in INT8, and one scale an output channel for weights.
 
-    The fact ``batch_invariant`` says whether answers on ``data`` stayed the same alone and in a batch: see ``batch_dependence``.
+    The fact ``batch_invariant`` is true if answers on ``data`` are the same alone and in a batch (``batch_dependence``).
     Raises Unsupported if there is no product to quantise, and as ``FloatModel``.
     """
     options = options or DynamicOptions()
     model = ProductModel(artifact, options.least_weights)
-    # Queries, keys and values read one tensor, which needs to be rounded once.
+    # Queries, keys and values read the same tensor, which is rounded once.
     rounded: dict[ir.Value, ir.Node] = {}
     for product in model.products:
         first = product.input not in rounded
@@ -50,7 +51,7 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
         model.replace(product, [rounding, *nodes] if first else nodes)
     written = model.write()
     changed = Artifact.from_bytes(written)
-    dependence = batch_dependence(changed, data, options.rows)
+    dependence = batch_dependence(changed, data)
     facts = {
         "products": len(model.products),
         "batch_dependence": round(dependence, 6),
@@ -60,29 +61,28 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
     return artifact.derive(written, "quantize_dynamic", msgspec.to_builtins(options), facts)
 
 
-def is_batch_invariant(artifact: Artifact, data: Dataset, rows: int = 8) -> bool:
-    """Whether answers do not depend on the rest of the batch, tested on ``rows`` samples."""
-    return batch_dependence(artifact, data, rows) <= _SAME
+def is_batch_invariant(artifact: Artifact, data: Dataset) -> bool:
+    """Whether answers on ``data`` do not depend on the rest of the batch (``batch_dependence``)."""
+    return batch_dependence(artifact, data) <= _SAME
 
 
-def batch_dependence(artifact: Artifact, data: Dataset, rows: int = 8) -> float:
-    """Largest relative error between a sample's answer alone and in a batch of ``rows`` samples, evenly spaced in ``data``.
+def batch_dependence(artifact: Artifact, data: Dataset) -> float:
+    """Largest relative error between a sample's answer alone and in a batch of 8 samples, evenly spaced in ``data``.
 
-    A model that takes no batches of free size has no batch mates to depend on: 0.
+    It is 0 for a model without a free batch size.
     """
     with loaded(artifact) as model:
         if not model.signature.batchable:
             return 0.0
-        picks = np.linspace(0, data.count - 1, max(2, rows)).round().astype(np.intp)
-        batch: dict[str, Array] = {name: array[picks] for name, array in data.inputs.items()}
-        together = model.forward(batch)
-        alone = [model.forward({name: array[i : i + 1] for name, array in batch.items()}) for i in range(len(picks))]
+        batch = data.pick_evenly(_ROWS)
+        together = model.forward(batch.inputs)
+        alone = [model.forward(batch.rows(row, row + 1)) for row in range(_ROWS)]
     separate = {name: np.concatenate([answer[name] for answer in alone]) for name in together}
     return float(sample_errors(separate, together).max())
 
 
 def _integer_product(model: ProductModel, product: Product, rounding: ir.Node, levels: int) -> list[ir.Node]:
-    """x ── DynamicQuantizeLinear ── MatMulInteger ── Cast ── Mul(scales) ── Add(bias): what ONNX Runtime fuses into one kernel."""
+    """x ── DynamicQuantizeLinear ── MatMulInteger ── Cast ── Mul(scales) ── Add(bias), which ONNX Runtime fuses into one kernel."""
     scale = np.abs(product.weight).max(axis=0) / np.float32(levels)
     scale[scale == 0] = 1
     integers = np.clip(np.round(product.weight / scale), -levels, levels).astype(np.int8)

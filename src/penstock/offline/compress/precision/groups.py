@@ -1,12 +1,12 @@
 """Groups of operators that become float or integer together, and the INT8 model with any of them left float.
 
-Switching one operator alone would put conversions where none are in the INT8 model: between a convolution and its Relu, on
-one side of an addition, on one of the three projections of an attention. What belongs together is found in the graph alone:
+Switching a single operator would add conversions that the INT8 model does not have: between a convolution and its Relu, on
+one side of an addition, on one of the three projections of an attention. Two rules on the graph form the groups:
 
-1. An operator that is not a product with weights joins those of its producers whose result no other operator reads; where others read
-   all of them, the last one. So the addition of a residual block joins the block's last convolution, not the one before the block.
-   Without a producer it joins its first reader.
-2. What meets in a product of two activations is one group: query, key and value of an attention.
+1. An operator that is not a product with weights joins those of its producers whose result no other operator reads. If others read
+   all of them, it joins the last one. So the addition of a residual block joins the block's last convolution, not the one before
+   the block. Without a producer it joins its first reader.
+2. The projections that feed a product of two activations are one group: query, key and value of an attention.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TRANSPARENT = frozenset(
 
 
 class OperatorGroup(msgspec.Struct, frozen=True):
-    """Operators that are integer together or not at all."""
+    """Operators that are all integer or all float."""
 
     name: str
     """The first tensor that the group computes."""
@@ -49,14 +49,14 @@ class OperatorGroup(msgspec.Struct, frozen=True):
 
 
 def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[OperatorGroup, ...]:
-    """``nodes``, which are integer in ``model``, in groups: each node in exactly one, in the order of their first nodes."""
+    """The groups of ``nodes``, which are integer in ``model``, in the order of their first nodes. Each node is in exactly one."""
     return _Grouping(model, nodes).groups()
 
 
 class MixedModel:
-    """A float model with what its INT8 version needs, from which any of its groups may be left out.
+    """A float model with the ranges of its INT8 version, any groups of which can stay float.
 
-    The same groups give the same bytes. Raises Unsupported if no operator can become integer, and whatever ``FloatModel`` does.
+    The same groups give the same bytes. Raises Unsupported if no operator can become integer, and as ``FloatModel``.
     """
 
     def __init__(
@@ -74,25 +74,27 @@ class MixedModel:
         self.groups = find_groups(self.model, self.model.integer_nodes(placement))
         if not self.groups:
             raise nothing_to_quantise()
-        self._by_name = {group.name: group for group in self.groups}
+        self._names = frozenset(group.name for group in self.groups)
 
     def nodes(self, names: Collection[str]) -> list[str]:
-        """The nodes of the groups called ``names``, in the order of the groups. Raises InvalidArgument for a name of none."""
-        unknown = sorted(set(names) - self._by_name.keys())
+        """The nodes of the groups called ``names``, in the order of the groups. Raises InvalidArgument for an unknown name."""
+        unknown = sorted(set(names) - self._names)
         if unknown:
-            raise InvalidArgument(f"no group is called {unknown}", f"the groups are {list(self._by_name)}")
+            raise InvalidArgument(
+                f"no group is called {unknown}", f"choose from {[group.name for group in self.groups]}"
+            )
         return [node for group in self.groups if group.name in names for node in group.nodes]
 
     def others(self, name: str) -> frozenset[str]:
         """All groups but this one."""
-        return frozenset(self._by_name) - {name}
+        return self._names - {name}
 
     def is_integer(self, floats: Collection[str]) -> bool:
         """Whether any operator becomes integer if these groups stay float."""
         return bool(self.model.integer_nodes(self.placement, self.nodes(floats)))
 
     def with_float(self, floats: Collection[str] = ()) -> Artifact:
-        """The INT8 version with these groups float; the original itself if they leave no product to quantise."""
+        """The INT8 version with these groups float; the original if that leaves no product to quantise."""
         if not self.is_integer(floats):
             return self.artifact
         return quantize(self.artifact, self.ranges, self.scheme, self.placement, self.nodes(floats))
@@ -105,7 +107,6 @@ class _Grouping:
         self._model, self._nodes = model, nodes
         self._parents = list(range(len(nodes)))
         self._writers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-        self._producers = {name: node for node in model.nodes for name in node.output if name}
         self._readers: dict[str, list[str]] = defaultdict(list)
         for node in model.nodes:
             for name in dict.fromkeys(node.input):
@@ -114,7 +115,7 @@ class _Grouping:
             self._readers[name].append("")
 
     def groups(self) -> tuple[OperatorGroup, ...]:
-        """The two rules, and the groups that result."""
+        """Apply the two rules, and return the resulting groups."""
         for index, node in enumerate(self._nodes):
             if node.op_type not in LINEAR_OPS:
                 self._join(index, self._neighbours(index, node))
@@ -143,10 +144,10 @@ class _Grouping:
         return {one for name in node.output for one in self._readers[name]} == {reader.name}
 
     def _projections(self, tensor: str) -> Iterator[int]:
-        """The integer products with weights that ``tensor`` comes from by reshaping, scaling, masking, sharing out."""
+        """The integer products with weights from which transparent operators compute ``tensor``."""
         waiting, seen = [tensor], {tensor}
         while waiting:
-            node = self._producers.get(waiting.pop())
+            node = self._model.producers.get(waiting.pop())
             if node is None:
                 continue
             if self._is_weighted(node):

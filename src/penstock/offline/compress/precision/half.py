@@ -1,7 +1,7 @@
-"""Weights stored in 16 bits, computed with in 32: half the bytes on disk and on the wire, at the speed of the original.
+"""Weights stored in 16 bits and converted to 32 on load: half the bytes on disk and on the wire, at the speed of the original.
 
-Behind each weight stands a Cast to FP32, which engines carry out once, when they load the model. This is not arithmetic in 16 bits:
-x86 kernels of ONNX Runtime have none, and OpenVINO rounds to BF16 itself where the CPU computes in it, whatever the file holds.
+A Cast to FP32 follows each weight. Engines run it once, when they load the model. Arithmetic stays in 32 bits: ONNX Runtime has no
+x86 kernels for 16 bits, and OpenVINO computes in BF16 on CPUs that support it, whatever the type in the file.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ class HalfOptions(msgspec.Struct, frozen=True):
     kind: Literal["fp16", "bf16"] = "fp16"
     """FP16: 11 significant bits, up to 65504. BF16: 8 significant bits, the range of FP32."""
     least_weights: int = 256
-    """Tensors with fewer elements stay as they are: the Cast would take more bytes than it saves."""
+    """Tensors with fewer elements stay FP32, since the Cast takes more bytes than it saves."""
     max_weight_error: float = 0.01
-    """A tensor with a larger relative error stays FP32: its values are too small for FP16."""
+    """A tensor with a larger relative error stays FP32, since its values are too small for FP16."""
 
 
 def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Artifact:
     """``artifact`` with its FP32 weights stored in 16 bits; inputs, outputs and arithmetic stay FP32.
 
-    A tensor with a value beyond what the type holds, or that would lose more than ``max_weight_error``, stays FP32 and is named in
-    the fact ``kept``. Raises Unsupported if no tensor can be stored so, or the model is of an opset whose Cast lacks the type.
+    A tensor with a value beyond the type's range, or with a relative error above ``max_weight_error``, stays FP32. The fact ``kept``
+    names it. Raises Unsupported if no tensor can be stored in 16 bits, or if the model's opset has no Cast from the type.
     """
     options = options or HalfOptions()
     proto = read_proto(artifact)
     opset = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
     if opset < _CAST_OPSET[options.kind]:
         raise Unsupported(
-            f"the model is of opset {opset}, whose Cast does not take {options.kind.upper()}",
+            f"the model has opset {opset}, whose Cast does not accept {options.kind.upper()}",
             f"export it with opset {_CAST_OPSET[options.kind]} or later",
         )
     overridable = {value.name for value in proto.graph.input}
@@ -64,9 +64,9 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
     if not casts:
         raise Unsupported(
             f"no weight of the model can be stored as {options.kind.upper()}",
-            f"beyond its range or too small for it: {', '.join(kept[:5])}"
+            f"these are too large or too small for it: {', '.join(kept[:5])}"
             if kept
-            else "there are no large FP32 weights",
+            else "it has no large FP32 weights",
         )
     nodes = [*casts, *proto.graph.node]
     del proto.graph.node[:]
@@ -82,8 +82,8 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
 
 
 def _stored(weight: Array, datatype: DataType) -> tuple[Array, float]:
-    """``weight`` in ``datatype`` and its relative error; infinite if a value is not finite there."""
-    with np.errstate(over="ignore"):  # looked for right below
+    """``weight`` in ``datatype`` and its relative error, which is infinite if a value overflows."""
+    with np.errstate(over="ignore"):
         stored = weight.astype(datatype.dtype)
     back = stored.astype(np.float64)
     if not np.isfinite(back).all():
@@ -93,10 +93,7 @@ def _stored(weight: Array, datatype: DataType) -> tuple[Array, float]:
 
 
 def _store(tensor: onnx.TensorProto, stored: Array, datatype: DataType) -> onnx.NodeProto:
-    """Put ``stored`` in the place of ``tensor`` under another name; the node that makes the old one of it."""
-    name, dims = tensor.name, list(tensor.dims)
-    tensor.Clear()
-    tensor.name, tensor.data_type = f"{name}_{datatype.value.lower()}", datatype.onnx
-    tensor.dims.extend(dims)
-    tensor.raw_data = stored.astype(stored.dtype.newbyteorder("<")).tobytes()
+    """Replace ``tensor`` by ``stored`` under another name. Returns the node that converts it back to the old name."""
+    name = tensor.name
+    tensor.CopyFrom(numpy_helper.from_array(stored, f"{name}_{datatype.value.lower()}"))
     return helper.make_node("Cast", [tensor.name], [name], to=DataType.FP32.onnx)

@@ -1,9 +1,9 @@
-"""Mixed precision: the groups that stay float so that an INT8 model keeps its contract, and no more than these.
+"""Mixed precision: find the fewest groups that must stay float so that an INT8 model keeps its contract.
 
-First go the groups whose integers save no time. The rest are put in order of accuracy won per millisecond given up, and bisection
-finds how many of the first must be float: log2(n) versions. It takes for granted that more float groups are never worse. Where
-what it measured says otherwise, or it asks for many, groups are also added one by one and what is left ranked anew every few steps.
-What turns out not to be needed becomes integer again. Every decision rests on a version that was run.
+Groups whose integers save no time become float first. The rest are sorted by accuracy gained per millisecond lost, and bisection
+finds how many of the first must be float, with log2(n) versions. Bisection assumes that more float groups are never worse. If the
+measurements contradict that, or bisection needs many groups, groups are also added one by one, and the rest is ranked again every
+few steps. Groups that turn out unnecessary become integer again. Every decision is based on a version that was run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from penstock.offline.judge.contract import Contract
 
 
 class MixedOptions(msgspec.Struct, frozen=True):
-    """How long to search."""
+    """Limits of the search."""
 
     max_versions: int = 100
-    """Most versions to run beyond those of the sensitivity report; the result is the best found so far."""
+    """Maximum number of versions to run beyond those of the sensitivity report. The result is the best found by then."""
     refresh: int = 4
-    """Groups to add one by one before the rest is ranked again. Adding one by one is tried if bisection needs more groups."""
+    """Groups to add one by one before the rest is ranked again. If bisection needs more groups, adding one by one is tried too."""
 
 
 Precision = Literal["float", "integer"]
@@ -47,7 +47,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class MixedResult(msgspec.Struct, frozen=True):
-    """A model that keeps the contract's accuracy, and how it came about."""
+    """A model that keeps the contract's accuracy, and the decisions that led to it."""
 
     artifact: Artifact
     """The original if every group had to stay float."""
@@ -57,18 +57,18 @@ class MixedResult(msgspec.Struct, frozen=True):
     accuracy: Accuracy
     trail: tuple[Decision, ...]
     versions: int
-    """Versions run for it beyond the report's."""
+    """Versions run beyond those of the report."""
 
 
 def choose(
     trials: Trials, report: SensitivityReport, contract: Contract, options: MixedOptions | None = None
 ) -> MixedResult:
-    """Search as above. The same report, data and options give the same result; all groups float always keep the contract."""
+    """Search as described above. With all groups float the contract is always kept. The same arguments give the same result."""
     return _Search(trials, report, contract, options or MixedOptions()).run()
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What the first groups of a report win back when float, as shares of what INT8 loses."""
+    """The accuracy and divergence that the first groups of a report recover when float, as shares of the loss by INT8."""
 
     groups: int
     accuracy: float | None
@@ -105,7 +105,7 @@ class _Search:
         self._before = trials.count
 
     def run(self) -> MixedResult:
-        """Every way that is called for, then the one that gives up the least time."""
+        """Try the ways described above. Return the result of the one that loses the least time."""
         start = _Way(frozenset())
         if self._unpaying:
             start = self._step(start, "float", self._unpaying, "their integers save no time")
@@ -118,7 +118,7 @@ class _Search:
         return self._result(min(map(self._trim, ways), key=self._given_up))
 
     def _bisect(self, start: _Way) -> tuple[_Way, bool]:
-        """The fewest of the first that keep the contract; whether they are few, and more of them were never provably worse."""
+        """The fewest first groups that keep the contract; whether they are few, and more groups were never provably worse."""
         rest = self._sorted([rank for name, rank in self._ranks.items() if name not in start.floats])
         fails, keeps = 0, len(rest)
         tried = {fails, keeps}
@@ -135,7 +135,7 @@ class _Search:
         return way, is_monotone and keeps <= self._options.refresh
 
     def _one_by_one(self, way: _Way) -> list[_Way]:
-        """Groups added one at a time until the contract is kept; nothing if that took too many versions."""
+        """Groups added one at a time until the contract is kept; empty if that takes too many versions."""
         rest = {name: rank for name, rank in self._ranks.items() if name not in way.floats}
         queue: list[str] = []
         while not self._keeps(way.floats):
@@ -149,7 +149,7 @@ class _Search:
         return [way]
 
     def _trim(self, way: _Way) -> _Way:
-        """Without the groups that the contract does not need, those of least effect first."""
+        """Remove the groups that the contract does not need, starting with those of least effect."""
         added = sorted(way.floats - set(self._unpaying), key=lambda name: (self._ranks[name].expected, name))
         for name in added:
             if self._may_run and self._keeps(way.floats - {name}):
@@ -179,9 +179,9 @@ class _Search:
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """The measured milliseconds, the groups and the steps, so that of two ways to one result the shorter is reported."""
+        """The milliseconds lost, and the numbers of groups and steps, so that the shorter of two ways to one result wins."""
         savings = [saving for name in way.floats if (saving := self._savings[name])]
-        # The floats are a set: a plain sum would depend on the order in which they come.
+        # The floats are a set, and a plain sum would depend on their order.
         return math.fsum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)
 
     def _keeps(self, floats: frozenset[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Matrix products with constant weights, and other operators put in their place."""
+"""Matrix products with constant weights, and their replacement by other operators."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Product(NamedTuple):
 
     node: ir.Node
     weight: Array
-    """[K, N], FP32, transposed and scaled as the Gemm demands."""
+    """[K, N], FP32, with the transposition and scaling of a Gemm applied."""
     weight_name: str
-    """Equal for equal weights, so that those used twice are written once."""
+    """Equal for equal weights, so that a weight used twice is written once."""
 
     @property
     def input(self) -> ir.Value:
-        """As it is now: a product replaced before may have written another value in its place."""
+        """The current input. It changes when the product that writes it is replaced."""
         source = self.node.inputs[0]
         assert source is not None
         return source
@@ -46,7 +46,7 @@ class ProductModel:
     """An FP32 model whose large products are replaced one by one."""
 
     def __init__(self, artifact: Artifact, least_weights: int) -> None:
-        """Raises as ``FloatModel``; Unsupported if no product has constant weights, at least ``least_weights`` many."""
+        """Raises as ``FloatModel``; Unsupported if no product has at least ``least_weights`` constant weights."""
         self._model: ir.Model = ir.from_proto(FloatModel(artifact).proto)
         found = (_product(node, least_weights) for node in graph.plain_nodes(self._model))
         self.products = [product for product in found if product is not None]
@@ -54,18 +54,18 @@ class ProductModel:
         if not self.products:
             raise Unsupported(
                 f"the model has no MatMul or Gemm with at least {least_weights} constant FP32 weights",
-                "INT8 by calibration takes smaller products and convolutions: penstock quantize --calibrate",
+                "to quantise smaller products and convolutions, calibrate INT8: penstock quantize --calibrate",
             )
         self._constants: dict[str, ir.Value] = {}
 
     def constant(self, array: Array, name: str) -> ir.Value:
-        """An initialiser that holds ``array``; of one ``name`` there is one."""
+        """An initialiser that holds ``array``. Calls with the same ``name`` return the same one."""
         if name not in self._constants:
             self._constants[name] = graph.add_constant(self._model.graph, array, name)
         return self._constants[name]
 
     def replace(self, product: Product, nodes: Sequence[ir.Node]) -> None:
-        """Replace the product by ``nodes``; the last of them computes it without its bias."""
+        """Replace the product by ``nodes``, the last of which computes it without its bias."""
         bias = [] if product.bias is None else [node("Add", nodes[-1].outputs[0], product.bias)]
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 

@@ -1,15 +1,16 @@
 """The order in which groups should become float again.
 
-Two neighbours that both round one tensor spoil it together: leaving either alone float wins back nothing, since the other still
-rounds it, though each by itself does the harm. So a group's part in the loss is the mean of two measurements: what it costs as the
-only integer group (Δ), and what is won back by leaving it alone float (Δ'). These are the first and the last term of its Shapley
-value, whose mean is that value where groups interact in pairs only; the parts then add up to the whole loss.
+If two neighbours round the same tensor, leaving one of them float recovers nothing, since the other still rounds it; yet either one
+causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the only integer group (Δ), and the
+accuracy recovered if it is the only float group (Δ'). These are the first and the last term of its Shapley value. Their mean is
+that value if groups interact in pairs only, and then the parts add up to the whole loss.
 (L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.)
-Since errors can also hide one another, the first places are decided one after another, each with those before it float.
+Errors can also hide one another, so the first places are decided one after another, each with the groups before it float.
 
-Accuracy on some hundred samples moves in steps, and most groups move it by none or one. So a leader, the group of the largest
-part, is held against each other group, paired sample by sample; those that cannot be told from it make one tier with it, and within
-a tier the order is by the part in the divergence from the original's answers, which moves smoothly. Then the same with the rest.
+Accuracy on a few hundred samples moves in steps, and most groups move it by none or one. So the leader, the group of the largest
+part, is compared with each other group, paired sample by sample. Groups that do not differ significantly from it form a tier with
+it. Within a tier, groups are sorted by their part in the divergence from the original's answers, which moves smoothly. The same
+is then done with the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from penstock.offline.judge.metrics import mean_interval
 from penstock.tensor import Array
 
 _CANDIDATES = 8
-"""Groups measured anew for one place."""
+"""Groups measured again for one place."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -37,21 +38,21 @@ class Rank(msgspec.Struct, frozen=True):
     part: Interval
     """Part in the accuracy lost: the mean of Δ and Δ', or Δ' if Δ was not measured."""
     alone: Interval | None
-    """Δ: accuracy lost with this group integer and no other; None if not measured, or if it holds no product to quantise."""
+    """Δ: accuracy lost with only this group integer. None if not measured, or if the group has no product to quantise."""
     recovered: Interval
-    """Δ': accuracy won back with this group float besides those that are float already."""
+    """Δ': accuracy recovered when this group becomes float too."""
     divergence: Interval
     """Its part in the divergence from the original's answers."""
     by: Literal["accuracy", "divergence"]
-    """The value that decided the place: divergence if the accuracy does not differ measurably from that of the tier's leader."""
+    """The value that decided the place. Divergence if the accuracy does not differ significantly from that of the tier's leader."""
     expected: float
-    """Its estimated part in the loss: its tier's, at least half a sample, distributed by ``divergence``."""
+    """Its estimated part in the loss: the tier's loss, at least half a sample, distributed by ``divergence``."""
     most: float
-    """The larger of the two divergences whose mean is ``divergence``: what it may matter once its neighbours are float."""
+    """The larger of the two divergences whose mean is ``divergence``. It bounds the group's effect once its neighbours are float."""
 
 
 def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], with_alone: bool = True) -> list[Rank]:
-    """The groups ``names`` by their part in the loss of the version with ``floats`` left float, the largest first."""
+    """The groups ``names``, sorted by their part in the loss of the version with ``floats`` left float, the largest first."""
     base = frozenset(floats)
     parts = {name: _Part(trials, base, name, with_alone) for name in names}
 
@@ -72,7 +73,7 @@ def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], w
 
 
 def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], with_alone: bool = True) -> list[Rank]:
-    """Of the groups of ``ranks`` the eight that may matter most, measured anew with ``floats`` left float."""
+    """The eight groups of ``ranks`` with the largest possible effect, measured again with ``floats`` left float."""
     likely = sorted(ranks, key=lambda rank: -rank.most)[:_CANDIDATES]
     return rank_groups(trials, floats, [rank.name for rank in likely], with_alone)
 
@@ -80,7 +81,7 @@ def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], w
 def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: bool = True) -> list[Rank]:
     """``ranks`` with the first ``count`` places decided one after another.
 
-    Their place and ``expected`` are as measured with all before them float; the rest of each rank does not change.
+    Their ``by`` and ``expected`` are measured with all groups before them float. The other fields do not change.
     """
     rest = {rank.name: rank for rank in ranks}
     first: list[Rank] = []
@@ -91,7 +92,7 @@ def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: 
 
 
 def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
-    """``names`` in tiers: the one of largest gain, with all that are not behind it; then the same with the rest."""
+    """``names`` in tiers. The first has the largest gain, with all that are not behind it. The same is done with the rest."""
     rest, found = list(names), []
     while rest:
         leader = max(rest, key=lambda name: gains[name])

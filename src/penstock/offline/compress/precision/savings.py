@@ -1,9 +1,10 @@
-"""The time that the integers of each group save: versions of the model timed against the INT8 model, interleaved."""
+"""Measure the time that the integers of each group save, in calls that interleave with those of the INT8 model."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,70 +15,64 @@ from penstock.offline.compress.precision.trials import Trials
 from penstock.perf.measure import Timings, speedup
 
 _INT8 = ""
-"""The INT8 model's name in a race; the others have those of groups."""
+"""The INT8 model's name in a race. Other versions are named after groups."""
 _MOST_TOGETHER = 12
-"""Versions timed in one block: enough to share the INT8 model's time, few enough to share the machine's moods."""
+"""Versions timed in one block: enough to share the timing of the INT8 model, few enough to run under the same conditions."""
 
 
 class Savings(msgspec.Struct, frozen=True):
-    """Of the groups that were timed."""
+    """The savings of the groups that were timed."""
 
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """By group, latency with it float - latency of the INT8 model, with the 95 % interval of the paired rounds."""
+    """By group, latency with it float less that of the INT8 model, with the 95 % interval of the paired rounds."""
     unpaying: tuple[str, ...]
-    """Groups that are provably no slower in float, each alone and all together."""
+    """Groups that are significantly no slower in float, each alone and all together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
-    """Time the groups ``names`` in this order for about ``budget_s`` seconds; the last ones go untimed when they are over.
+    """Time the groups ``names`` in this order for about ``budget_s`` seconds. When the time is over, the rest stays untimed.
 
-    Loaded at a time are as many versions as fit ``memory_bytes`` by the engine's estimate, at least two.
+    Loads as many versions at a time as fit ``memory_bytes`` by the engine's estimate, at least two.
     """
-    clock = _Stopwatch(trials, rows)
-    options = {"threads": trials.judge.threads}
-    size = get_engine("onnxruntime").estimate(trials.mixed.artifact, options).memory_bytes
+    size = get_engine("onnxruntime").estimate(trials.mixed.artifact, {"threads": trials.judge.threads}).memory_bytes
     together = min(_MOST_TOGETHER, max(1, memory_bytes // size - 1))
-    saving_ms: dict[str, Interval] = {}
+    rounds: list[_Round] = []
     for start in range(0, len(names), together):
-        if clock.spent >= budget_s:
+        if sum(one.seconds for one in rounds) >= budget_s:
             break
         block = names[start : start + together]
-        saving_ms |= clock.time([[name] for name in block], budget_s * len(block) / len(names))
-    return Savings(clock.int8_ms, saving_ms, _unpaying(clock, saving_ms))
+        rounds.append(_time(trials, [[name] for name in block], rows, budget_s * len(block) / len(names)))
+    saving_ms = {name: saving for one in rounds for name, saving in one.saving_ms.items()}
+    unpaying = [name for name, saving in saving_ms.items() if saving.high <= 0]
+    if len(unpaying) > 1:
+        # Float neighbours share conversions, so savings do not add up.
+        rounds.append(_time(trials, [unpaying], rows, 0.0))
+        if rounds[-1].saving_ms[unpaying[0]].high > 0:
+            unpaying = [min(unpaying, key=lambda name: saving_ms[name].value)]
+    int8_ms = float(np.median([one.int8_ms for one in rounds])) if rounds else None
+    return Savings(int8_ms, saving_ms, tuple(unpaying))
 
 
-def _unpaying(clock: _Stopwatch, saving_ms: dict[str, Interval]) -> tuple[str, ...]:
-    """Float neighbours share conversions, so savings do not add up: groups that do not pay are timed together once more."""
-    found = [name for name, saving in saving_ms.items() if saving.high <= 0]
-    if len(found) < 2:
-        return tuple(found)
-    (together,) = clock.time([found], 0.0).values()
-    return tuple(found) if together.high <= 0 else (min(found, key=lambda name: saving_ms[name].value),)
+class _Round(NamedTuple):
+    """The result of timing some versions against the INT8 model."""
+
+    int8_ms: float
+    saving_ms: dict[str, Interval]
+    """By the first float group of each version."""
+    seconds: float
 
 
-class _Stopwatch:
-    """Times versions against the INT8 model."""
-
-    def __init__(self, trials: Trials, rows: int) -> None:
-        self._trials, self._rows = trials, rows
-        self._int8_ms: list[float] = []
-        self.spent = 0.0
-
-    @property
-    def int8_ms(self) -> float | None:
-        return float(np.median(self._int8_ms)) if self._int8_ms else None
-
-    def time(self, versions: Sequence[Sequence[str]], budget_s: float) -> dict[str, Interval]:
-        """The milliseconds that each of ``versions``, groups left float, loses; by the name of its first group."""
-        mixed = self._trials.mixed
-        models = {_INT8: mixed.with_float(), **{floats[0]: mixed.with_float(floats) for floats in versions}}
-        start = time.perf_counter()
-        found = self._trials.judge.race(models, budget_s, self._rows)
-        self.spent += time.perf_counter() - start
-        self._int8_ms.append(found[_INT8].p50_ms)
-        return {floats[0]: _saving(found[_INT8], found[floats[0]]) for floats in versions}
+def _time(trials: Trials, versions: Sequence[Sequence[str]], rows: int, budget_s: float) -> _Round:
+    """Time ``versions``, lists of float groups, for about ``budget_s`` seconds."""
+    mixed = trials.mixed
+    models = {_INT8: mixed.with_float(), **{floats[0]: mixed.with_float(floats) for floats in versions}}
+    start = time.perf_counter()
+    found = trials.judge.race(models, budget_s, rows)
+    seconds = time.perf_counter() - start
+    saving_ms = {floats[0]: _saving(found[_INT8], found[floats[0]]) for floats in versions}
+    return _Round(found[_INT8].p50_ms, saving_ms, seconds)
 
 
 def _saving(int8: Timings, other: Timings) -> Interval:

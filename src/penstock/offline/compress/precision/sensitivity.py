@@ -1,8 +1,8 @@
-"""The accuracy that each group of an INT8 model costs and the time that it saves, measured group by group.
+"""Measure the accuracy that each group of an INT8 model costs and the time that it saves.
 
-For a group g, Δ is the loss with only g integer, Δ' what is won back by leaving g alone float in the INT8 model (``ranking.py``
-makes an order of the two), and τ = latency(all but g integer) - latency(all integer) what its integers save. τ is measured, since
-conversions at a group's borders undo fusions, and is often negative.
+For a group g, Δ is the loss with only g integer, and Δ' the accuracy recovered with only g float; ``ranking.py`` sorts groups by the
+two. τ = latency(all but g integer) - latency(all integer) is the time that its integers save. Conversions at a group's borders
+undo fusions, so τ must be measured, and is often negative.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
     """How much to measure."""
 
     alone: bool = True
-    """Also measure every group by itself (Δ): as many versions again."""
+    """Also measure Δ of every group, which doubles the number of versions."""
     refined: float = 0.1
     """Share of the groups, rounded up, that are ranked one after another, with eight more versions each."""
     rows: int = 1
-    """Samples in a timed call, if the model accepts any number."""
+    """Samples in a timed call, if the batch size is free."""
     budget_s: float = 20.0
-    """Seconds for all latencies; the groups of least effect stay untimed when they are over. 0 times none."""
+    """Seconds for all latencies. When they are over, the groups of least effect stay untimed. 0 disables timing."""
     memory_bytes: int = 1 << 30
-    """Versions timed together are as many as fit into this by the engine's estimate, and at least two."""
+    """Memory for the versions timed together, by the engine's estimate. At least two are loaded."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 <= self.budget_s < math.inf or not 0 <= self.refined <= 1:
             raise InvalidConfig(
-                f"{self.rows} rows, {self.budget_s} seconds and a share of {self.refined} cannot be measured",
-                "give at least 1 row, 0 or more seconds, and a share between 0 and 1",
+                f"invalid sensitivity options: rows={self.rows}, budget_s={self.budget_s}, refined={self.refined}",
+                "give at least 1 row, a finite budget of 0 or more seconds, and a share between 0 and 1",
             )
 
 
@@ -53,15 +53,15 @@ class GroupSensitivity(msgspec.Struct, frozen=True):
     rank: Rank
     """With Δ and Δ'."""
     saving_ms: Interval | None
-    """τ: milliseconds of a call that its integers save; None if not measured."""
+    """τ: milliseconds that its integers save in one call; None if not measured."""
     activation: TensorNoise | None
-    """The noisiest of its activations that were seen in calibration."""
+    """Its calibrated activation of lowest SQNR."""
     weight: TensorNoise | None
-    """The noisiest of its weights."""
+    """Its weight of lowest SQNR."""
 
 
 class SensitivityReport(msgspec.Struct, frozen=True):
-    """All groups, the one that costs most accuracy first."""
+    """All groups, sorted by the accuracy that they cost, the largest first."""
 
     metric: str
     proxy: str
@@ -70,14 +70,14 @@ class SensitivityReport(msgspec.Struct, frozen=True):
     original: Accuracy
     int8: Accuracy
     divergence: float
-    """The INT8 model's from the original, mean over samples."""
+    """Divergence of the INT8 model from the original, mean over samples."""
     threads: int
     rows: int
     int8_ms: float | None
     """Median latency of one call; None if nothing was timed."""
     groups: tuple[GroupSensitivity, ...]
     unpaying: tuple[str, ...]
-    """Groups that are provably no slower in float, each alone and all together."""
+    """As ``Savings.unpaying``."""
 
     @property
     def untimed(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
 def measure_sensitivity(
     trials: Trials, options: SensitivityOptions | None = None, on_progress: Progress = no_progress
 ) -> SensitivityReport:
-    """Measure every group of ``trials``. Raises what loading or running a version raises.
+    """Measure every group of ``trials``. Raises the errors of loading and running a version.
 
     Without latencies the same arguments give the same report. Memory: the versions timed together, and a few bytes for each
     sample and version.
@@ -118,8 +118,9 @@ def measure_sensitivity(
 
 
 def score(rank: Rank, saving_ms: Interval | None) -> float:
-    """Accuracy to expect per millisecond given up; a saving counts for at least what its measurement leaves open, or a microsecond,
-    and as one millisecond where it was not measured.
+    """Expected accuracy per millisecond lost. A saving counts as at least half the width of its interval, and at least a microsecond.
+
+    A saving that was not measured counts as one millisecond.
     """
     if saving_ms is None:
         return rank.expected
@@ -127,7 +128,7 @@ def score(rank: Rank, saving_ms: Interval | None) -> float:
 
 
 def sensitivity_chart(report: SensitivityReport) -> str:
-    """SVG: for each group, in order of rank, its part in the loss and in the divergence, and τ, side by side."""
+    """SVG with the part in the loss, the part in the divergence, and τ of each group, in order of rank."""
     rows = [
         (
             one.group.name,

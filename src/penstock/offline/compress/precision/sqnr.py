@@ -1,8 +1,8 @@
-"""Signal to quantisation noise of tensors, by the source of the noise: clipping or rounding.
+"""Signal-to-quantisation-noise ratio of tensors, by the source of the noise: clipping or rounding.
 
 SQNR = 10·log10(Σ x² / Σ (x - x̂)²). For activations the sums are integrals over the histogram of calibration, with the values of
-a bin spread evenly over it. What quantisation does to them is piecewise linear, so the integrals are exact: over one step Δ
-rounding costs Δ³/12, and beyond the last integer the squared excess integrates to its cube by three.
+a bin spread evenly over it. The quantisation error is piecewise linear, so the integrals are exact: the squared rounding error
+integrates to Δ³/12 over one step Δ, and the squared excess x² beyond the last integer to x³/3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array
 
 _MOST_DB = 200.0
-"""A ratio beyond this is no noise at all; a report can hold no infinity."""
+"""The largest ratio reported, since a report in JSON cannot hold infinity."""
 
 
 class Noise(msgspec.Struct, frozen=True):
@@ -29,12 +29,12 @@ class Noise(msgspec.Struct, frozen=True):
 
     signal: float
     clipping: float
-    """From values beyond the largest and smallest integer: the range error."""
+    """Noise of values beyond the largest and smallest integer."""
     rounding: float
 
     @property
     def sqnr_db(self) -> float:
-        """In decibels, at most 200: 6 for each bit, where a tensor fills its range evenly."""
+        """The ratio in decibels, at most 200. It is 6 for each bit if a tensor fills its range evenly."""
         noise = self.clipping + self.rounding
         if noise <= self.signal * 10 ** (-_MOST_DB / 10):
             return _MOST_DB
@@ -48,16 +48,16 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 class TensorNoise(msgspec.Struct, frozen=True):
-    """One tensor's noise in short."""
+    """The noise of one tensor."""
 
     tensor: str
     sqnr_db: float
     clipping_share: float
-    """The share of the noise that comes from clipping; the rest is rounding."""
+    """As ``Noise.clipping_share``."""
 
 
 def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
-    """The tensor of lowest SQNR; None if there is none."""
+    """The tensor of lowest SQNR; None if ``noises`` is empty."""
     if not noises:
         return None
     name = min(noises, key=lambda name: noises[name].sqnr_db)
@@ -67,7 +67,7 @@ def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
 def activation_noise(
     statistics: Mapping[str, TensorStatistics], ranges: Mapping[str, Range], scheme: IntegerScheme
 ) -> dict[str, Noise]:
-    """Of every tensor that has a range and was seen on data; one with a range by definition was not."""
+    """The noise of every tensor that has a range and a histogram with values. Fixed ranges have none."""
     return {
         name: histogram_noise(known.histogram, ranges[name], scheme)
         for name, known in statistics.items()
@@ -76,18 +76,18 @@ def activation_noise(
 
 
 def histogram_noise(histogram: Histogram, range: Range, scheme: IntegerScheme) -> Noise:
-    """The noise of quantising a tensor with this histogram, which is not empty, to this range."""
+    """The noise of quantising a tensor with this non-empty histogram to ``range``."""
     filled = np.flatnonzero(histogram.counts)
     edges = np.clip(histogram.edges, histogram.min, histogram.max)
     low, high = edges[filled], edges[filled + 1]
     shares = histogram.counts[filled] / histogram.count
     signal = (low * low + low * high + high * high) / 3
     smallest, largest = scheme.activation_limits
-    if range.high <= range.low:  # only ever zeros, which are exact
+    if range.high <= range.low:  # the tensor was always zero, which is exact
         return Noise(float(shares @ signal), float(shares @ signal), 0.0)
     step, zero_point = (float(number) for number in scheme.parameters(np.array(range.low), np.array(range.high)))
     first, last = (smallest - zero_point) * step, (largest - zero_point) * step
-    # A difference of integrals over next to nothing would be all cancellation.
+    # A difference of integrals over a tiny interval would suffer from cancellation.
     middle, reach = (low + high) / 2, np.maximum(high - low, 1e-6 * step) / 2
     low, high = middle - reach, middle + reach
 
@@ -105,7 +105,7 @@ def histogram_noise(histogram: Histogram, range: Range, scheme: IntegerScheme) -
 
 
 def weight_noise(model: FloatModel, nodes: Iterable[onnx.NodeProto], scheme: IntegerScheme) -> dict[str, Noise]:
-    """Of the weights of the products among ``nodes``: each output channel by its largest magnitude, so that nothing is clipped."""
+    """The noise of the weights of the products among ``nodes``. Each output channel is scaled by its largest magnitude."""
     found: dict[str, Noise] = {}
     for node in nodes:
         tensor = model.weights.get(node.input[1]) if node.op_type in LINEAR_OPS else None
@@ -115,7 +115,7 @@ def weight_noise(model: FloatModel, nodes: Iterable[onnx.NodeProto], scheme: Int
 
 
 def channel_noise(weight: Array, axis: int, scheme: IntegerScheme) -> Noise:
-    """The noise of signed bytes, symmetric, with a scale for each index along ``axis``."""
+    """The noise of symmetric signed bytes with a scale for each index along ``axis``."""
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
     steps = np.abs(channels).max(axis=1, keepdims=True, initial=0.0) / (64 if scheme.reduce_range else 127)
     steps[steps == 0] = 1.0

@@ -1,4 +1,4 @@
-"""Versions of one INT8 model with some groups of operators left float, judged on the same samples; each is run once."""
+"""Judge versions of one INT8 model with some groups of operators left float, on the same samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.offline.judge.judge import Judge, Judgement
 
 
 class Trials:
-    """Judges versions of ``mixed``, and remembers the judgements. ``judge`` has data that calibration has not seen."""
+    """Judges versions of ``mixed``, each once, and remembers the judgements. The data of ``judge`` must not be calibration data."""
 
     def __init__(self, mixed: MixedModel, judge: Judge) -> None:
         self.mixed, self.judge = mixed, judge
@@ -29,5 +29,5 @@ class Trials:
         return self._known[key]
 
     def gain(self, before: Collection[str], after: Collection[str]) -> Interval:
-        """How much more accurate the version with ``after`` float is than that with ``before``."""
+        """The gain in accuracy from the version with ``before`` float to that with ``after`` float."""
         return self.judge.reference.interval(self.outcome(after).scores - self.outcome(before).scores)

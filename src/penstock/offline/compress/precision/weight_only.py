@@ -1,8 +1,8 @@
-"""Weights of large products in INT8 or INT4 with one scale a block, activations FP32 outside: for products bound by memory.
+"""Weights of large products in INT8 or INT4 with one scale a block, and FP32 activations, for products bound by memory.
 
-Written as ONNX Runtime's MatMulNBits, which multiplies without unpacking first. A block is a run of weights along the summed axis.
-Integers are unsigned with their zero in the middle; the weight of largest magnitude becomes the integer -2^(bits-1), which alone uses
-all levels, so the scale has the opposite sign of that weight (as in the Q4_0 format of llama.cpp).
+The products become ONNX Runtime's MatMulNBits, which multiplies without unpacking the weights first. A block is a run of weights
+along the summed axis. Integers are unsigned with their zero in the middle. The weight of largest magnitude becomes the integer
+-2^(bits-1), so that all levels are used; the scale therefore has the opposite sign of that weight, as in the Q4_0 format of llama.cpp.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class WeightOnlyOptions(msgspec.Struct, frozen=True):
     """How ``quantize_weights`` quantises."""
 
     bits: Literal[4, 8] = 8
-    """Of a weight."""
+    """Bits of a weight."""
     block_size: Literal[16, 32, 64, 128, 256] = 32
-    """Weights that share an FP32 scale; a smaller block is more accurate, and larger on disk."""
+    """Weights that share an FP32 scale. Smaller blocks are more accurate but take more space."""
     search: bool = False
     """Choose the scale of each block by least squared error instead of by its largest weight."""
     integer_products: bool = True
-    """Let the kernel round activations to INT8, each row and block by itself, so that no answer depends on batch mates.
-    Without, ONNX Runtime 1.31 on x86 is slower than FP32 for 8 bits by far.
+    """Let the kernel round activations to INT8, each row and block separately, so that answers do not depend on the batch.
+    Otherwise, ONNX Runtime 1.31 on x86 is far slower than FP32 for 8 bits.
     """
     least_weights: Annotated[int, msgspec.Meta(ge=1)] = 1 << 16
     """Products with fewer weights stay float."""
@@ -46,10 +46,10 @@ class WeightOnlyOptions(msgspec.Struct, frozen=True):
 def quantize_weights(
     artifact: Artifact, data: Dataset | None = None, options: WeightOnlyOptions | None = None
 ) -> Artifact:
-    """``artifact`` with the weights of its large products in blocks of integers; it runs on ONNX Runtime only.
+    """``artifact`` with the weights of its large products in blocks of integers, to run on ONNX Runtime only.
 
-    Facts: the relative error of the weights, and with ``data`` that of the worst output, ``output_error``.
-    Raises Unsupported if there is no product large enough, and as ``FloatModel``.
+    Facts: ``weight_error``, the relative error of the weights, and with ``data`` ``output_error``, that of the worst output.
+    Raises Unsupported if no product is large enough, and as ``FloatModel``.
     """
     options = options or WeightOnlyOptions()
     model = ProductModel(artifact, options.least_weights)
@@ -74,7 +74,7 @@ def quantize_weights(
 
 
 def block_integers(weight: Array, options: WeightOnlyOptions) -> tuple[Array, Array]:
-    """``weight`` [K, N] as integers, uint8 [N, blocks, block size], and scales, FP32 [N, blocks]; what is beyond K is zero."""
+    """``weight`` [K, N] as integers, uint8 [N, blocks, block size], padded with zeros, and scales, FP32 [N, blocks]."""
     rows, columns = weight.shape
     blocks = -(-rows // options.block_size)
     padded = np.zeros((columns, blocks * options.block_size), np.float32)
@@ -107,7 +107,7 @@ def _rounded(values: Array, scales: Array, middle: int) -> Array:
 def _block_product(
     model: ProductModel, product: Product, integers: Array, scales: Array, options: WeightOnlyOptions
 ) -> ir.Node:
-    # Two to a byte, the first in the low half.
+    # Two integers share a byte, the first in its low half.
     packed = integers if options.bits == 8 else integers[..., ::2] | (integers[..., 1::2] << 4)
     name = f"{product.weight_name}_int{options.bits}"
     attributes = {

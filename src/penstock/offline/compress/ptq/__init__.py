@@ -1,14 +1,15 @@
 """Post-training quantisation to INT8, in the order in which it runs::
 
-scheme.py        which integers this machine multiplies fast and without saturation
-qdq_placement.py which operators become integer, and which tensors therefore need a range
-fastest.py       both of them by the stopwatch
-calibrate.py     data through the float model; per tensor one histogram.py, of constant size
-drift.py         whether they are the right data
-ranges.py        from histogram to range: min-max, percentile, MSE, KL-entropy (entropy.py)
-range_choice.py  the method of each tensor by the harm (harm.py) to the answers, tried on what follows it (suffix.py)
-quantize.py      ranges and scheme in, INT8 model out
+equalize.py, smooth_quant.py  give channels like ranges (rescale.py), so that one scale suits them all
+scheme.py         choose the integers that this machine multiplies fast and without saturation
+qdq_placement.py  find the operators that become integer, and the tensors that need a range
+fastest.py        time both on this machine
+calibrate.py      run data through the float model, and keep one histogram a tensor (ranges/histogram.py)
+drift.py          check that they are the right data
+ranges/ranges.py  turn histograms into ranges: min-max, percentile, MSE, KL-entropy (ranges/entropy.py)
+ranges/choice.py  choose the method of each tensor by the harm to the answers (ranges/suffix.py, ranges/probe.py)
+quantize.py       write the INT8 model
+bias_correction.py  correct the means that rounding shifts
 
-What makes a float model easier to quantise comes before all of it: ``smooth_quant.py``, ``equalize.py``; what makes up for the
-mean error after it: ``bias_correction.py``.
+``recipe.py`` runs all steps in one call.
 """

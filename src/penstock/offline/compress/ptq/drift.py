@@ -49,7 +49,7 @@ class Drift(msgspec.Struct, frozen=True):
     beyond: float
     """Share of evaluation values below the least or above the largest calibration value, to the width of a bin of 1/2048."""
     bearable: float = _BEYOND
-    """The share beyond that chance explains for this number of samples."""
+    """The largest share of values beyond that can be chance, for this number of samples."""
 
     @property
     def is_shifted(self) -> bool:
@@ -152,12 +152,7 @@ def _first_layer(model: FloatModel) -> list[str]:
 
 def _shares(histogram: Histogram, exponent: int) -> Array:
     """Shares of the 4096 bins for R = 2^exponent, with that of zero between the halves: shape (4097,)."""
-    counts = histogram.counts
-    for _ in range(min(exponent - histogram.exponent, 12)):
-        merged = np.zeros_like(counts)
-        merged[BINS // 2 : BINS // 2 + BINS] = counts.reshape(-1, 2).sum(axis=1)
-        counts = merged
-    return np.insert(counts.astype(np.float64), BINS, histogram.zeros) / histogram.count
+    return np.insert(histogram.counts_for(exponent).astype(np.float64), BINS, histogram.zeros) / histogram.count
 
 
 def _median(shares: Array, exponent: int) -> float:

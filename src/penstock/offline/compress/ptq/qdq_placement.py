@@ -3,9 +3,9 @@
 Three rules hold in every placement:
 
 1. An operator becomes integer only if its weights are constant FP32 and every tensor it touches is known to be FP32.
-2. What leads to a Softmax from the last matrix product on (scaling, masks) stays in float, and that product's result is never
+2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and that product's result is never
    clipped: a mask of -10000 would take the whole range, and the order of the largest scores is the answer.
-3. Outputs of the model are never clipped either; those of Softmax and Sigmoid have the range 0 to 1 by definition.
+3. Outputs of the model are never clipped. Outputs of Softmax and Sigmoid have the range 0 to 1 by definition.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize.linear import linear_form
 from penstock.offline.optimize.model import read_proto
-from penstock.tensor import Array, DataType
+from penstock.tensor import DataType
 
 LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
-"""Operators that become faster in integers by themselves."""
+"""Operators that integers make faster even on their own."""
 
 _ACTIVATIONS = frozenset({"Relu", "Clip"})
-"""Operators that vanish into the integer range of the operator before them."""
+"""Operators that the integer range of the operator before them absorbs."""
 
 _WIDE_OPS = frozenset(
     {"Add", "Mul", "LeakyRelu", "Sigmoid", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"}
     | {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad"}
 )
-"""Operators that can work on integers, so that a tensor between two linear operators need not become float."""
+"""Operators that can work on integers, so that a tensor between two linear operators stays integer."""
 
 _OPSET = 13
-"""The first opset whose DequantizeLinear takes one scale a channel."""
+"""The first opset whose DequantizeLinear accepts one scale a channel."""
 
 _SCORE_OPS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
@@ -51,13 +51,13 @@ class QdqPlacement(enum.Enum):
     """How much of a model becomes integer."""
 
     LINEAR = "linear"
-    """Convolutions and products with constant weights. Results of matrix products stay float: the smaller error."""
+    """Convolutions and products with constant weights. Results of matrix products stay float, which is more accurate."""
     WIDE = "wide"
-    """Also additions, pooling, data movement and products of two activations. Can be faster where these are many."""
+    """Also additions, pooling, data movement and products of two activations. Can be faster in models with many of these."""
 
     @property
     def float_outputs(self) -> list[str]:
-        """Operators whose integer kernels can return float results at no cost."""
+        """Operators whose integer kernels return float results at no cost."""
         return ["Gemm", "MatMul"] if self is QdqPlacement.LINEAR else ["Gemm"]
 
 
@@ -65,16 +65,16 @@ class FloatModel:
     """An FP32 model prepared for quantisation: its nodes have unique names, and its constants are initialisers."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Raises InvalidModel or Unsupported as ``read_proto``; Unsupported also if the model is quantised already or of an old
-        opset that cannot be converted.
+        """Raises as ``read_proto``; Unsupported also for a model that is already quantised, or of an old opset that cannot be
+        converted.
         """
         proto = _at_opset(read_proto(artifact))
         if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
-            raise Unsupported("the model is quantised already", "give the float model")
+            raise Unsupported("the model is already quantised", "give the float model")
         _constants_to_initializers(proto.graph)
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
-        # A tensor of unknown type is taken for none that can become integer.
+        # A tensor of unknown type cannot become integer.
         with contextlib.suppress(Exception):
             proto = onnx.shape_inference.infer_shapes(proto)
         self.proto = proto
@@ -89,7 +89,7 @@ class FloatModel:
         self.producers = {name: node for node in self.nodes for name in node.output if name}
 
     def artifact(self) -> Artifact:
-        """The model as it is looked at here."""
+        """The prepared model."""
         return Artifact.from_bytes(self.proto.SerializeToString(deterministic=True))
 
     def is_float(self, tensor: str) -> bool:
@@ -99,10 +99,10 @@ class FloatModel:
         return tensor in self.values and bool(self.values[tensor].type.tensor_type.elem_type == DataType.FP32.onnx)
 
     def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
-        """The nodes that ``placement`` makes integer, in order; none if no linear one is among them.
+        """The nodes that ``placement`` makes integer, in order; none if there is no linear one.
 
-        Nodes named in ``keep_float`` stay float, and with them an activation function that only their integers would hold.
-        Raises InvalidArgument for a name that no node has.
+        Nodes named in ``keep_float`` stay float, and so does an activation function that follows one of them.
+        Raises InvalidArgument for an unknown name.
         """
         unknown = set(keep_float) - {node.name for node in self.nodes}
         if unknown:
@@ -122,7 +122,7 @@ class FloatModel:
         return [name for name in dict.fromkeys(names) if name and name not in self.weights and self.is_float(name)]
 
     def unclippable(self) -> set[str]:
-        """Tensors whose largest values must not be cut off (rules 2 and 3)."""
+        """Tensors whose largest values must not be clipped (rules 2 and 3)."""
         _, tensors = self._scores()
         return tensors | set(self.output_names)
 
@@ -131,7 +131,7 @@ class FloatModel:
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
 
     def _scores(self) -> tuple[set[str], set[str]]:
-        """Names of the nodes, and of the tensors, between a Softmax and the last linear operators before it."""
+        """Names of the nodes and of the tensors between the last linear operators before a Softmax and the Softmax."""
         nodes: set[str] = set()
         tensors: set[str] = set()
         waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax") and node.input]
@@ -168,7 +168,7 @@ class FloatModel:
         return self._fits_bias(node, factor)
 
     def _fits_bias(self, node: onnx.NodeProto, factor: onnx.TensorProto) -> bool:
-        """The bias becomes INT32 with a scale for each output channel, so it must be constant, with one value a channel."""
+        """Whether the bias is constant with one value a channel. It becomes INT32 with a scale for each output channel."""
         if len(node.input) < 3 or not node.input[2]:
             return True
         channels = factor.dims[output_axis(node)]
@@ -176,21 +176,17 @@ class FloatModel:
         return bias is not None and self.is_float(node.input[2]) and list(bias.dims) == [channels]
 
     def _keeps_zero(self, node: onnx.NodeProto) -> bool:
-        """Whether zero passes the activation unchanged: only then can an integer range, which always has zero, stand for it."""
+        """Whether the activation keeps zero. Otherwise an integer range, which always contains zero, cannot replace it."""
         if node.op_type == "Relu":
             return True
         bounds = {attribute.name: attribute.f for attribute in node.attribute}
         for name, place in (("min", 1), ("max", 2)):
             if len(node.input) > place and node.input[place]:
-                bound = self._scalar(node.input[place])
+                bound = self.weights.get(node.input[place])
                 if bound is None:
                     return False
-                bounds[name] = float(bound)
+                bounds[name] = float(numpy_helper.to_array(bound).reshape(()))
         return bool(bounds.get("min", -np.inf) <= 0 <= bounds.get("max", np.inf))
-
-    def _scalar(self, tensor: str) -> Array | None:
-        weight = self.weights.get(tensor)
-        return None if weight is None else numpy_helper.to_array(weight).reshape(())
 
 
 def float_model(artifact: Artifact) -> FloatModel:
@@ -215,7 +211,7 @@ def nothing_to_quantise() -> Unsupported:
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The tensors that ``node`` reads, and those that graphs within it read: of outer tensors all, and their own."""
+    """The tensors that ``node`` reads, and those that its subgraphs read, outer tensors and their own."""
     graphs = [
         graph
         for attribute in node.attribute
@@ -233,13 +229,16 @@ def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.version_converter.convert_version(proto, _OPSET)
     except Exception as error:  # the converter raises RuntimeError and more, by operator
         raise Unsupported(
-            f"the model is of opset {version}, too old for INT8, and cannot be converted",
+            f"the model has opset {version}, which is too old for INT8, and cannot be converted",
             f"export it with opset {_OPSET} or later",
         ) from error
 
 
 def _constants_to_initializers(graph: onnx.GraphProto) -> None:
-    """ONNX Runtime's quantiser takes weights from initialisers only; the checker has seen that names are unique."""
+    """Replace Constant nodes by initialisers, since ONNX Runtime's quantiser reads weights only from these.
+
+    ``onnx.checker`` has made sure that names are unique.
+    """
     kept = []
     for node in graph.node:
         tensors = [attribute.t for attribute in node.attribute if attribute.name == "value"]

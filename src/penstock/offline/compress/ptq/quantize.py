@@ -1,8 +1,8 @@
-"""Post-training quantisation: an FP32 model and the ranges of its tensors in, an INT8 model out.
+"""Post-training quantisation: write the INT8 version of an FP32 model, given the ranges of its tensors.
 
-Activations have one scale and zero point a tensor, weights one scale an output channel by their largest magnitude, biases are
-INT32. The model is written in QDQ form (QuantizeLinear, DequantizeLinear around float operators), which ONNX Runtime and
-OpenVINO turn into integer kernels. ONNX Runtime's writer places the pairs; the ranges are ours.
+Activations have one scale and zero point a tensor. Weights have one scale an output channel, by their largest magnitude. Biases
+are INT32. The model is in QDQ form (QuantizeLinear, DequantizeLinear around float operators), which ONNX Runtime and OpenVINO turn
+into integer kernels. ONNX Runtime's writer places the pairs.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def quantize(
     placement: QdqPlacement = QdqPlacement.LINEAR,
     keep_float: Collection[str] = (),
 ) -> Artifact:
-    """The INT8 version of ``artifact``: same inputs, outputs and dynamic axes, FP32 outside, about a quarter of the size.
+    """The INT8 version of ``artifact``, with the same FP32 inputs and outputs and the same dynamic axes, about a quarter of the size.
 
-    An operator that reads or writes a tensor without a range stays float, and so do the nodes named in ``keep_float``, by
-    their names in a ``FloatModel`` of ``artifact``. Where only a Relu or Clip follows, its range is
-    used before it. BatchNormalization should have been folded away. The same arguments give the same bytes.
-    Raises Unsupported if no operator can become integer, InvalidModel if the model cannot be read, InvalidArgument for a name
-    that no node has.
+    An operator that reads or writes a tensor without a range stays float. So do the nodes in ``keep_float``, given by
+    their names in a ``FloatModel`` of ``artifact``. A tensor that only a Relu or Clip reads takes the range of that operator's
+    result. Fold BatchNormalization first. The same arguments give the same bytes.
+    Raises Unsupported if no operator can become integer, InvalidModel if the model cannot be read, InvalidArgument for an
+    unknown name in ``keep_float``.
     """
     model = float_model(artifact)
     nodes = [node for node in model.integer_nodes(placement, keep_float) if _has_ranges(model, node, ranges, placement)]
@@ -90,7 +90,7 @@ def _write(
 ) -> bytes:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    # Says that shapes are inferred: the writer would do it again by way of a temporary file.
+    # Marks shapes as inferred; otherwise the writer infers them again through a temporary file.
     add_infer_metadata(proto)
     with _silent():
         quantizer = QDQQuantizer(
@@ -121,7 +121,7 @@ def _tensor_data(range: Range) -> TensorData:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """The writer logs its advice to the root logger, and gives that a handler if there is none."""
+    """Suppress the writer's messages. It logs them to the root logger, and adds a handler if that has none."""
 
     def is_ours(record: logging.LogRecord) -> bool:
         return "onnxruntime" not in record.pathname

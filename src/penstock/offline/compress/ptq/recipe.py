@@ -1,48 +1,55 @@
-"""All of post-training quantisation in one call: channels of like ranges, ranges, integers, biases."""
+"""Post-training quantisation in one call: equalise channels, choose ranges, quantise, correct biases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from typing import Literal
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, Unsupported
+from penstock.offline.compress.method import StepContext
 from penstock.offline.compress.ptq.bias_correction import correct_biases
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.equalize import equalize
-from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.fastest import fastest_placement
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, nothing_to_quantise
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions, choose_ranges
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
+from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.model_store import remembered
+from penstock.offline.sessions import signature_of
 
-Progress = Callable[[int, int], None]
+MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
+PlacementName = Literal["fastest", "linear", "wide"]
+RANGE_METHODS = {method.value: method for method in RangeMethod}
+"""Range methods by name. ``best``, which tries all of them tensor by tensor, is not included."""
+_ROWS = 32
+"""Samples that give the ranges of the placements to time."""
 
 
 class PtqRecipe(msgspec.Struct, frozen=True):
-    """The steps of a quantisation to INT8; every default is the most careful choice."""
+    """The steps of a quantisation to INT8. The defaults are the most accurate choices."""
 
     method: RangeMethod | None = None
-    """How ranges are found; None for the method that harms the answers least, tensor by tensor."""
+    """How ranges are chosen. None: by the method that harms the answers least, tensor by tensor."""
     placement: QdqPlacement = QdqPlacement.LINEAR
     equalize: bool = True
-    """Give channels like ranges first: between layers, and where a normalisation feeds matrix products."""
+    """Give channels like ranges first, between layers and after normalisations that feed matrix products."""
     correct_biases: bool = True
-    """Take back the shift of means that rounding makes."""
-    keep_float: Collection[str] = ()
-    """Nodes that stay float, by their names in a ``FloatModel``."""
+    """Correct the shift of means that rounding causes."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
-    """The cost allowed for the choice tensor by tensor."""
+    """Limits on the cost of choosing ranges tensor by tensor."""
 
 
 def quantize_with(
-    recipe: PtqRecipe, artifact: Artifact, data: Dataset, scheme: IntegerScheme, progress: Progress = lambda *_: None
+    recipe: PtqRecipe, artifact: Artifact, data: Dataset, scheme: IntegerScheme, progress: Progress = no_progress
 ) -> Artifact:
-    """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the stages.
+    """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the five stages.
 
     Raises Unsupported if there is nothing to quantise, InvalidData if the data do not fit.
     """
@@ -57,7 +64,7 @@ def quantize_with(
     else:
         found = ranges(statistics, recipe.method, scheme)
     progress(3, stages)
-    quantised = quantize(prepared, found, scheme, recipe.placement, recipe.keep_float)
+    quantised = quantize(prepared, found, scheme, recipe.placement)
     progress(4, stages)
     if recipe.correct_biases and data.count > 1:
         quantised = correct_biases(prepared, quantised, data)
@@ -66,7 +73,7 @@ def quantize_with(
 
 
 def equalized(artifact: Artifact, data: Dataset) -> Artifact:
-    """A model of the same function with channels of like ranges, by each method that applies to it."""
+    """A model of the same function with channels of like ranges, by every method that applies to it."""
     key = artifact.digest, artifact.path, data.digest
     return remembered("equalized", key, lambda: _equalized(artifact, data), artifact.size_bytes)
 
@@ -76,5 +83,37 @@ def _equalized(artifact: Artifact, data: Dataset) -> Artifact:
         try:
             artifact = method(artifact, data)
         except (Unsupported, InvalidData):
-            continue  # INT8 is only less accurate without
+            continue  # without it INT8 is only less accurate
     return artifact
+
+
+def check_float(model: Artifact) -> None:
+    """Raise Unsupported if ``model`` is already quantised or has no weights."""
+    if not any(len(weight.dims) >= 2 for weight in FloatModel(model).weights.values()):
+        raise nothing_to_quantise()
+
+
+def prepared(model: Artifact, context: StepContext, equalize: bool) -> Artifact:
+    """``model``, with channels of like ranges if ``equalize`` is true."""
+    if not equalize:
+        return model
+    progress = context.stage("equalise")
+    model = equalized(model, context.data)
+    progress(1, 1)
+    return model
+
+
+def placed(model: Artifact, context: StepContext, name: PlacementName, threads: int, budget_s: float) -> QdqPlacement:
+    """The placement called ``name``; for "fastest", the one that this machine runs fastest."""
+    if name != "fastest":
+        return QdqPlacement(name)
+    known = context.placements
+    if model.digest not in known:
+        progress = context.stage("place")
+        rows = signature_of(model).smallest_batch
+        statistics = collect(model, context.data.rows(0, max(rows, _ROWS // rows * rows)))
+        timed_on = context.judge.data if context.judge else context.data
+        timed = fastest_placement(model, statistics, timed_on, [context.scheme], threads, budget_s)
+        known[model.digest] = timed[0].placement
+        progress(1, 1)
+    return known[model.digest]

@@ -7,8 +7,7 @@ import onnx_ir as ir
 
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.base import NodePass
-from penstock.offline.optimize.linear import Linear, read_linear
-from penstock.tensor import Array
+from penstock.offline.optimize.linear import read_linear
 
 
 class ConvBatchNorm(NodePass):
@@ -48,22 +47,12 @@ def _fold(node: ir.Node) -> bool:
     linear = read_linear(source.producer()) if source is not None else None
     if linear is None or source is None or graph.sole_consumer(source) is not node:
         return False  # Rules 1, 2
-    parameters = _parameters(node, linear)
-    if parameters is None:
+    found = [array.astype(np.float64) for value in node.inputs[1:5] if (array := graph.constant(value)) is not None]
+    if len(found) != 4 or any(array.shape != (linear.channels,) for array in found):
         return False  # Rule 4
-    gamma, beta, mean, variance = parameters
+    gamma, beta, mean, variance = found
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = gamma / np.sqrt(variance + graph.float_attribute(node, "epsilon", 1e-5))
     if not np.isfinite(scale).all():
         return False  # Rule 4
     return linear.fold(node, scale, beta - mean * scale)  # Rule 1
-
-
-def _parameters(node: ir.Node, linear: Linear) -> list[Array] | None:
-    found = []
-    for value in node.inputs[1:5]:
-        array = graph.constant(value)
-        if array is None or array.shape != (linear.channels,):
-            return None
-        found.append(array.astype(np.float64))
-    return found if len(found) == 4 else None

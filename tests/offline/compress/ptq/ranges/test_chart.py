@@ -59,5 +59,5 @@ def test_tensors_without_a_choice() -> None:
     with pytest.raises(InvalidArgument, match="no tensor of the model has a range to choose"):
         range_chart(known, SCHEMES[1])
     for name in (*known, "unknown"):
-        with pytest.raises(InvalidArgument, match=f"for tensor '{name}'"):
+        with pytest.raises(InvalidArgument, match=f"tensor '{name}' has no range"):
             range_chart(known, SCHEMES[1], name)

@@ -10,10 +10,10 @@ import networks
 from penstock.artifact import Artifact
 from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.ptq.ranges.histogram import Range
-from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
+from penstock.offline.compress.ptq.ranges.suffix import Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Taps
-from penstock.offline.sessions import loaded, signature_of
+from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
 U8 = IntegerScheme(DataType.UINT8, DataType.INT8, False, "test")
@@ -32,9 +32,7 @@ def rounded(artifact: Artifact, tensor: str, x: Array, scheme: IntegerScheme, ra
     onnx.checker.check_model(suffix.artifact(scheme).data)
     batch = dict(Taps(artifact, {"x": x}).run([tensor, *suffix.beside]))
     with loaded(suffix.artifact(scheme)) as model:
-        found = RoundedModel(suffix, tensor, model, signature_of(artifact), [batch], scheme)
-        found.range = range
-        return found.forward({})
+        return suffix.rounded(model, [batch], tensor, range, scheme)
 
 
 def by_hand(array: Array, scheme: IntegerScheme, range: Range) -> Array:
@@ -102,8 +100,6 @@ def test_tensors_share_a_suffix_and_are_rounded_one_at_a_time(tensor: str) -> No
     assert not suffix.take("elsewhere")
     onnx.checker.check_model(suffix.artifact(U8).data)
     with loaded(suffix.artifact(U8)) as model:
-        found = RoundedModel(suffix, tensor, model, signature_of(artifact), [{"x": X}], U8)
-        found.range = range
-        np.testing.assert_allclose(
-            found.forward({})["y"], rounded(artifact, tensor, X, U8, range)["y"], rtol=1e-5, atol=1e-6
-        )
+        found = suffix.rounded(model, [{"x": X}, {"x": X}], tensor, range, U8)["y"]
+        wanted = rounded(artifact, tensor, X, U8, range)["y"]
+        np.testing.assert_allclose(found, np.concatenate([wanted, wanted]), rtol=1e-5, atol=1e-6)

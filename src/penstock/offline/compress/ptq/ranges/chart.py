@@ -1,4 +1,4 @@
-"""A picture of the KL search: the divergence by threshold, and where each method cuts."""
+"""A chart of the KL search: the divergence by threshold, and the threshold of each method."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _POINTS = 200
 
 
 def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme, tensor: str | None = None) -> str:
-    """SVG of ``tensor``: KL(P‖Q) of its quantised magnitudes by threshold, as in Migacz's talk; a point on the curve for each method
-    whose divergence is finite there.
+    """SVG of ``tensor``: KL(P‖Q) of its quantised magnitudes by threshold, as in Migacz's talk, with a point for each method whose
+    divergence is finite.
 
-    Without a name the tensor on which the methods disagree most. Raises InvalidArgument for a name that is not known, or if no
+    Without a name, draws the tensor on which the methods disagree most. Raises InvalidArgument for an unknown name, or if no
     tensor has a range to choose.
     """
     found = {method: ranges(statistics, method, scheme) for method in RangeMethod}
@@ -31,10 +31,8 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
     name = tensor or name
     if name is None or name not in names:
         raise InvalidArgument(
-            f"there is no range to choose for tensor '{name}'"
-            if name
-            else "no tensor of the model has a range to choose",
-            f"the tensors are {names[:20]}" if names else "leave the chart out",
+            f"tensor '{name}' has no range to choose" if name else "no tensor of the model has a range to choose",
+            f"choose from {names[:20]}" if names else "leave the chart out",
         )
     counts = _magnitudes(statistics[name])
     last = counts.size
@@ -54,7 +52,7 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
 
 
 def _curve(counts: Array, highs: Array, levels: int) -> list[float]:
-    scores: list[float] = divergences(counts, np.zeros_like(highs), highs, levels).tolist()
+    scores: list[float] = divergences(counts, 0, highs, levels).tolist()
     return scores
 
 

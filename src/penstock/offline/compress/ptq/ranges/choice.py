@@ -28,10 +28,10 @@ from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatistics
 from penstock.offline.compress.ptq.ranges.probe import RangeProbe
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges, squared_error
-from penstock.offline.compress.ptq.ranges.suffix import RoundedModel, Suffix
+from penstock.offline.compress.ptq.ranges.suffix import Suffix
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
-from penstock.offline.judge.accuracy import answers, answers_of
+from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import call_rows, loaded, signature_of
@@ -168,14 +168,14 @@ class _Trials:
         self._model = float_model(artifact)
         self._roundable = set(_roundable(self._model, placement))
         self._end = None if options.time_s is None else time.monotonic() + options.time_s
-        self._signature = signature_of(artifact)
+        signature = signature_of(artifact)
         self._taps = Taps(
             self._model.artifact(),
             data,
-            batch_size=call_rows(self._signature, _BATCH),
+            batch_size=call_rows(signature, _BATCH),
             threads=options.threads,
             memory_bytes=_MEMORY_BYTES,
-            signature=self._signature,
+            signature=signature,
         )
         self._reference = answers_of(artifact, data, options.threads, batch_size=_BATCH, as_written=True)
         self.calls = 1
@@ -206,10 +206,9 @@ class _Trials:
     def _harms(self, suffix: Suffix, tensor: str, held: _Held, tried: Sequence[Range]) -> list[float]:
         found = []
         with loaded(suffix.artifact(self._scheme), self._options.threads) as model:
-            rounded = RoundedModel(suffix, tensor, model, self._signature, held.batches(suffix), self._scheme)
-            for rounded.range in tried:
-                outputs = self._reference | answers(rounded, self._data, _BATCH)
-                found.append(output_harm(self._reference, outputs))
+            for range in tried:
+                outputs = suffix.rounded(model, held.batches(suffix), tensor, range, self._scheme)
+                found.append(output_harm(self._reference, self._reference | outputs))
         self.calls += len(tried)
         return found
 

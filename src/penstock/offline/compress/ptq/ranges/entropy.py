@@ -16,6 +16,7 @@ Prefix sums of h, h log h and [h > 0] give it with L terms a window, instead of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -64,8 +65,8 @@ def best_window(counts: Array) -> tuple[int, int]:
         return low, high
     for _ in range(_ROUNDS):
         before = low, high
-        high = windows.best_high(low, high, last)
-        low = windows.best_low(low, high, first)
+        high = _scan(partial(windows.divergences, low), high, BINS + 1, last)
+        low = _scan(partial(windows.divergences, highs=high), low, first, BINS - 1)
         if (low, high) == before:
             break
     return low, high
@@ -82,19 +83,12 @@ class _Windows:
         self._logarithms = _log(np.arange(counts.size + 1))
         self._entropy = _prefix_sum(_x_log_x(self._counts))
 
-    def best_high(self, low: int, high: int, stop: int) -> int:
-        """The best upper end up to ``stop``, given the lower one; ``high`` if none is better."""
-        return _scan(lambda ends: self.divergences(np.full_like(ends, low), ends), high, BINS + 1, stop)
-
-    def best_low(self, low: int, high: int, start: int) -> int:
-        """The best lower end from ``start``, given the upper one; ``low`` if none is better."""
-        return _scan(lambda ends: self.divergences(ends, np.full_like(ends, high)), low, start, BINS - 1)
-
-    def divergences(self, lows: Array, highs: Array) -> Array:
+    def divergences(self, lows: Array | int, highs: Array | int) -> Array:
         """KL(P‖Q) of each window [low, high) of bins, shape (windows,).
 
-        Infinite for windows that keep or hold too little, and where mass outside falls to a level that is empty inside.
+        It is infinite if a window is too narrow or keeps too little, or if the mass outside falls to a level that is empty inside.
         """
+        lows, highs = np.broadcast_arrays(lows, highs)
         kept = self._mass[highs] - self._mass[lows]
         eligible = np.flatnonzero((kept >= _MIN_KEPT * self._mass[-1]) & (highs - lows >= _MIN_BINS))
         result = np.full(lows.size, np.inf)
@@ -131,8 +125,8 @@ class _Windows:
         return np.where(lost, np.inf, (entropy - cross) / total - np.log(total) + _log(kept))
 
 
-def divergences(counts: Array, lows: Array, highs: Array, levels: int) -> Array:
-    """KL(P‖Q) of the windows [lows, highs) of ``counts``, shape (windows,); infinite where undefined. ``levels``: a power of two."""
+def divergences(counts: Array, lows: Array | int, highs: Array, levels: int) -> Array:
+    """KL(P‖Q) of the windows [lows, highs) of ``counts``, shape (windows,); infinite if undefined. ``levels`` is a power of two."""
     return _Windows(counts, levels).divergences(lows, highs)
 
 
@@ -143,7 +137,7 @@ def _threshold(counts: Array, bin_width: float) -> float:
     if bins <= _MIN_BINS:
         return (bins + 0.5) * bin_width
     highs = np.arange(_MIN_BINS, bins + 1)
-    scores = divergences(counts[:bins], np.zeros_like(highs), highs, _LEVELS)
+    scores = divergences(counts[:bins], 0, highs, _LEVELS)
     return (float(highs[np.argmin(scores)]) + 0.5) * bin_width
 
 

@@ -93,14 +93,16 @@ class Histogram:
 
     def _cover(self, magnitude: float) -> None:
         """Double R until it is above ``magnitude``."""
-        exponent = max(math.frexp(magnitude)[1], _MIN_EXPONENT)
-        doublings = max(0, exponent - self.exponent)
+        exponent = max(math.frexp(magnitude)[1], self.exponent)
+        self.counts, self.exponent = self.counts_for(exponent), exponent
+
+    def counts_for(self, exponent: int) -> Array:
+        """The counts of the bins for R = 2^``exponent``, which is at least ``self.exponent``."""
+        counts = self.counts
         # After twelve doublings all counts are in the two bins next to zero, and stay there.
-        for _ in range(min(doublings, 12)):
-            merged = self.counts.reshape(-1, 2).sum(axis=1)
-            self.counts[:] = 0
-            self.counts[BINS // 2 : BINS // 2 + BINS] = merged
-        self.exponent += doublings
+        for _ in range(min(exponent - self.exponent, 12)):
+            counts = np.pad(counts.reshape(-1, 2).sum(axis=1), BINS // 2)
+        return counts
 
 
 class TensorStatistics(msgspec.Struct, frozen=True):

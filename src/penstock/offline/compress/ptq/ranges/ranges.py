@@ -50,7 +50,15 @@ def ranges(
         elif histogram.count and (histogram.is_constant or not known.clippable):
             found[name] = min_max_range(histogram)
         elif histogram.count:
-            found[name] = _choose(histogram, method, scheme, percentile)
+            match method:
+                case RangeMethod.MIN_MAX:
+                    found[name] = min_max_range(histogram)
+                case RangeMethod.PERCENTILE:
+                    found[name] = percentile_range(histogram, percentile)
+                case RangeMethod.MSE:
+                    found[name] = mse_range(histogram, scheme)
+                case RangeMethod.ENTROPY:
+                    found[name] = entropy_range(histogram)
     return found
 
 
@@ -83,18 +91,6 @@ def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
     high = _minimise(lambda share: scaled(np.full_like(share, both), share))
     low = _minimise(lambda share: scaled(share, np.full_like(share, high)))
     return Range(widest.low * low, widest.high * high)
-
-
-def _choose(histogram: Histogram, method: RangeMethod, scheme: IntegerScheme, percentile: float) -> Range:
-    match method:
-        case RangeMethod.MIN_MAX:
-            return min_max_range(histogram)
-        case RangeMethod.PERCENTILE:
-            return percentile_range(histogram, percentile)
-        case RangeMethod.MSE:
-            return mse_range(histogram, scheme)
-        case RangeMethod.ENTROPY:
-            return entropy_range(histogram)
 
 
 def _distribution(histogram: Histogram) -> tuple[Array, Array]:

@@ -9,9 +9,8 @@ the first share its model, each with a switch, so that fewer models are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-import msgspec
 import numpy as np
 import onnx
 from onnx import helper
@@ -21,7 +20,7 @@ from penstock.engines.base import LoadedModel
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, reads
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.tensor import Array, DataType, Signature
+from penstock.tensor import Array, DataType
 
 _VALUE = "penstock_value"
 
@@ -62,6 +61,34 @@ class Suffix:
         if tensor in self._computed:
             self.tensors.append(tensor)
         return tensor in self._computed
+
+    def rounded(
+        self,
+        model: LoadedModel,
+        batches: Iterable[Mapping[str, Array]],
+        tensor: str,
+        range: Range,
+        scheme: IntegerScheme,
+    ) -> dict[str, Array]:
+        """The outputs with ``tensor`` rounded to ``range``.
+
+        ``model`` is ``artifact(scheme)``, loaded. ``batches`` hold the tensors in ``read``.
+        """
+        values: dict[str, Array] = {}
+        for number, name in enumerate(self.tensors):
+            low, high = (range.low, range.high) if name == tensor else (0.0, 0.0)
+            scale, zero = scheme.parameters(np.array(low), np.array(high))
+            numbers = (
+                np.asarray(scale, np.float32),
+                np.asarray(zero, scheme.activation.dtype),
+                np.asarray(name == tensor),
+            )
+            values |= zip(_parameters(number), numbers, strict=True)
+        parts = [
+            model.forward({_VALUE: batch[self.tensors[0]], **{name: batch[name] for name in self.beside}, **values})
+            for batch in batches
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
 
     def artifact(self, scheme: IntegerScheme) -> Artifact:
         """The model. Its inputs are the first tensor, ``beside``, and a scale, a zero point and a switch for each of ``tensors``."""
@@ -110,44 +137,3 @@ def _rounding(number: int, source: str, target: str) -> list[onnx.NodeProto]:
         helper.make_node("DequantizeLinear", [integer, scale, zero], [rounded]),
         helper.make_node("Where", [switch, rounded, source], [target]),
     ]
-
-
-class RoundedModel(LoadedModel):
-    """Acts as the whole model with ``tensor`` rounded to ``range``, but runs the suffix only.
-
-    Each call takes the next of ``batches``, which hold the tensors that the suffix reads, and starts again after the last.
-    """
-
-    def __init__(
-        self,
-        suffix: Suffix,
-        tensor: str,
-        loaded: LoadedModel,
-        whole: Signature,
-        batches: Sequence[Mapping[str, Array]],
-        scheme: IntegerScheme,
-    ) -> None:
-        outputs = tuple(spec for spec in whole.outputs if spec.name in suffix.outputs)
-        self.signature = msgspec.structs.replace(whole, outputs=outputs)
-        self.range = Range(0.0, 0.0)
-        self._loaded, self._scheme, self._at = loaded, scheme, 0
-        self._number = suffix.tensors.index(tensor)
-        self._off: dict[str, Array] = {}
-        for number in range(len(suffix.tensors)):
-            self._off |= self._rounding(number, 1.0, 0.0, on=False)
-        self._batches = [
-            {_VALUE: batch[suffix.tensors[0]], **{name: batch[name] for name in suffix.beside}} for batch in batches
-        ]
-
-    def forward(self, _inputs: Mapping[str, Array]) -> dict[str, Array]:
-        scale, zero = self._scheme.parameters(np.array(self.range.low), np.array(self.range.high))
-        fed = self._batches[self._at]
-        self._at = (self._at + 1) % len(self._batches)
-        return self._loaded.forward({**fed, **self._off, **self._rounding(self._number, scale, zero, on=True)})
-
-    def unload(self) -> None:
-        self._loaded.unload()
-
-    def _rounding(self, number: int, scale: Array | float, zero: Array | float, *, on: bool) -> dict[str, Array]:
-        values = np.asarray(scale, np.float32), np.asarray(zero, self._scheme.activation.dtype), np.asarray(on)
-        return dict(zip(_parameters(number), values, strict=True))
