@@ -415,7 +415,7 @@ def test_calibration_data_unlike_the_evaluation_data_are_noted(model: Path, tmp_
 def test_a_plan_that_makes_no_sense_is_refused_before_the_work(model: Path, tmp_path: Path, wrong: Compression) -> None:
     stages: list[str] = []
     recipe = msgspec.structs.replace(QUICK, compression=wrong)
-    with pytest.raises(InvalidConfig, match="a plan needs"):
+    with pytest.raises(InvalidConfig, match="a plan cannot have"):
         build(model, tmp_path / "o.bundle", tmp_path / "data.npz", None, recipe, lambda stage, *_: stages.append(stage))
     assert stages == []
 

@@ -209,5 +209,6 @@ def _window(duration_s: float, warmup_s: float, timeout_s: float) -> LoadWindow:
         raise InvalidArgument(
             "--duration and --timeout must be above 0, and --warmup at least 0, got "
             f"{duration_s:g} s, {timeout_s:g} s and {warmup_s:g} s",
+            "give finite numbers of seconds",
         )
     return LoadWindow(duration_s, warmup_s, timeout_s)

@@ -22,7 +22,7 @@ def parse_share(text: str) -> float:
             raise InvalidArgument(f"a share must be below 1 or end in %, got {text}", f"did you mean {text.strip()}%?")
         return value
     if value > 100:
-        raise InvalidArgument(f"a share must be at most 100%, got {text}")
+        raise InvalidArgument(f"a share must be at most 100%, got {text}", "write it like 1% or 0.01")
     return value / 100
 
 

@@ -40,6 +40,7 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
+from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
@@ -181,36 +182,17 @@ def _build(
     if calibration is not None and calibration.digest == evaluation.digest:
         notes = (*notes, "calibration and evaluation used the same samples, so INT8 may lose more accuracy on others")
     notes = (*notes, *warnings, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
+    data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
         name=recipe.name or output.stem,
         signature=signature,
         variants=variants,
-        serving=ServingConfig(
-            variant=variants[0].name,
-            threads=tuned.chosen.threads,
-            instances=instances(machine.cores, tuned.chosen.threads, tuned.latency[0].p50_ms),
-            max_batch=tuned.max_batch,
-            latency=tuned.latency,
-            p99_ms=recipe.contract.p99_ms,
-        ),
+        serving=_serving(tuned, recipe, machine),
         machine=machine,
         files=file_entries(files),
         provenance=tuned.chosen.artifact.provenance,
-        evidence=Evidence(
-            max_accuracy_loss=recipe.contract.max_accuracy_loss,
-            p99_ms=recipe.contract.p99_ms,
-            rows_per_call=tuned.rows_per_call,
-            baseline=tuned.baseline,
-            chosen=tuned.chosen.name,
-            candidates=tuned.records,
-            conditions=tuned.conditions,
-            baseline_latency=tuned.baseline_latency,
-            optimization=msgspec.to_builtins(optimization),
-            data={"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})},
-            notes=notes,
-            attempts=planned.attempts,
-        ),
+        evidence=_evidence(recipe, tuned, planned, optimization, data, notes),
         version=recipe.version,
         source=source,
         tools={"penstock": __version__, **{name: version(name) for name in _PACKAGES if find_spec(name)}},
@@ -269,7 +251,8 @@ def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
     for count in recipe.threads:
         if not 1 <= count <= machine.cores:
             raise InvalidConfig(
-                f"a thread count must be from 1 to {machine.cores}, the cores of this machine, got {count}"
+                f"a thread count must be from 1 to {machine.cores}, the cores of this machine, got {count}",
+                "change --threads",
             )
     return tuple(sorted(set(recipe.threads))) or thread_counts(machine.cores)
 
@@ -319,6 +302,30 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
             f"compared with the original at {widest.threads} threads instead of {chosen.threads}, it is {pace:.2f}x as fast"
         )
     return found
+
+
+def _evidence(
+    recipe: Recipe,
+    tuned: TuneResult,
+    planned: CompressionPlan,
+    optimization: OptimizeReport,
+    data: dict[str, str],
+    notes: tuple[str, ...],
+) -> Evidence:
+    return Evidence(
+        max_accuracy_loss=recipe.contract.max_accuracy_loss,
+        p99_ms=recipe.contract.p99_ms,
+        rows_per_call=tuned.rows_per_call,
+        baseline=tuned.baseline,
+        chosen=tuned.chosen.name,
+        candidates=tuned.records,
+        conditions=tuned.conditions,
+        baseline_latency=tuned.baseline_latency,
+        optimization=msgspec.to_builtins(optimization),
+        data=data,
+        notes=notes,
+        attempts=planned.attempts,
+    )
 
 
 def _plan_options(recipe: Recipe, threads: Sequence[int]) -> PlanOptions | None:
@@ -379,6 +386,17 @@ def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
         for version in distinct
         if not version.requires
     ]
+
+
+def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> ServingConfig:
+    return ServingConfig(
+        variant=tuned.chosen.name,
+        threads=tuned.chosen.threads,
+        instances=instances(machine.cores, tuned.chosen.threads, tuned.latency[0].p50_ms),
+        max_batch=tuned.max_batch,
+        latency=tuned.latency,
+        p99_ms=recipe.contract.p99_ms,
+    )
 
 
 def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:

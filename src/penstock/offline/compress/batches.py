@@ -27,7 +27,7 @@ class CalibrationBatches:
 
     def __init__(self, signature: Signature, data: Data, batch_size: int) -> None:
         if batch_size < 1:
-            raise InvalidArgument(f"the batch size must be at least 1, got {batch_size}")
+            raise InvalidArgument(f"the batch size must be at least 1, got {batch_size}", "give at least 1")
         fixed = {spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] > 0}
         if len(fixed) > 1:
             raise Unsupported(f"the inputs' first axes are fixed to different sizes: {sorted(fixed)}")

@@ -46,7 +46,7 @@ def naming(path: Path | None, role: str = "model") -> Iterator[None]:
 def check_target(path: Path, inputs: Sequence[Path], force: bool) -> None:
     """Raise InvalidArgument or AlreadyExists if an ONNX file must not be written to ``path``."""
     if path.suffix.lower() != ".onnx":
-        raise InvalidArgument(f"the name of an ONNX file must end in .onnx, got '{path}'")
+        raise InvalidArgument(f"the name of an ONNX file must end in .onnx, got '{path}'", "name it NAME.onnx")
     check_place(path, inputs)
     if path.exists() and not force and not is_onnx(path):
         raise AlreadyExists(f"'{path}' exists and is not an ONNX file", "choose another name, or use --force")

@@ -295,7 +295,7 @@ def test_a_folder_is_of_one_plan(original: Artifact, data: Dataset, tmp_path: Pa
     "wrong", [{"budget_s": 0}, {"budget_s": float("nan")}, {"epochs": -1}, {"threads": 0}, {"seed": -1}]
 )
 def test_options_that_make_no_sense(original: Artifact, data: Dataset, wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidConfig, match="a plan needs"):
+    with pytest.raises(InvalidConfig, match="a plan cannot have"):
         plan(original, data, PlanOptions(**wrong))  # type: ignore[arg-type]
 
 

@@ -84,8 +84,9 @@ class PlanOptions(msgspec.Struct, frozen=True):
         """Raises InvalidConfig."""
         if not (self.budget_s > 0 and self.epochs > 0 and self.threads > 0 and 0 <= self.seed < 1 << 31):
             raise InvalidConfig(
-                "a plan needs a budget, epochs and threads above 0, and a seed from 0 to 2147483647, got "
-                f"{self.budget_s:g} s, {self.epochs:g} epochs, {self.threads} threads and the seed {self.seed}",
+                f"a plan cannot have a budget of {self.budget_s:g} s, {self.epochs:g} epochs, {self.threads} threads "
+                f"and the seed {self.seed}",
+                "give a budget, epochs and threads above 0, and a seed from 0 to 2147483647",
             )
 
 
