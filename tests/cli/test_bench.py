@@ -120,11 +120,11 @@ def test_a_server_or_model_that_is_not_there() -> None:
     [
         (("--concurrency", "0"), "'0' is not a list of whole numbers"),
         (("--concurrency", "1,x"), "'1,x' is not a list of whole numbers"),
-        (("--rate", "0"), "'0' is not a list of rates above 0 .*100,500"),
-        (("--rate", "many"), "'many' is not a list of rates"),
-        (("--rate", "nan"), "'nan' is not a list of rates"),
-        (("--duration", "0"), "cannot measure for 0 s"),
-        (("--warmup", "-1"), "cannot measure .* warm-up of -1 s"),
+        (("--rate", "0"), "--rate must be a list of numbers above 0, got '0' .*100,500"),
+        (("--rate", "many"), "--rate must be a list .* got 'many'"),
+        (("--rate", "nan"), "--rate must be a list .* got 'nan'"),
+        (("--duration", "0"), "--duration and --timeout must be above 0"),
+        (("--warmup", "-1"), "--warmup at least 0, got .* and -1 s"),
     ],
 )
 def test_bad_values_are_refused_before_anything_is_sent(arguments: tuple[str, str], message: str) -> None:

@@ -55,7 +55,7 @@ def test_for_latency(penstock, net: Path) -> None:  # type: ignore[no-untyped-de
     # The plan's own INT8 is the careful one; no second is made beside it.
     assert not any(one["calibration"].startswith("best") for one in found["candidates"])
     assert not (net / "out.bundle.plan").exists()
-    assert "What compression tried" in (net / "report.html").read_text()
+    assert "Compression steps" in (net / "report.html").read_text()
     notes = open_bundle(net / "out.bundle").manifest.evidence
     assert notes is not None
     assert any("the plan decided on 50 samples held out" in note for note in notes.notes)

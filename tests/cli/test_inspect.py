@@ -34,7 +34,7 @@ def test_a_person_sees_what_was_chosen_and_why_others_lost(penstock, bundle: Pat
     for fact in (
         "test  x FP32[N, 2] → y FP32[N, 2]",
         "served as int8-best: 2 instance(s) × 1 thread(s), batches up to 4",
-        "at most 1.00% accuracy lost, p99 within 5 ms",
+        "at most 1.00% loss of accuracy, p99 within 5 ms",
         "30 nodes, 21 after the passes",
         "chosen: 2.5x the original's speed",
         "rejected: loses 49.00% top-1",
@@ -121,7 +121,7 @@ def test_a_coded_variant_has_two_sizes(penstock, tmp_path: Path) -> None:
     variant = Variant("small", "model.onnx", "onnxruntime", "fp32", {}, (), "coded", 4096, "0" * 64)
     serving = ServingConfig("small", 1, 1, max_batch=8)
     path = packed(tmp_path / "a.bundle", variants=(variant,), serving=serving)
-    assert "small is coded in 0.0 KiB, 4.0 KiB once it is loaded" in penstock("inspect", path).out
+    assert "small is coded in 0.0 KiB, 4.0 KiB after loading" in penstock("inspect", path).out
 
 
 def test_names_with_markup_are_shown_as_they_are(penstock, tmp_path: Path) -> None:

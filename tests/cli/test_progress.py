@@ -27,9 +27,3 @@ def test_a_failure_leaves_the_bar_where_it_was(capsys: pytest.CaptureFixture[str
     with pytest.raises(RuntimeError, match="stopped"):
         work()
     assert " 25%" in capsys.readouterr().err
-
-
-def test_it_can_be_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    with StageProgress(enabled=False) as progress:
-        progress("tune", 1, 1)
-    assert capsys.readouterr().err == ""

@@ -25,10 +25,10 @@ def test_what_is_not_a_share(text: str) -> None:
 
 def test_more_than_the_whole_asks_what_was_meant() -> None:
     for text in ("1", "2"):
-        with pytest.raises(InvalidArgument, match="all there is, or more") as raised:
+        with pytest.raises(InvalidArgument, match="must be below 1") as raised:
             parse_share(text)
         assert raised.value.hint == f"did you mean {text}%?"
-    with pytest.raises(InvalidArgument, match="more than the whole"):
+    with pytest.raises(InvalidArgument, match="must be at most 100%"):
         parse_share("101%")
 
 

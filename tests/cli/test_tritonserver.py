@@ -28,7 +28,7 @@ def repository(folder: Path) -> Path:
     [
         (("--model-repository=nowhere",), "no model repository 'nowhere'"),
         (("--http-prt=1",), "did you mean 'http-port'?"),
-        (("--http-port=70000",), "--http-port is wrong"),
+        (("--http-port=70000",), "--http-port: "),
         (("--load-model=a", "--model-repository=x"), "'load_models' requires 'model_control_mode' explicit"),
         (("--model-repository=.", "--rate-limit-resource=R"), "'R' is no resource"),
         ((), "nothing to serve"),

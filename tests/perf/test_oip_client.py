@@ -115,7 +115,7 @@ def test_bare_nan_in_an_answer_is_read() -> None:
     ],
 )
 def test_what_is_no_answer_is_an_error(body: bytes, json_size: int | None) -> None:
-    with pytest.raises(PenstockError, match="server's answer"):
+    with pytest.raises(PenstockError, match="server's response"):
         decode_answer(body, json_size)
 
 
@@ -125,7 +125,7 @@ def test_random_inputs_have_the_models_shapes() -> None:
     found.check(first)
     assert (first["ids"].shape, first["x"].shape) == ((5, 1), (5, 4))
     assert not np.array_equal(first["x"], second["x"])
-    with pytest.raises(InvalidArgument, match="no place for a batch of 2"):
+    with pytest.raises(InvalidArgument, match="does not accept a batch of 2"):
         random_inputs(signature(DataType.FP32, 1, 3), batch=2, count=1)
 
 

@@ -108,7 +108,7 @@ def test_the_page_tells_everything() -> None:
         "2.50x (2.25 … 2.75)",
         "+0.50% (+0.30% … +0.70%)",
         "2 × 1 thread(s), batches up to 4",
-        "at most 1.00% accuracy lost",
+        "at most 1.00% loss of accuracy",
         "p99 3 ms, 2 ms are allowed",
         "cannot load",
         "30 nodes, 21 after the passes",
@@ -165,7 +165,7 @@ def test_a_worthless_candidate_has_numbers_all_the_same() -> None:
 
 
 def test_a_bundle_without_evidence_says_so() -> None:
-    assert "This bundle carries no evidence." in render(manifest_for(FILES))
+    assert "This bundle has no evidence." in render(manifest_for(FILES))
 
 
 def test_the_report_is_written_whole(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def figures(tally: Tally, window_s: float = 2.0) -> LoadResult:
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=300))
 def test_percentiles_are_exact_order_statistics(latencies: list[float]) -> None:
     tally = Tally()
-    tally.begin = 0.0
+    tally.count_from(0.0)
     tally.open_window(0.0)
     for latency in latencies:
         tally.answered(0.0, latency)
@@ -35,7 +35,7 @@ def test_percentiles_are_exact_order_statistics(latencies: list[float]) -> None:
 def test_the_first_thing_said_of_each_kind_is_kept() -> None:
     tally = Tally()
     tally.failed("HTTP 400", 0.5, b"before")
-    tally.begin = 1.0
+    tally.count_from(1.0)
     tally.open_window(1.0)
     tally.failed("HTTP 400", 1.1, b"first" + b"\xff" * 5000)
     tally.failed("HTTP 400", 1.2, b"second")
@@ -48,7 +48,7 @@ def test_what_began_before_counts_for_throughput_only() -> None:
     tally = Tally()
     tally.answered(0.0, 0.5)  # all in the warm-up
     tally.failed("HTTP 503", 0.0)
-    tally.begin = 1.0
+    tally.count_from(1.0)
     tally.open_window(1.0)
     tally.answered(0.9, 1.5)  # answered in the window
     tally.answered(1.0, 1.2)

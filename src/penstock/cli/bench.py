@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from penstock.cli import options
 from penstock.cli.quantities import parse_counts
 from penstock.dataset import load_dataset
 from penstock.errors import InvalidArgument, InvalidData
@@ -30,8 +32,8 @@ Row = ClosedLoopResult | OpenLoopResult
 
 _CONCURRENCIES = (1, 16, 64)
 _RANDOM_REQUESTS = 16
-_MOST_REQUESTS = 1024  # from a file; all are kept in memory, ready to send
-_SATURATED = 0.95  # of a core
+_MAX_REQUESTS = 1024  # read from a file and kept in memory
+_SATURATED = 0.95  # share of a core
 
 
 def bench(
@@ -60,7 +62,7 @@ def bench(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Send the requests over gRPC to this address; closed loop only."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Measure throughput and latency of a model behind any Open Inference Protocol server.
 
@@ -68,8 +70,8 @@ def bench(
     request when the last one is answered.
 
     An open loop (--rate) measures what users see at a given traffic: requests are sent
-    on schedule, even while answers are slow, and latency counts from the scheduled
-    time, so a stall counts for every request that it delays.
+    on schedule, even while answers are slow. Latency counts from the scheduled time, so
+    a stall counts for every request that it delays.
 
     The exit code is 0 if all answers were correct, 1 if there were errors.
 
@@ -112,25 +114,26 @@ def bench(
         _print(f"{model} at {address.url}", rows)
     _explain(rows)
     if any(row.client_cpu > _SATURATED for row in rows):
-        print("note: this client used a whole core; the server may be faster than the figures", file=sys.stderr)
+        print("note: the client used a whole core; the server may be faster than these figures", file=sys.stderr)
     if any(row.errors for row in rows) or not any(row.requests for row in rows):
         raise typer.Exit(1)
 
 
 def _measure(target: Target, window: LoadWindow, concurrencies: Sequence[int], rates: Sequence[float]) -> Iterator[Row]:
     address, requests = target.address, target.requests
-    loads = [_connections(concurrency) for concurrency in concurrencies] + [f"{rate:g}/s" for rate in rates]
+    closed = partial(closed_loop, address, requests, window=window, connect=target.connect)
+    loads: list[tuple[str, Callable[[], Coroutine[Any, Any, Row]]]] = [
+        *((_connections(count), partial(closed, count)) for count in concurrencies),
+        *((f"{rate:g}/s", partial(open_loop, address, requests, rate, window)) for rate in rates),
+    ]
     seconds = (window.duration_s or 0.0) + window.warmup_s
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    # Redrawn only between rows: a background thread would disturb the measurement.
+    # The bar is redrawn only between rows, because a background thread would disturb the measurement.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
         task = progress.add_task("", total=len(loads))
-        for number, load in enumerate(loads):
-            progress.update(task, description=f"{number + 1} of {len(loads)}: {load}, {seconds:g} s", refresh=True)
-            if number < len(concurrencies):
-                yield run(closed_loop(address, requests, concurrencies[number], window, connect=target.connect))
-            else:
-                yield run(open_loop(address, requests, rates[number - len(concurrencies)], window))
+        for number, (load, measure) in enumerate(loads, 1):
+            progress.update(task, description=f"{number} of {len(loads)}: {load}, {seconds:g} s", refresh=True)
+            yield run(measure())
 
 
 def _print(title: str, rows: Sequence[Row]) -> None:
@@ -163,7 +166,7 @@ def _explain(rows: Sequence[Row]) -> None:
 
 
 def _text(body: str) -> str:
-    """The message in an error's body: the protocol's field ``error``, or else the whole body, on one line."""
+    """The field ``error`` of an error's body, or the whole body if it has none, on one line."""
     try:
         text = msgspec.json.decode(body, type=dict[str, Any])["error"]
     except (msgspec.DecodeError, KeyError):
@@ -183,7 +186,7 @@ def _connections(count: int) -> str:
 
 def _from_file(path: Path, signature: Signature, batch: int) -> list[dict[str, Array]]:
     data = load_dataset(path, signature)
-    count = min(data.count // batch, _MOST_REQUESTS)
+    count = min(data.count // batch, _MAX_REQUESTS)
     if not count:
         raise InvalidData(f"'{path}' has {data.count} samples, too few for a batch of {batch}", "lower --batch")
     requests = [data.rows(number * batch, (number + 1) * batch) for number in range(count)]
@@ -197,14 +200,15 @@ def _parse_rates(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate < math.inf for rate in rates):
-        raise InvalidArgument(f"'{text}' is not a list of rates above 0", "write it like 500 or 100,500")
+        raise InvalidArgument(f"--rate must be a list of numbers above 0, got '{text}'", "write it like 500 or 100,500")
     return rates
 
 
 def _window(duration_s: float, warmup_s: float, timeout_s: float) -> LoadWindow:
     if not (0 < duration_s < math.inf and 0 <= warmup_s < math.inf and 0 < timeout_s < math.inf):
         raise InvalidArgument(
-            f"cannot measure for {duration_s:g} s after a warm-up of {warmup_s:g} s with a time-out of {timeout_s:g} s",
-            "use positive numbers of seconds; only the warm-up may be 0",
+            "--duration and --timeout must be above 0, and --warmup at least 0, got "
+            f"{duration_s:g} s, {timeout_s:g} s and {warmup_s:g} s",
+            "give finite numbers of seconds",
         )
     return LoadWindow(duration_s, warmup_s, timeout_s)

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from penstock.bundle.evidence import CandidateRecord
+from penstock.cli import options
 from penstock.cli.inspect import make_console, show
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
@@ -20,45 +21,38 @@ from penstock.offline.judge.contract import Contract
 from penstock.perf.report import check_report_target, write_report
 
 _BEST = "best"
-"""Calibrates every tensor with the method that changes the outputs least, equalises channels and corrects biases."""
+"""The calibration that chooses the range of each tensor by its effect on the outputs, equalises channels and corrects biases."""
 
 
 def build(
-    model: Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Path of the bundle.", show_default=False)],
+    model: options.Model,
+    output: options.Output,
     calibrate: Annotated[
         Path | None, typer.Option(help="npz file with a few hundred samples for INT8 calibration.")
     ] = None,
-    evaluate: Annotated[
-        Path | None,
-        typer.Option(help="npz file with samples to measure accuracy on; an array named `labels` is used if present."),
-    ] = None,
-    max_accuracy_loss: Annotated[
-        str, typer.Option(help="Maximum loss of accuracy against the original, e.g. 1%.")
-    ] = "1%",
-    p99: Annotated[str | None, typer.Option(help="Required p99 latency of one call, e.g. 5ms.")] = None,
-    prove_accuracy: Annotated[
-        bool, typer.Option("--prove-accuracy", help="Require the loss bound at 95% confidence.")
-    ] = False,
+    evaluate: options.Evaluate = None,
+    max_accuracy_loss: options.MaxAccuracyLoss = "1%",
+    p99: options.P99 = None,
+    prove_accuracy: options.ProveAccuracy = False,
     objective: Annotated[
         Literal["latency", "throughput"],
         typer.Option(help="Optimise single rows (latency) or batches of 16 (throughput)."),
     ] = "latency",
-    name: Annotated[str, typer.Option(help="Name of the served model; default: the bundle's file name.")] = "",
+    name: options.Name = "",
     model_version: Annotated[str, typer.Option(help="Version of the served model, a whole number.")] = "1",
     engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; repeatable.")] = None,
-    threads: Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")] = None,
+    threads: options.Threads = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Try only this INT8 calibration, `best` or `none`; repeatable.")
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(help="Most time to spend on measuring candidates; it ends earlier once their speeds are known."),
+        typer.Option(help="Maximum time for measuring candidates; measuring ends earlier once their speeds are known."),
     ] = "20s",
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")] = None,
+    report: options.Report = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a target that is not a bundle.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    force: options.Force = False,
+    json: options.Json = False,
 ) -> None:
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
@@ -87,14 +81,19 @@ def build(
     check_places(output, report, [given for given in (model, calibrate, evaluate) if given is not None])
     with StageProgress() as progress:
         result = build_bundle(model, output, calibrate, evaluate, recipe, progress)
+    show_result(result, report, json)
+
+
+def show_result(result: BuildResult, report: Path | None, json: bool) -> None:
+    """Write the report, and print the result as tables or as one JSON object."""
     if report is not None:
         write_report(report, result.manifest)
     if json:
         print(msgspec.json.encode(summary(result)).decode())
-    else:
-        console = make_console()
-        show(console, result.manifest, result.bundle_bytes)
-        console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""), markup=False)
+        return
+    console = make_console()
+    show(console, result.manifest, result.bundle_bytes)
+    console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""), markup=False)
 
 
 def check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
@@ -103,11 +102,13 @@ def check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
     for target in (output, *([report] if report else [])):
         if target.resolve() in places:
             raise InvalidArgument(
-                f"'{target}' is an input of this command, so it cannot be overwritten", "choose another name"
+                f"'{target}' is an input of this command and cannot be overwritten", "choose another name"
             )
     if report is not None:
         if output.resolve() in (report.resolve(), *report.resolve().parents):
-            raise InvalidArgument(f"the report '{report}' cannot be in the bundle's place", "choose another name")
+            raise InvalidArgument(
+                f"the report '{report}' cannot be inside the bundle '{output}'", "choose another name"
+            )
         check_report_target(report)
 
 

@@ -1,68 +1,64 @@
-"""``penstock compress``."""
+"""``penstock compress``: search for the best sequence of compression methods, and make a bundle of the result."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 
-from penstock.cli.build import check_places, summary
-from penstock.cli.inspect import make_console, show
+from penstock.cli import options
+from penstock.cli.build import check_places, show_result
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
 from penstock.offline.build import Compression, Recipe, build
 from penstock.offline.compress.planner.plan_store import remove_plan
 from penstock.offline.judge.contract import Contract
-from penstock.perf.report import write_report
 
-_TIMING_SHARE, _MOST_TIMING_S = 0.1, 20.0
-"""What the choice among the plan's models and all others takes beside the plan, of its budget and in seconds."""
+_TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
+"""Time for the final choice, in addition to the plan's budget: a share of the budget, and a maximum in seconds."""
 
 
 def compress(
-    model: Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the bundle.", show_default=False)],
+    model: options.Model,
+    output: options.Output,
     train: Annotated[
-        Path, typer.Option(help="npz with samples to calibrate and train on; `labels` help.", show_default=False)
+        Path,
+        typer.Option(
+            help="npz file with samples to calibrate and train on; an array named `labels` is used if present.",
+            show_default=False,
+        ),
     ],
-    evaluate: Annotated[
-        Path | None, typer.Option(help="npz with samples that nothing is trained on, to judge accuracy on.")
-    ] = None,
-    max_accuracy_loss: Annotated[
-        str, typer.Option(help="Loss of accuracy allowed against the original, e.g. 1%.")
-    ] = "1%",
-    prove_accuracy: Annotated[
-        bool, typer.Option("--prove-accuracy", help="Demand the loss bound at 95% confidence.")
-    ] = False,
+    evaluate: options.Evaluate = None,
+    max_accuracy_loss: options.MaxAccuracyLoss = "1%",
+    prove_accuracy: options.ProveAccuracy = False,
     target: Annotated[
-        Literal["latency", "size"], typer.Option(help="Be fastest at single rows, or smallest in the bundle.")
+        Literal["latency", "size"], typer.Option(help="Minimise the latency of single rows, or the size of the bundle.")
     ] = "latency",
-    p99: Annotated[str | None, typer.Option(help="p99 latency of one call that is demanded, e.g. 5ms.")] = None,
+    p99: options.P99 = None,
     budget: Annotated[
         str,
         typer.Option(
-            help="Time to begin steps in; one under way then may take half as much again, 30s at least, and is then broken "
-            "off. Quantising before and choosing after come on top."
+            help="Time in which new steps may start. A step that is still running is stopped after half the budget more, "
+            "at least 30s. Quantising before the plan and choosing after it take extra time."
         ),
     ] = "10m",
-    epochs: Annotated[float, typer.Option(help="Passes over the data of each training.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of all that is drawn at random.")] = 0,
-    threads: Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data in each training.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    threads: options.Threads = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Folder for what was tried; default: the output's name with .plan, removed when done."),
+        typer.Option(help="Folder for finished steps; default: the output's name with .plan, removed at the end."),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of the model when served; default: the bundle's file name.")] = "",
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a target that is not a bundle.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    name: options.Name = "",
+    report: options.Report = None,
+    force: options.Force = False,
+    json: options.Json = False,
 ) -> None:
-    """Compress a model under a contract: prune, split, quantise, share, train; keep what pays, and say why the rest did not.
+    """Compress a model under a contract: prune, factorise, quantise, share weights and train; keep the steps that pay.
 
-    No labels are needed: what is trained learns the original's answers. An interrupted run goes on where it stopped when
-    the same command is given again. Steps that train need `pip install 'penstock\\[torch]'`.
+    Training needs no labels: the model learns the original's outputs. Repeat the command to continue an interrupted run. Steps
+    that train need `pip install 'penstock\\[torch]'`.
 
     [bold]Examples[/bold]
 
@@ -78,20 +74,13 @@ def compress(
         name=name,
         threads=parse_counts(threads) if threads else (),
         objective="size" if target == "size" else "latency",
-        careful=False,  # the plan's own INT8 is
+        careful=False,  # the plan has such a step itself
         compression=Compression(budget_s, epochs, seed, folder),
-        budget_s=min(_MOST_TIMING_S, _TIMING_SHARE * budget_s),
+        budget_s=min(_MAX_TIMING_S, _TIMING_SHARE * budget_s),
         overwrite=force,
     )
     with StageProgress() as progress:
         result = build(model, output, train, evaluate, recipe, progress)
-    if report is not None:
-        write_report(report, result.manifest)
+    show_result(result, report, json)
     if resume is None:
         remove_plan(folder)
-    if json:
-        print(msgspec.json.encode(summary(result)).decode())
-    else:
-        console = make_console()
-        show(console, result.manifest, result.bundle_bytes)
-        console.print(f"bundle  {result.bundle}" + (f"\nreport  {report}" if report else ""), markup=False)

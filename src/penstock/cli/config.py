@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from penstock.cli import options
 from penstock.cli.server_options import ServerSettings, grouped_settings, with_server_options
 from penstock.config import write_text
 
@@ -19,7 +20,7 @@ _HIDDEN = "(hidden)"
 def config(
     given: ServerSettings,
     action: Annotated[Literal["show"], typer.Argument(metavar="show", help="List all settings.", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Show the server's settings: value, and origin (default, file, environment NAME, flag or --set).
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.cli import options
 from penstock.config import did_you_mean
 from penstock.engines.base import Severity
 from penstock.errors import NotFound
@@ -26,7 +27,7 @@ def doctor(
     write: Annotated[
         bool, typer.Option("--write", help="Write the corrected files; the originals are kept as .bak.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Check each model's configuration against the model, and show the corrected file.
 

@@ -1,4 +1,4 @@
-"""``penstock infer``."""
+"""``penstock infer``: run a bundle or model over the rows of an npz file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from penstock.cli import options
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument
 from penstock.runtime import open as open_model
@@ -22,17 +23,17 @@ def infer(
     bundle: Annotated[Path, typer.Argument(help="A bundle or a model file.", show_default=False)],
     inputs: Annotated[
         Path,
-        typer.Option(help="npz with arrays named after the model's inputs, one row per sample.", show_default=False),
+        typer.Option(help="npz file of arrays named after the model's inputs, one row per sample.", show_default=False),
     ],
     outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this npz file.")] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Rows per call; default: the batch that the bundle was tuned for.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Run a bundle or model over the rows of an npz file, in this process.
 
-    If the file holds `labels`, the accuracy is reported too.
+    If the file contains an array named `labels`, the accuracy is reported too.
 
     [bold]Examples[/bold]
 
@@ -80,14 +81,14 @@ def infer(
 
 
 def write_npz(path: Path, arrays: dict[str, Array]) -> None:
-    """Write ``arrays`` to ``path``, whole or not at all. Raises ResourceExhausted."""
+    """Write ``arrays`` to ``path`` atomically. Raises ResourceExhausted."""
     with whole_file(path) as file:
-        # Text is written as fixed-width bytes: as objects it would be pickles, which no reader should open.
+        # numpy would store objects as pickles, which are unsafe to load, so text becomes fixed-width bytes.
         np.savez(file, **{name: a.astype("S") if a.dtype.hasobject else a for name, a in arrays.items()})  # type: ignore[arg-type]
 
 
 def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
-    """Refuse a target now that would destroy what is read, or that cannot be written when all the work is done."""
+    """Raise InvalidArgument before any work if the target is an input or cannot be written."""
     target = outputs.resolve()
     for what, source in (("bundle or model", bundle), ("inputs", inputs)):
         if target.is_relative_to(source.resolve()):
@@ -96,7 +97,7 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
 
 
 def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, str]:
-    """Share of labels that the first output with class scores hits; else None, and why if there are labels."""
+    """The share of labels that the first output with class scores predicts; otherwise None and, with labels, the reason."""
     if data.labels is None:
         return None, ""
     classes = 0
@@ -106,5 +107,5 @@ def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, s
             return float((array.argmax(axis=1) == data.labels).mean()), ""
         classes = max(classes, array.shape[1] if is_scores else 0)
     if not classes:
-        return None, "no output holds one score per class"
+        return None, "no output has one score per class"
     return None, f"the labels go up to {data.labels.max()}, but the outputs have {classes} classes, counted from 0"

@@ -1,4 +1,4 @@
-"""``penstock inspect``."""
+"""``penstock inspect``: show the contents and the evidence of a bundle."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline
 
 def inspect(
     bundle: Annotated[Path, typer.Argument(help="The bundle, a file or a folder.", show_default=False)],
-    report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report here.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report to this path.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show every candidate, not only the best of each kind.")
+        bool, typer.Option("--all", help="Show every candidate, instead of the best of each kind.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON object.")] = False,
 ) -> None:
-    """Show what is in a bundle, what was measured, and what was rejected and why. Verifies every digest.
+    """Show a bundle's models, measurements, and rejected candidates with reasons. Verifies every digest.
 
     [bold]Examples[/bold]
 
@@ -44,7 +44,7 @@ def inspect(
     opened = open_bundle(bundle)
     if report is not None:
         if report.resolve().is_relative_to(bundle.resolve()):
-            raise InvalidArgument(f"the report '{report}' would change the bundle", "choose another place")
+            raise InvalidArgument(f"the report '{report}' cannot be inside the bundle", "choose another path")
         write_report(report, opened.manifest)
     if json:
         facts = {
@@ -58,7 +58,7 @@ def inspect(
     show(console, opened.manifest, sum(entry.size_bytes for entry in opened.manifest.files), everything)
     console.print(f"digest  sha256:{opened.digest}, verified")
     for difference in opened.differences(machine_facts()):
-        console.print(f"[yellow]note[/yellow]    {escape(difference)}; build again here for figures that hold")
+        console.print(f"[yellow]note[/yellow]    {escape(difference)}; build again on this machine for valid figures")
     if report is not None:
         console.print(f"report  {escape(str(report))}")
 
@@ -70,7 +70,7 @@ def make_console() -> Console:
 
 
 def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool = False) -> None:
-    """Print a manifest for a person to read."""
+    """Print a manifest as text and tables."""
     serving = manifest.serving
     console.print(
         f"[bold]{escape(manifest.name)}[/bold]  {_specs(manifest.signature.inputs)} → {_specs(manifest.signature.outputs)}"
@@ -89,7 +89,7 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         return
     p99 = f", p99 within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
     rows = f"; timed on calls of {evidence.rows_per_call} rows" if evidence.rows_per_call > 1 else ""
-    console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}{rows}")
+    console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} loss of accuracy{p99}{rows}")
     console.print(_optimization(evidence))
     console.print(_verdict(evidence))
     console.print(_candidates(evidence, everything))
@@ -102,7 +102,9 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     machine = manifest.machine
     console.print(f"measured on {escape(machine.cpu)}, {machine.cores} core(s), {' '.join(machine.isa)}")
     if evidence.conditions.dirty:
-        console.print("[yellow]note[/yellow]    the machine was busy while measuring: build again when it is quiet")
+        console.print(
+            "[yellow]note[/yellow]    the machine was busy during the measurements: build again when it is idle"
+        )
     for note in evidence.notes:
         console.print(f"note    {escape(note)}")
 
@@ -113,13 +115,13 @@ def _special(manifest: Manifest) -> Iterator[str]:
     for one in manifest.variants:
         size = sum(stored[path] for path in one.paths) / 1024
         if one.coding:
-            yield f"{escape(one.name)} is coded in {size:.1f} KiB, {one.decoded_bytes / 1024:.1f} KiB once it is loaded"
+            yield f"{escape(one.name)} is coded in {size:.1f} KiB, {one.decoded_bytes / 1024:.1f} KiB after loading"
         elif one.beside or one.format is not Format.ONNX:
             yield f"{escape(one.name)} is stored as {one.format.value} in {len(one.paths)} file(s), {size:.1f} KiB"
 
 
 def _verdict(evidence: Evidence) -> str:
-    """The gains and losses of the chosen candidate, with the 95 % intervals."""
+    """The gains and losses of the chosen candidate with 95 % intervals."""
     before, chosen = evidence.baseline, evidence.candidate(evidence.chosen)
     parts = [f"size {_kib(before.disk_bytes)} → {_kib(chosen.disk_bytes)} KiB"]
     if chosen.speedup is not None:
@@ -135,7 +137,7 @@ def _verdict(evidence: Evidence) -> str:
 
 
 def _candidates(evidence: Evidence, everything: bool) -> Table:
-    """The original, the chosen one and the others by speed; unless ``everything``, only the best of each kind."""
+    """The original, then the candidates by speed; without ``everything`` only the best of each engine, precision and status."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("candidate", "p50 ms", "p99 ms", "speed", "accuracy", "loss", "KiB"):
         table.add_column(title, justify="left" if title == "candidate" else "right", no_wrap=True)

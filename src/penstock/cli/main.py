@@ -52,7 +52,7 @@ _PANELS = {
     },
     "Single compression methods": {entry.name: entry.summary for entry in METHODS.values()},
 }
-"""Every command with one line of help, by panel, so that ``penstock --help`` imports none of them."""
+"""One line of help for every command, by panel. ``penstock --help`` needs no import of a command."""
 
 COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
 
@@ -81,7 +81,7 @@ def run() -> None:
         sys.exit(fail(Cancelled("interrupted") if _interrupted(error) else error, as_json))
     except KeyboardInterrupt:
         sys.exit(fail(Cancelled("interrupted"), as_json))
-    except Exception as error:  # noqa: BLE001 - a defect of ours needs its traceback; scripts get their JSON object too
+    except Exception as error:  # noqa: BLE001 - a defect is shown with its traceback
         if _interrupted(error):
             sys.exit(fail(Cancelled("interrupted"), as_json))
         traceback.print_exc()
@@ -130,7 +130,7 @@ def fail(error: PenstockError, as_json: bool) -> int:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """True if an interrupt caused ``error``; packages that load native code turn interrupts into an ImportError."""
+    """True if an interrupt caused ``error``. Packages that load native code turn interrupts into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -146,7 +146,7 @@ def _print_json(error: PenstockError) -> None:
 def _command(arguments: list[str]) -> str | None:
     first = next((argument for argument in arguments if not argument.startswith("-")), None)
     if first in _REMOVED:
-        raise InvalidArgument(f"penstock has no command '{first}' any more", _REMOVED[first])
+        raise InvalidArgument(f"penstock has no command '{first}'; it was removed", _REMOVED[first])
     return first if first in COMMANDS else None
 
 
@@ -161,7 +161,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _noticing_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt even if a package that loads native code replaces it by an ImportError without a cause."""
+    """Raise KeyboardInterrupt even if a package with native code replaces it by an ImportError without a cause."""
     noticed = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -183,7 +183,7 @@ def _noticing_interrupts() -> Iterator[None]:
 
 
 def _unloaded() -> None:
-    raise AssertionError("a command ran that was not loaded")
+    raise AssertionError("this command was not loaded")
 
 
 def _show_version(wanted: bool) -> None:

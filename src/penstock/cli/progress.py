@@ -1,4 +1,4 @@
-"""Progress of long work, drawn on stderr so that stdout stays for results."""
+"""Progress of long work, drawn on stderr; stdout is for results."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class StageProgress:
-    """One bar per stage, in the order in which the stages come; a context manager to be called with (stage, done, total)."""
+    """A context manager that draws one bar per stage. Call it with (stage, done, total)."""
 
-    def __init__(self, enabled: bool = True) -> None:
-        console = Console(stderr=True)
+    def __init__(self) -> None:
         columns = (
             TextColumn("{task.description:<10}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
         )
-        # Off a terminal, only the finished bars are printed: logs stay short.
-        self._progress = Progress(*columns, console=console, disable=not enabled)
+        # Without a terminal only finished bars are printed, which keeps logs short.
+        self._progress = Progress(*columns, console=Console(stderr=True))
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:

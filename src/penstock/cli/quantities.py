@@ -19,10 +19,10 @@ def parse_share(text: str) -> float:
     value = float(match[1])
     if not match[2]:
         if value >= 1:
-            raise InvalidArgument(f"a share of {text} is all there is, or more", f"did you mean {text.strip()}%?")
+            raise InvalidArgument(f"a share must be below 1 or end in %, got {text}", f"did you mean {text.strip()}%?")
         return value
     if value > 100:
-        raise InvalidArgument(f"a share of {text} is more than the whole", "write at most 100%")
+        raise InvalidArgument(f"a share must be at most 100%, got {text}", "write it like 1% or 0.01")
     return value / 100
 
 
@@ -43,7 +43,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """``1,16,64`` -> (1, 16, 64); every one at least 1. Raises InvalidArgument."""
+    """``1,16,64`` -> (1, 16, 64), each at least 1. Raises InvalidArgument."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise InvalidArgument(f"'{text}' is not a list of whole numbers from 1", "write it like 1,16,64")

@@ -17,12 +17,12 @@ from penstock.online.server.config import PANELS, ServerConfig
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """Everything that a user has configured: the server's settings, and those of single models by name."""
+    """The configuration that a user has given: the server's settings, and settings of single models by name."""
 
     server: Resolved[ServerConfig]
     models: Mapping[str, Mapping[str, Any]]
     folder: Path
-    """Folder that relative paths in ``models`` start from."""
+    """Base folder of relative paths in ``models``."""
 
 
 def grouped_settings() -> Iterator[tuple[str, Setting]]:
@@ -34,13 +34,13 @@ def grouped_settings() -> Iterator[tuple[str, Setting]]:
 
 
 def option_name(setting: Setting) -> str:
-    """The option of a setting; that of a list is repeatable, so it is singular: ``--load-model`` for ``load_models``."""
+    """The option of a setting. The option of a list is repeatable and singular: ``--load-model`` for ``load_models``."""
     name = setting.name.removesuffix("s") if get_origin(setting.kind) is tuple else setting.name
     return f"--{name.replace('_', '-')}"
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter ``given`` of ``command``, a ServerSettings, by the options that it is read from."""
+    """Replace the parameter ``given`` of ``command``, a ServerSettings, by options for its fields."""
     flags = [(panel, setting) for panel, setting in grouped_settings() if setting.is_flag]
     own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "given"]
     options = [
@@ -55,7 +55,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(
                 "--set",
                 metavar="NAME=VALUE",
-                help="Set any setting, also one without an option; repeatable. Lists are a,b or a JSON array.",
+                help="Set any setting, including those without an option; repeatable. Lists are a,b or a JSON array.",
             ),
         ),
     ]
@@ -79,7 +79,7 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
 
 
 def _option(panel: str, setting: Setting) -> tuple[Any, Any]:
-    """The type and the option of a setting."""
+    """The type and the typer option of a setting."""
     name, default = option_name(setting), write_text(setting.default)
     is_list = get_origin(setting.kind) is tuple
     facts = [f"default: {default}" if default else "", setting.bounds, "repeatable" if is_list else ""]

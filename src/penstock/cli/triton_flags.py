@@ -24,7 +24,7 @@ DEFAULTS: Mapping[str, Any] = {
     "dialects": [],
     "max_request_bytes": 1 << 30,
 }
-"""Defaults that differ from ``ServerConfig``, as Triton's users expect them. Triton sets no limit on tensors."""
+"""Defaults that differ from ``ServerConfig``, as Triton's users expect them. Triton does not limit the size of tensors."""
 
 _WORDS = {"true": "1", "on": "1", "false": "0", "off": "0"}
 _PARTS = re.compile(r"(?:([^,=]+),)?([^,=]+)=(.+)", re.DOTALL)
@@ -32,12 +32,12 @@ _CACHE_BYTES = 64 << 20
 
 
 class TritonFlag(NamedTuple):
-    """One flag: how it changes the settings."""
+    """The effect of one flag on the settings."""
 
     apply: Callable[[Settings, str], str | None]
-    """Changes the settings by the flag's text; returns a note for the user, or None. Raises ValueError."""
+    """Applies the text of the flag to the settings. Returns a note for the user or None. Raises ValueError."""
     may_stand_alone: bool = False
-    """A flag without a value means true."""
+    """The flag may be given without a value, which means true."""
 
 
 def translate(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -51,7 +51,7 @@ def translate(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
     while rest:
         argument = rest.popleft()
         if not argument.startswith("--"):
-            raise InvalidArgument(f"'{argument:.40}' belongs to no flag", "flags begin with --")
+            raise InvalidArgument(f"expected a flag, got '{argument:.40}'", "flags begin with --")
         given, equals, text = argument[2:].partition("=")
         name = _full_name(given)
         if not equals:
@@ -60,7 +60,7 @@ def translate(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
             if note := FLAGS[name].apply(settings, text):
                 notes.append(f"--{name} {note}")
         except (ValueError, msgspec.ValidationError) as error:
-            raise InvalidArgument(f"--{name} is wrong: {error}") from None
+            raise InvalidArgument(f"--{name}: {error}") from None
     return settings, [*dict.fromkeys(notes), *_settle(settings)]
 
 
@@ -76,7 +76,7 @@ def _next(name: str, rest: deque[str]) -> str:
         return rest.popleft()
     if FLAGS[name].may_stand_alone:
         return "true"
-    raise InvalidArgument(f"--{name} needs a value", f"write --{name}=VALUE")
+    raise InvalidArgument(f"--{name} requires a value", f"write --{name}=VALUE")
 
 
 def _parts(text: str) -> tuple[str, str, str]:
@@ -88,12 +88,12 @@ def _parts(text: str) -> tuple[str, str, str]:
 
 
 def _sets(setting: str) -> TritonFlag:
-    """Set ``setting`` to the text read as its type; every value is appended to a list."""
+    """Set ``setting`` to the text, converted to its type; a list grows by one value."""
     kind, plain = _TYPES[setting], plain_type(_TYPES[setting])
 
     def apply(settings: Settings, text: str) -> None:
         if not text:
-            raise ValueError("it must not be empty")
+            raise ValueError("the value must not be empty")
         if get_origin(plain) is tuple:
             settings[setting] = (*settings.get(setting, ()), text)
         elif get_origin(plain) is Literal:
@@ -112,7 +112,7 @@ def _idle(reason: str) -> TritonFlag:
 def _refused(reason: str) -> TritonFlag:
     def apply(settings: Settings, text: str) -> None:
         if _WORDS.get(text.lower(), text) not in ("0", ""):
-            raise ValueError(f"it is not supported: {reason}")
+            raise ValueError(f"not supported: {reason}")
 
     return TritonFlag(apply, may_stand_alone=True)
 
@@ -210,7 +210,7 @@ FLAGS: Mapping[str, TritonFlag] = {
 
 
 def _settle(settings: Settings) -> list[str]:
-    """Turn flags that only mean something together into settings; returns notes for the user. Raises InvalidArgument."""
+    """Convert flags that take effect together into settings. Returns notes for the user. Raises InvalidArgument."""
     poll_secs = settings.pop("repository-poll-secs", None)
     if poll_secs is not None and settings.get("model_control_mode") == "poll":
         settings["repository_poll_secs"] = poll_secs
@@ -222,7 +222,9 @@ def _settle(settings: Settings) -> list[str]:
     is_used, is_mutual, certificate, key, root = (settings.pop(f"grpc-{flag}", "") for flag in flags)
     if is_used or is_mutual:
         if not certificate or (is_mutual and not root):
-            raise InvalidArgument("TLS lacks a file", "add --grpc-server-cert, and --grpc-root-cert for mutual TLS")
+            raise InvalidArgument(
+                "a certificate file for TLS is missing", "add --grpc-server-cert, and --grpc-root-cert for mutual TLS"
+            )
         settings |= {"tls_certificate": certificate, "tls_key": key, "http_tls": False}
         settings["tls_client_ca"] = root if is_mutual else ""
     redis = settings.pop("redis", {})
@@ -232,7 +234,7 @@ def _settle(settings: Settings) -> list[str]:
 
 
 def _redis_url(given: dict[str, str]) -> str:
-    """Remove the entries of ``given`` that make up the URL, and return the URL."""
+    """Build the URL from entries of ``given``, and remove these entries."""
     user, password, tls = (given.pop(name, "") for name in ("user", "password", "tls_enabled"))
     host, port, db = given.pop("host", "localhost"), given.pop("port", "6379"), given.pop("db", "0")
     who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""

@@ -4,9 +4,8 @@
 
     model.onnx ─ optimise ─ calibrate ─ quantise ─ (plan) ─ tune ─ pack ─ digits.bundle
 
-A compression plan is made only if the recipe gives it time.
-
-Nothing appears at the target before the last step, which is atomic: a build that is killed leaves what was there.
+A compression plan is made only if the recipe asks for one. The last step writes the bundle atomically, so a build that is
+killed leaves an earlier bundle intact.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -29,14 +29,7 @@ from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, pack, place
 from penstock.dataset import Dataset, check_dataset, load_dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
-from penstock.errors import (
-    AlreadyExists,
-    InvalidArgument,
-    InvalidConfig,
-    InvalidData,
-    InvalidModel,
-    PenstockError,
-)
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidData, InvalidModel, PenstockError
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
@@ -51,14 +44,7 @@ from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
-from penstock.offline.tune.space import (
-    BASELINE_ENGINE,
-    Candidate,
-    candidates,
-    fallback,
-    originals,
-    thread_counts,
-)
+from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts, usable_memory
 from penstock.storage.atomic import check_writable
@@ -71,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2
 _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
-"""Parsed models and sessions are kept in a quarter of the usable memory, or in this many bytes where that is unknown."""
+"""Memory for parsed models and sessions: a quarter of the usable memory, or this many bytes if that is unknown."""
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
@@ -79,20 +65,20 @@ _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 
 
 class Compression(msgspec.Struct, frozen=True):
-    """How to compress: the planner composes the methods under the recipe's contract."""
+    """Options of the compression plan, which runs under the recipe's contract."""
 
     budget_s: float = 600.0
-    """Seconds in which steps are started. A step that is running then may take half as much again, at least 30 s, before it is
-    stopped. Optimising, quantising and tuning take their own time."""
+    """Seconds in which new steps may start. A step that is still running is stopped after half the budget more, at least 30 s.
+    Optimising, quantising and tuning take extra time."""
     epochs: float = 10.0
     """Passes over the calibration data of each training."""
     seed: int = 0
     folder: Path | None = None
-    """Folder for the results of steps, from which an interrupted plan continues; None keeps nothing."""
+    """Folder for finished steps, from which an interrupted plan continues; None stores nothing."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How to build. The defaults suit most users."""
+    """Options of a build. The defaults suit most users."""
 
     contract: Contract = Contract()
     name: str = ""
@@ -100,21 +86,21 @@ class Recipe(msgspec.Struct, frozen=True):
     version: str = "1"
     """Version under which the model is served: a whole number from 1."""
     engines: tuple[str, ...] = ()
-    """Engines to try; empty: all that are installed."""
+    """Engines to try; empty: all installed engines."""
     threads: tuple[int, ...] = ()
     """Thread counts to try; empty: one, all cores, and the powers of two between."""
     methods: tuple[RangeMethod, ...] = tuple(RangeMethod)
     """INT8 calibration methods to try."""
     careful: bool = True
-    """Also try INT8 with equalised channels, ranges chosen tensor by tensor, and corrected biases."""
+    """Also try INT8 with equalised channels, ranges chosen for each tensor, and corrected biases."""
     objective: Literal["latency", "throughput", "size"] = "latency"
-    """The goal: the time of a call of one row, rows per second in calls of sixteen rows, or the bytes of the bundle."""
+    """Optimise the latency of one row, the throughput of calls of sixteen rows, or the size of the bundle."""
     compression: Compression | None = None
-    """Also compress the model; None: do not."""
+    """Options of the compression plan; None makes no plan."""
     budget_s: float = 20.0
-    """Seconds to spend on timing candidates at most; timing ends earlier once their speeds are known precisely."""
+    """Maximum seconds for timing candidates; timing ends earlier once their speeds are known precisely."""
     overwrite: bool = False
-    """Overwrite a target that is not a bundle; a bundle is always overwritten."""
+    """Overwrite a target that is not a bundle. A bundle is always overwritten."""
     folder: bool = False
     """Write the bundle as a folder instead of one file."""
 
@@ -146,10 +132,9 @@ def build(
 ) -> BuildResult:
     """Build ``model`` into a bundle at ``output``.
 
-    ``calibrate`` and ``evaluate`` are npz files, or mappings, of arrays named after the model's inputs, one row per
-    sample; ``labels`` are class numbers. Without ``calibrate`` INT8 is not tried; without ``evaluate`` a fifth of
-    ``calibrate`` is held out for it. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
-    ResourceExhausted.
+    ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, one row per sample; an array
+    named ``labels`` has class numbers. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of ``calibrate`` is
+    held out for it. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists, ResourceExhausted.
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
         return _build(model, Path(output), calibrate, evaluate, recipe, on_progress)
@@ -167,7 +152,8 @@ def _build(
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
     options = _plan_options(recipe, threads)
-    original, source = _opened(model)
+    given = model if isinstance(model, Artifact) else Artifact.from_file(model)
+    original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     calibration, evaluation = _data(calibrate, evaluate, signature)
     _check_plan(original, calibration, options, recipe)
@@ -180,52 +166,50 @@ def _build(
     for warning in warnings:
         _log.warning("%s", warning)
     with _blaming(calibrate):
-        anywhere = recipe.objective == "size"
+        is_smallest = recipe.objective == "size"
         int8, notes = integer_versions(
-            fp32, calibration, recipe.methods, recipe.careful, machine, on_progress, anywhere=anywhere
+            fp32, calibration, recipe.methods, recipe.careful, machine, on_progress, anywhere=is_smallest
         )
     planned = _plan(fp32, original, calibration, options, recipe, on_progress)
-    versions = _stored(_distinct([Version(fp32), *int8, *planned.versions]), recipe)
-    tried = _lonely(candidates(versions, engines, threads, machine), recipe)
+    tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
-    limits = TuningLimits(machine.memory_bytes, recipe.budget_s, rows, smallest=recipe.objective == "size")
+    limits = TuningLimits(machine.memory_bytes, recipe.budget_s, rows, is_smallest)
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
 
     on_progress("pack", 0, 1)
-    data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     if calibration is not None and calibration.digest == evaluation.digest:
-        notes = (*notes, "calibration and evaluation used the same samples: the accuracy of INT8 may be flattered")
+        notes = (*notes, "calibration and evaluation used the same samples, so INT8 may lose more accuracy on others")
     notes = (*notes, *warnings, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
-    evidence = _evidence(recipe, tuned, optimization, data, notes)
-    evidence = msgspec.structs.replace(evidence, attempts=planned.attempts)
+    data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
         name=recipe.name or output.stem,
         signature=signature,
         variants=variants,
-        serving=_serving(variants[0], tuned, recipe, machine),
+        serving=_serving(tuned, recipe, machine),
         machine=machine,
         files=file_entries(files),
         provenance=tuned.chosen.artifact.provenance,
-        evidence=evidence,
+        evidence=_evidence(recipe, tuned, planned, optimization, data, notes),
         version=recipe.version,
         source=source,
-        tools={"penstock": __version__, **{package: version(package) for package in _PACKAGES if _installed(package)}},
+        tools={"penstock": __version__, **{name: version(name) for name in _PACKAGES if find_spec(name)}},
     )
-    if recipe.objective == "size":
+    if is_smallest:
         manifest, files = code_variants(manifest, files)
     pack(manifest, files, output, overwrite=True, folder=recipe.folder)
     on_progress("pack", 1, 1)
-    return BuildResult(output, _size(output), manifest)
+    written = [output] if output.is_file() else [file for file in output.rglob("*") if file.is_file()]
+    return BuildResult(output, sum(file.stat().st_size for file in written), manifest)
 
 
 def _check_target(output: Path, recipe: Recipe) -> None:
-    """Refuse now a target that ``pack`` would refuse at the end."""
+    """Raise now for a target that ``pack`` would reject at the end."""
     check_version(recipe.version)
     if not output.stem or output.name == "..":
-        raise InvalidArgument(f"'{output}' cannot be the name of a bundle", "name a file, e.g. -o model.bundle")
+        raise InvalidArgument(f"'{output}' is not the name of a file", "name the bundle, e.g. -o model.bundle")
     check_writable(output, or_folder=True)
     if not output.exists():
         return
@@ -239,15 +223,9 @@ def _check_target(output: Path, recipe: Recipe) -> None:
         raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
 
 
-def _opened(model: str | Path | Artifact) -> tuple[Artifact, SourceModel]:
-    """The model with its external data embedded, and the identity of the one that was given."""
-    given = model if isinstance(model, Artifact) else Artifact.from_file(model)
-    return self_contained(given), SourceModel(given.digest, given.format, given.name)
-
-
 @contextmanager
 def _blaming(data: Data | None) -> Iterator[None]:
-    """Report an error of a running model as unsuitable ``data``: the model did load."""
+    """Report an error of a running model as InvalidData: a model that loads fails only because of its inputs."""
     try:
         yield
     except PenstockError as error:
@@ -258,29 +236,32 @@ def _blaming(data: Data | None) -> Iterator[None]:
 
 
 def _engines(recipe: Recipe) -> tuple[str, ...]:
-    """The requested engines; raises at once if one is missing."""
+    """The engines to try. Raises EngineUnavailable, InvalidArgument."""
     for name in recipe.engines:
         if Format.ONNX not in get_engine(name).formats:
             raise InvalidArgument(
                 f"engine '{name}' does not run ONNX models", f"known: {', '.join(engines_for(Format.ONNX))}"
             )
-    return recipe.engines or tuple(available_engines())
+    engines = recipe.engines or tuple(available_engines())
+    # When optimising for size, a variant for another engine is too large, because it needs a fallback variant.
+    return (BASELINE_ENGINE,) if recipe.objective == "size" and BASELINE_ENGINE in engines else engines
 
 
 def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
     for count in recipe.threads:
-        if count < 1:
-            raise InvalidConfig(f"a thread count must be at least 1, not {count}")
-        if count > machine.cores:
-            raise InvalidConfig(f"{count} threads are more than this machine's {machine.cores} core(s)", "give fewer")
+        if not 1 <= count <= machine.cores:
+            raise InvalidConfig(
+                f"a thread count must be from 1 to {machine.cores}, the cores of this machine, got {count}",
+                "change --threads",
+            )
     return tuple(sorted(set(recipe.threads))) or thread_counts(machine.cores)
 
 
 def _signature(original: Artifact) -> Signature:
-    """The inputs and outputs of the model. ONNX Runtime refuses a corrupt file here, before any long work."""
+    """The inputs and outputs of the model. ONNX Runtime rejects a corrupt file here, before any long work."""
     signature = signature_of(original)
     if not signature.inputs:
-        raise InvalidModel("the model has no inputs: its answer is a constant", "export it with its inputs")
+        raise InvalidModel("the model has no inputs, so its output is constant", "export it with inputs")
     return signature
 
 
@@ -302,29 +283,34 @@ def _dataset(data: Data, signature: Signature) -> Dataset:
 
 
 def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
-    """Notes on how to read the figures of the chosen candidate."""
+    """Limits of the chosen candidate's figures, as notes."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
     found = []
     if recipe.engines and chosen.engine not in recipe.engines:
         found.append(
-            f"nothing on {', '.join(recipe.engines)} was provably faster: the original is served on {chosen.engine}"
+            f"no candidate on {', '.join(recipe.engines)} was provably faster, so the original is served on {chosen.engine}"
         )
     if chosen.accuracy is not None and (chosen.precision != "fp32" or chosen.compression):
         found += unproved(chosen.accuracy, recipe.contract.max_accuracy_loss)
     if chosen.calls < _FEW_CALLS:
-        found.append(f"the p99 is the longest of only {chosen.calls} calls; a larger --budget makes it firmer")
+        found.append(f"the p99 is the maximum of only {chosen.calls} calls; a larger --budget measures more")
     widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)
     if widest.threads > chosen.threads and widest.latency_ms and chosen.latency_ms:
         pace = widest.latency_ms / chosen.latency_ms
         found.append(
-            f"held against the original at {widest.threads} threads instead of {chosen.threads}, it is {pace:.2f}x as fast"
+            f"compared with the original at {widest.threads} threads instead of {chosen.threads}, it is {pace:.2f}x as fast"
         )
     return found
 
 
 def _evidence(
-    recipe: Recipe, tuned: TuneResult, optimization: OptimizeReport, data: dict[str, str], notes: tuple[str, ...]
+    recipe: Recipe,
+    tuned: TuneResult,
+    planned: CompressionPlan,
+    optimization: OptimizeReport,
+    data: dict[str, str],
+    notes: tuple[str, ...],
 ) -> Evidence:
     return Evidence(
         max_accuracy_loss=recipe.contract.max_accuracy_loss,
@@ -338,6 +324,7 @@ def _evidence(
         optimization=msgspec.to_builtins(optimization),
         data=data,
         notes=notes,
+        attempts=planned.attempts,
     )
 
 
@@ -353,11 +340,13 @@ def _plan_options(recipe: Recipe, threads: Sequence[int]) -> PlanOptions | None:
 
 
 def _check_plan(original: Artifact, data: Dataset | None, options: PlanOptions | None, recipe: Recipe) -> None:
-    """Refuse a folder of another plan before all the work, and a plan without data."""
+    """Raise before any work for a plan without data and for a folder that holds another plan."""
     if options is None or recipe.compression is None:
         return
     if data is None:
-        raise InvalidData("there is no data to compress the model on", "give --train FILE.npz, some hundred samples")
+        raise InvalidData(
+            "there is no data to compress the model on", "give --train FILE.npz with some hundred samples"
+        )
     if recipe.compression.folder is not None:
         check_plan(recipe.compression.folder, known_key(original, data, options))
 
@@ -370,53 +359,40 @@ def _plan(
     recipe: Recipe,
     on_progress: OnProgress,
 ) -> CompressionPlan:
-    """The plan for the optimised model; an empty one if compression was not asked for."""
+    """The plan for the optimised model; empty if the recipe has no compression."""
     if options is None or recipe.compression is None or data is None:
         return CompressionPlan((), ())
     return plan(fp32, data, options, original=original, folder=recipe.compression.folder, on_progress=on_progress)
 
 
-def _distinct(versions: Sequence[Version]) -> list[Version]:
-    """Each model once: a plan may make what was there already."""
-    return list({version.artifact.digest: version for version in reversed(versions)}.values())[::-1]
-
-
 def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...]:
-    """A note if nothing that the plan kept stood its ground on the evaluation data."""
+    """A note if the evaluation data rejected every model that the plan kept."""
     ours = {version.compression for version in planned.versions}
     records = [record for record in tuned.records if record.compression in ours]
     if not records or any(record.status != "rejected" for record in records):
         return ()
-    note = (
-        f"the plan kept {len(planned.versions)} model(s), and the evaluation data rejected them all: give more training data, "
-        "a quarter of which is what the plan decides on"
+    return (
+        f"the plan kept {len(planned.versions)} model(s), and the evaluation data rejected them all: give more training data",
     )
-    return (note,)
 
 
-def _lonely(tried: list[Candidate], recipe: Recipe) -> list[Candidate]:
-    """Where size is the aim, those that a bundle can hold alone: any other takes a model to fall back to, which is not small."""
-    alone = [one for one in tried if one.engine == BASELINE_ENGINE and not one.requires]
-    return alone if recipe.objective == "size" and alone else tried
-
-
-def _stored(versions: Sequence[Version], recipe: Recipe) -> list[Version]:
-    """Where size is the aim, each version with its bytes as coded, and none that needs another to fall back to."""
+def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
+    """Each model once. When optimising for size, with its coded size, and without models that need a fallback variant."""
+    distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
     if recipe.objective != "size":
-        return list(versions)
+        return distinct
     return [
         msgspec.structs.replace(version, stored_bytes=version.stored_bytes or len(encode(version.artifact.data)))
-        for version in versions
+        for version in distinct
         if not version.requires
     ]
 
 
-def _serving(variant: Variant, tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> ServingConfig:
-    threads = tuned.chosen.threads
+def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> ServingConfig:
     return ServingConfig(
-        variant=variant.name,
-        threads=threads,
-        instances=instances(machine.cores, threads, tuned.latency[0].p50_ms),
+        variant=tuned.chosen.name,
+        threads=tuned.chosen.threads,
+        instances=instances(machine.cores, tuned.chosen.threads, tuned.latency[0].p50_ms),
         max_batch=tuned.max_batch,
         latency=tuned.latency,
         p99_ms=recipe.contract.p99_ms,
@@ -424,17 +400,13 @@ def _serving(variant: Variant, tuned: TuneResult, recipe: Recipe, machine: Machi
 
 
 def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
-    """The chosen variant, and behind it FP32 on ONNX Runtime, unless the chosen one runs on any machine itself."""
-    kept = (
-        [chosen]
-        if not chosen.requires and chosen.engine == BASELINE_ENGINE
-        else [chosen, fallback(fp32, chosen.threads)]
-    )
+    """The chosen variant and its files, with FP32 on ONNX Runtime as a fallback unless the chosen one runs on any machine."""
+    runs_anywhere = not chosen.requires and chosen.engine == BASELINE_ENGINE
+    kept = [chosen] if runs_anywhere else [chosen, fallback(fp32, chosen.threads)]
     files: dict[str, bytes] = {}
     variants = []
     for one in kept:
-        # Variants of the same model share its files, e.g. OpenVINO's FP32 and the FP32 to fall back to.
-        placed = place(one.artifact)
+        placed = place(one.artifact)  # the same files for variants of the same model
         main, *beside = placed
         files |= placed
         variant = Variant(one.name, main, one.engine, one.precision, one.options, one.requires)
@@ -443,20 +415,5 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
 
 
 def instances(cores: int, threads: int, call_ms: float) -> int:
-    """Copies to run side by side: as many as there are cores for, but one where a call is so short that threads would
-    spend more time on handing over than on running."""
+    """Copies to run in parallel: as many as the cores allow, but one if a call is shorter than handing it to a thread."""
     return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)
-
-
-def _size(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except ImportError:
-        return False
-    return True

@@ -1,1 +1,1 @@
-"""Measuring: load against a server, and (interleaved, with confidence) latency of models in this process."""
+"""Measurement: load on a server, and interleaved latency of models in this process, with confidence intervals."""

@@ -1,4 +1,4 @@
-"""Charts as SVG text: any lines, any ranked bars, accuracy by latency with its Pareto front, a plan's steps. No script, no files."""
+"""Charts as SVG text without scripts: lines, bars, accuracy by latency with the Pareto front, and the steps of a plan."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ _UP = (_HEIGHT - _BOTTOM, _TOP)
 _COLORS = {"fp32": "#2563eb", "bf16": "#d97706", "int8": "#059669"}
 _SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc2626", "#0891b2", "#be185d")
 _LINE = 15
-"""Pixels from one line of text to the next."""
+"""Height of a line of text in pixels."""
 _TITLE, _GAP = 22, 6
-"""Pixels of a title at the left, and between a tick and its neighbours."""
+"""Pixels for a title at the left, and between a tick and its neighbours."""
 _BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
-"""Pixels of a row of bars and of the column of names, most letters of a name, and pixels between columns."""
+"""Pixels of a row of bars and of the column of names, the maximum length of a name, and pixels between columns."""
 _TICKS = 5
 
 
 class Scale(NamedTuple):
-    """Title, number format and kind of an axis.
-
-    Values in per cent are shares: their axis exceeds 0 and 100 % only if the values do.
-    """
+    """Title, number format and kind of an axis. An axis in per cent exceeds 0 and 100 % only if the values do."""
 
     title: str
     form: str = "{:g}"
@@ -60,7 +57,7 @@ class _Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = _TICKS) -> list[float]:
-        """About ``count`` round values inside the range. On a long logarithmic axis a smaller ``count`` gives fewer per decade."""
+        """About ``count`` round values in the range. On a long logarithmic axis, a smaller ``count`` reduces those per decade."""
         low, high = (math.exp(self._low), math.exp(self._high)) if self._log else (self._low, self._high)
         if self._log and high / low > 5:
             mantissas = (1, 2, 5) if count == _TICKS else (1,)
@@ -75,13 +72,13 @@ class _Axis:
         return [value for value in steps if low <= value <= high]
 
     def ticks_across(self) -> list[float]:
-        """As many ticks as fit side by side."""
+        """As many ticks as fit horizontally."""
         return next(
             (ticks for count in range(_TICKS, 1, -1) if self._fit(ticks := self.ticks(count))), self.ticks(1)[:1]
         )
 
     def width(self, value: float) -> float:
-        """Width of the text of ``value`` in pixels."""
+        """Width of ``value`` as text, in pixels."""
         return _text_width(self.form.format(value))
 
     def _fit(self, ticks: Sequence[float]) -> bool:
@@ -93,7 +90,7 @@ class _Axis:
 
 
 def _text_width(text: str) -> float:
-    """Width of a number in the chart's font: seven pixels for digits, twelve for a per cent sign, four for points and commas."""
+    """Width of a number in the chart's font: a digit has seven pixels, a per cent sign twelve, a point or comma four."""
     return sum(12 if letter == "%" else 4 if letter in ".," else 7 for letter in text)
 
 
@@ -109,9 +106,9 @@ def line_chart(
     y_scale: Scale,
     marks: Sequence[tuple[str, float]] = (),
 ) -> str:
-    """A line for each of ``series`` through its points (x, y), and a dashed, named horizontal line for each of ``marks``.
+    """A line for each of ``series`` through its points (x, y), and a dashed horizontal line for each of ``marks``.
 
-    Points that are not finite, or not positive on a logarithmic axis, are left out.
+    Points that are not finite, or not positive on a logarithmic axis, are skipped.
     """
     drawn = {name: [point for point in points if _is_on(point, x_scale, y_scale)] for name, points in series.items()}
     drawn = {name: points for name, points in drawn.items() if points}
@@ -138,9 +135,9 @@ def line_chart(
 
 
 def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scales: Scale) -> str:
-    """A row per name, in order, with one bar from zero for each of ``scales``, side by side.
+    """A chart of ``rows``, each a name and one value for each of ``scales``, drawn as bars that start at zero.
 
-    A row is a name and one value per scale. Values that are not finite are drawn as a dash. Bars are not logarithmic.
+    Values that are not finite are drawn as a dash. Bars are not logarithmic.
     """
     bottom = _TOP + _BAR * max(1, len(rows))
     room = (_WIDTH - _NAMES - _RIGHT + _COLUMN_GAP / 2) / len(scales)
@@ -164,7 +161,7 @@ def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scale
 
 
 def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
-    """The measured records that no other record beats in both latency and accuracy, by increasing latency."""
+    """The measured records that no other record beats in both latency and accuracy, sorted by latency."""
     front: list[CandidateRecord] = []
     for record in sorted(_measured(records), key=lambda r: (r.latency_ms or 0.0, -_value(r))):
         if not front or _value(record) > _value(front[-1]):
@@ -173,14 +170,14 @@ def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
 
 
 def pareto_chart(evidence: Evidence) -> str:
-    """All candidates by latency (logarithmic) and accuracy, with the Pareto front and the lowest allowed accuracy."""
+    """All candidates by latency (logarithmic) and accuracy, with the Pareto front and the minimum accuracy."""
     records = _measured((evidence.baseline, *evidence.candidates))
     floor = _value(evidence.baseline) - evidence.max_accuracy_loss
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
     x_scale = Scale("p50 latency of one call, ms", "{:.4g}", log=True)
     y = _Axis([floor, *(_value(record) for record in records)], _UP, Scale(metric, "{:.2%}"))
     x = _Axis([record.latency_ms or 1.0 for record in records], _across(y), x_scale)
-    parts = _frame(x, y) + _level("least allowed", y(floor), x)
+    parts = _frame(x, y) + _level("minimum", y(floor), x)
     front = pareto(records)
     path = " ".join(f"{x(r.latency_ms or 1.0):.1f},{y(_value(r)):.1f}" for r in front)
     parts.append(f'<polyline class="front" points="{path}"/>')
@@ -197,9 +194,9 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
 
 
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
-    """All models measured by a plan, by size (logarithmic) and accuracy, each connected to the model that it was made from.
+    """All models that a plan measured, by size (logarithmic) and accuracy, each connected to its parent.
 
-    If the plan coded its models, all sizes are coded sizes. Hollow points were not kept. Empty without measurements.
+    Sizes are coded sizes if the plan coded its models. Hollow points were not kept. Empty without measurements.
     """
     measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]
     if not measured:
@@ -207,7 +204,7 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
     first = measured[0][1]
     original = first.value + first.loss.value
     sizes = [(attempt.stored_bytes or attempt.size_bytes) / 1024 for attempt, _ in measured]
-    title = "KiB as coded" if any(attempt.stored_bytes for attempt, _ in measured) else "KiB"
+    title = "KiB coded" if any(attempt.stored_bytes for attempt, _ in measured) else "KiB"
     y = _Axis([original, *(found.value for _, found in measured)], _UP, Scale(f"{first.metric}, held out", "{:.2%}"))
     x = _Axis([original_bytes / 1024, *sizes], _across(y), Scale(title, "{:,.4g}", log=True))
     places = {"original": (x(original_bytes / 1024), y(original))}
@@ -223,7 +220,7 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
 
 
 def _mark(tip: str, place: tuple[float, float], label: str, is_kept: bool) -> str:
-    """A point, with a label if it was kept. The label is rotated, so that neighbours of similar accuracy do not overlap."""
+    """A point, labelled if it was kept. The label is rotated, so that neighbours of similar accuracy do not overlap."""
     x, y = place
     fill = "#059669" if is_kept else "none"
     shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" stroke="#059669"><title>{escape(tip)}</title></circle>'
@@ -247,7 +244,7 @@ def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> s
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="{color}" stroke-width="2"/>' if is_chosen else ""
     )
     label = f"{record.name} (chosen)" if is_chosen else record.name
-    # One label above and one below its mark, so that they do not overlap if accuracies are equal.
+    # One label is above its mark and one below, so that they do not overlap if accuracies are equal.
     anchor, height = "end" if x > _WIDTH * 0.6 else "start", y + 28 if is_chosen else y - 14
     text = f'<text class="name" x="{x:.1f}" y="{height:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
     return ring + shape + text
@@ -263,7 +260,7 @@ def _bar(tip: str, x: _Axis, value: float, top: float, color: str) -> str:
 
 
 def _level(name: str, at: float, x: _Axis) -> list[str]:
-    """A dashed horizontal line at height ``at``, and its name."""
+    """A dashed horizontal line at height ``at``, with its name."""
     return [
         f'<line class="floor" x1="{x.start:.0f}" x2="{x.end:.0f}" y1="{at:.1f}" y2="{at:.1f}"/>',
         f'<text class="note" x="{x.end - 4:.0f}" y="{at - 5:.1f}" text-anchor="end">{escape(name)}</text>',
@@ -271,7 +268,7 @@ def _level(name: str, at: float, x: _Axis) -> list[str]:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """Move labels at ``heights`` down so that they do not overlap, and all up if the last leaves the frame."""
+    """Move labels at ``heights`` down until they do not overlap, then all up if the last one is below the frame."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     placed = list(heights)
     for above, below in pairwise(order):
@@ -323,7 +320,7 @@ STYLE = (
     ".front{fill:none;stroke:currentColor;stroke-width:1.5;opacity:.45}.floor{stroke:#dc2626;stroke-dasharray:5 4}"
     ".title,.note{opacity:.7}.name{font-weight:600}"
 )
-"""Included in every chart, so that a chart copied from the page keeps its look."""
+"""Included in every chart, so that a copied chart keeps its appearance."""
 
 
 def _measured(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:

@@ -1,7 +1,7 @@
-"""A minimal gRPC client for measuring: unary calls of one method over HTTP/2 (RFC 9113), with messages serialised beforehand.
+"""A minimal gRPC client for load: unary calls of one method over HTTP/2 (RFC 9113), with messages serialised beforehand.
 
 In the load loops a ``Lane`` replaces the ``HttpConnection``: it has one call in flight. Several lanes share a connection, as threads
-or tasks of a gRPC client share a channel. Anything that a correct server would not send ends the connection.
+or tasks of a gRPC client share a channel. A frame that a correct server does not send ends the connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _JOINED_BYTES = 65536
 _COPIED_BYTES = 1024
-_TOP_UP = 2**29  # bytes received before the connection's window is opened again
+_TOP_UP = 2**29  # received bytes after which the connection's window is opened again
 _READY_TIMEOUT_S = 10.0
 
 OnAnswer = Callable[["Lane", AnswerHead], None]
@@ -32,14 +32,14 @@ OnLost = Callable[["Lane", str], None]
 
 
 def framed(message: bytes) -> bytes:
-    """``message`` in gRPC framing: not compressed, preceded by its length."""
+    """``message`` in gRPC framing: uncompressed, with its length in front."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class GrpcConnector:
-    """Opens lanes for calls of ``method``, up to ``streams`` per connection. Pass it to a load loop as ``connect``.
+    """Opens lanes for calls of ``method``, up to ``streams`` per connection; the ``connect`` of a load loop.
 
-    A connection is opened when the existing ones are full; servers may allow less than ``streams``.
+    It opens a connection when the existing ones are full. A server may allow fewer streams.
     """
 
     def __init__(self, method: str = INFER, streams: int = 16, metadata: Sequence[tuple[str, str]] = ()) -> None:
@@ -47,11 +47,11 @@ class GrpcConnector:
         self._connections: list[GrpcConnection] = []
 
     async def __call__(self, address: Address, on_answer: OnAnswer, on_lost: OnLost) -> Lane:
-        """A free lane. Raises Unavailable if no HTTP/2 server listens there."""
+        """A free lane. Raises Unavailable if no HTTP/2 server listens at ``address``."""
         while True:
             connection = next((one for one in self._connections if one.has_room), None) or self._connect(address)
             await connection.ready(address)
-            if connection.has_room:  # others have waited too, and the server may allow fewer streams
+            if connection.has_room:  # other tasks may have taken the streams, or the server allows fewer
                 return connection.lane(on_answer, on_lost)
 
     def _connect(self, address: Address) -> GrpcConnection:
@@ -65,7 +65,7 @@ class GrpcConnector:
 
 
 class Lane:
-    """One call at a time; the interface of ``HttpConnection``. Requests are ``framed`` messages."""
+    """Carries one call at a time, with the interface of ``HttpConnection``. Requests are ``framed`` messages."""
 
     __slots__ = (
         "_connection", "_lost", "_on_answer", "_on_lost",
@@ -77,7 +77,7 @@ class Lane:
         self.started = self.sent = 0.0
         self.index = 0
         self.chunks: list[bytes | memoryview] = []
-        """Parts of the answer's message, as received."""
+        """Received parts of the response message."""
         self.status: _Status | None = None
         self.request = b""
         self._connection = connection
@@ -86,7 +86,7 @@ class Lane:
         self._lost = False
 
     def send(self, request: bytes, index: int, started: float, now: float) -> None:
-        """Begin a call; the times are ``time.perf_counter`` seconds."""
+        """Start a call. The times are ``time.perf_counter`` seconds."""
         self.busy = True
         self.index = index
         self.started = started
@@ -97,7 +97,7 @@ class Lane:
         self._connection.call(self, request)
 
     def body(self) -> bytes:
-        """The answer's message, or after a failure the message of its status; valid only within ``on_answer``."""
+        """The response message, or the status message of a failed call. Valid only within ``on_answer``."""
         if self.status is not None and self.status.code:
             return self.status.message
         return b"".join(self.chunks)[5:]
@@ -118,14 +118,14 @@ class Lane:
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """The status in a header block: ``grpc-status``, None except in trailers."""
+    """The status in a header block. The code is None except in trailers."""
 
     code: int | None
     message: bytes = b""
 
 
 class _Outgoing(msgspec.Struct, eq=False):
-    """A message held back by flow control, from ``position`` on."""
+    """A message that flow control delays from ``position`` on."""
 
     stream: int
     data: bytes
@@ -148,7 +148,7 @@ class GrpcConnection(asyncio.Protocol):
         self._calls: dict[int, Lane] = {}
         self._next_id = 1
         self._partial = b""
-        self._block = b""  # a header block that waits for its continuation
+        self._block = b""  # the first part of a header block
         self._block_of = 0
         self._block_ends = False
         self._decoder = hpack.Decoder()
@@ -168,16 +168,16 @@ class GrpcConnection(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        """True if another lane may be opened."""
+        """True if the connection can carry another lane."""
         return not self._ended and len(self._lanes) < self._streams_allowed
 
     async def ready(self, address: Address) -> None:
-        """Connect if needed, and wait for the server's settings. Raises Unavailable."""
+        """Connect if necessary, and wait for the server's settings. Raises Unavailable."""
         loop = asyncio.get_running_loop()
         if self._settled is None:
             self._settled = loop.create_future()
             self._opening = asyncio.ensure_future(loop.create_connection(lambda: self, address.host, address.port))
-        reason = "it does not speak HTTP/2"
+        reason = "the server does not speak HTTP/2"
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 assert self._opening is not None
@@ -187,7 +187,9 @@ class GrpcConnection(asyncio.Protocol):
         except OSError as error:  # includes TimeoutError
             reason = error.strerror or str(error) or reason
         self._abort(DROPPED)
-        raise Unavailable(f"cannot connect to {address.authority}: {reason}", "does a gRPC server listen there?")
+        raise Unavailable(
+            f"cannot connect to {address.authority}: {reason}", "check that a gRPC server listens at this address"
+        )
 
     def lane(self, on_answer: OnAnswer, on_lost: OnLost) -> Lane:
         lane = Lane(self, on_answer, on_lost)
@@ -195,7 +197,7 @@ class GrpcConnection(asyncio.Protocol):
         return lane
 
     def leave(self, lane: Lane) -> None:
-        """Remove a lane; the last one closes the connection."""
+        """Remove a lane. The last one closes the connection."""
         self._lanes.discard(lane)
         for stream, caller in tuple(self._calls.items()):
             if caller is lane:
@@ -207,7 +209,7 @@ class GrpcConnection(asyncio.Protocol):
     # Sending.
 
     def call(self, lane: Lane, message: bytes) -> None:
-        """Send a request; flow control may hold back part of it."""
+        """Send a request. Flow control may delay part of it."""
         stream = self._next_id
         self._next_id += 2
         if stream >= h2.MAX_STREAM_ID:
@@ -225,7 +227,7 @@ class GrpcConnection(asyncio.Protocol):
             self._pump()
 
     def _header_block(self) -> bytes:
-        """The header block of a call. It is always the same once the server's header table contains it."""
+        """The header block of a call. It is constant once the server's header table contains its fields."""
         if not self._steady:
             block = self._encoder.encode(self._head)
             self._steady = block == self._sent_block
@@ -288,12 +290,14 @@ class GrpcConnection(asyncio.Protocol):
                     break
                 stream = int.from_bytes(data[position + 5 : position + 9], "big") & h2.MAX_STREAM_ID
                 kind, flags, start = data[position + 3], data[position + 4], position + 9
-                if kind != h2.DATA:
-                    self._frame_received(kind, flags, stream, data[start:end])
+                if kind in (h2.HEADERS, h2.CONTINUATION):
+                    self._headers_received(kind, flags, stream, data[start:end])
+                elif kind != h2.DATA:
+                    self._control_received(kind, flags, stream, data[start:end])
                 elif length <= _COPIED_BYTES:
                     self._data_received(flags, stream, data[start:end])
                 else:
-                    # Not copied, to keep the client's own cost low.
+                    # A view, because copies would slow the client down.
                     self._data_received(flags, stream, memoryview(data)[start:end])
                 position = end
         except (hpack.HPACKError, h2.ConnectionFault, ValueError, IndexError):
@@ -311,15 +315,9 @@ class GrpcConnection(asyncio.Protocol):
             self._received = 0
         lane = self._calls.get(stream)
         if lane is not None:
-            lane.chunks.append(_unpadded(payload) if flags & h2.PADDED else payload)
+            lane.chunks.append(h2.without_padding(bytes(payload), h2.PADDED) if flags & h2.PADDED else payload)
             if flags & h2.END_STREAM:
                 self._finish(stream, lane)
-
-    def _frame_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind in (h2.HEADERS, h2.CONTINUATION):
-            self._headers_received(kind, flags, stream, payload)
-        else:
-            self._control_received(kind, flags, stream, payload)
 
     def _headers_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == h2.HEADERS:
@@ -341,7 +339,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._finish(stream, lane)
 
     def _decode(self, block: bytes) -> _Status:
-        """Decode a header block. Blocks that do not change the header table are cached until the table changes."""
+        """Decode a header block. Results are cached until the header table changes."""
         known = self._known.get(block)
         if known is None:
             entries = tuple(self._decoder.header_table.dynamic_entries)
@@ -368,7 +366,7 @@ class GrpcConnection(asyncio.Protocol):
             lane = self._calls.get(stream)
             code = int.from_bytes(payload, "big")
             if lane is not None and code == h2.ErrorCode.REFUSED_STREAM:
-                # The stream limit was exceeded while an earlier stream was closing; all gRPC clients retry.
+                # The server still counted a stream that was closing. All gRPC clients retry.
                 self._forget(stream)
                 self.call(lane, lane.request)
             elif lane is not None:
@@ -408,7 +406,7 @@ class GrpcConnection(asyncio.Protocol):
     # Ends.
 
     def _finish(self, stream: int, lane: Lane) -> None:
-        """End a call. Without a status it failed in transport (code 2, unknown)."""
+        """End a call. A call without a status failed (code 2, unknown)."""
         self._forget(stream)
         if lane.status is None:
             lane.status = _Status(2, b"the call ended without a status")
@@ -437,7 +435,3 @@ class GrpcConnection(asyncio.Protocol):
 
 
 _OK = AnswerHead(200, 0, None, False, "gRPC")
-
-
-def _unpadded(payload: bytes | memoryview) -> bytes | memoryview:
-    return payload[1 : len(payload) - payload[0]]

@@ -1,6 +1,6 @@
-"""A minimal HTTP/1.1 client for measuring: it sends complete requests as bytes and parses only status and sizes of answers.
+"""A minimal HTTP/1.1 client for load: it sends complete requests as bytes and parses only status and sizes of responses.
 
-``HttpConnection`` is the hot path: no task, future or timer per request. ``HttpSession`` is for callers that await each answer.
+``HttpConnection`` is the hot path, without a task, future or timer per request. ``HttpSession`` awaits each response.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNREADABLE = "unreadable answer"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where an HTTP server listens."""
+    """Host and port of an HTTP server."""
 
     host: str
     port: int
@@ -37,11 +37,11 @@ class Address(msgspec.Struct, frozen=True):
         except ValueError as error:
             raise InvalidArgument(f"bad URL '{url}': {error}", hint) from None
         if parts.scheme != "http":
-            raise InvalidArgument(f"bad URL '{url}': only plain http can be measured", hint)
+            raise InvalidArgument(f"bad URL '{url}': the scheme must be http", hint)
         if not host or any(mark.isspace() for mark in url):
-            raise InvalidArgument(f"bad URL '{url}': no host", hint)
+            raise InvalidArgument(f"bad URL '{url}': the host is missing", hint)
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
-            raise InvalidArgument(f"bad URL '{url}': more than scheme, host and port", hint)
+            raise InvalidArgument(f"bad URL '{url}': it has more than scheme, host and port", hint)
         return cls(host, 80 if port is None else port)
 
     @property
@@ -55,29 +55,29 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class AnswerHead(NamedTuple):
-    """The parsed head of an answer. ``json_size`` is the Inference-Header-Content-Length, if present."""
+    """The parsed head of a response. ``json_size`` is the Inference-Header-Content-Length, if present."""
 
     status: int
-    """200, or the status of ``protocol`` for the failure."""
+    """200, or the error status of ``protocol``."""
     content_length: int
     json_size: int | None
     close: bool
     protocol: str = "HTTP"
 
 
-# The heads of a server differ in little but their lengths, so most are in the cache.
+# A server's heads differ mostly in their lengths, so the cache has a high hit rate.
 @functools.lru_cache(maxsize=1024)
 def parse_head(head: bytes) -> AnswerHead:
-    """Parse a status line and header lines, without the empty line. Raises Unsupported if they are invalid or have no length."""
+    """Parse a status line and header lines, without the empty line. Raises Unsupported if they are invalid or lack a length."""
     status_line, *lines = head.split(b"\r\n")
     version, _, rest = status_line.partition(b" ")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
     length, json_size = fields.get(b"content-length", b""), fields.get(b"inference-header-content-length")
     status = rest[:3]
     if not version.startswith(b"HTTP/1.") or not status.isdigit():
-        raise Unsupported("the answer is not HTTP/1.1")
+        raise Unsupported("the response is not HTTP/1.1")
     if not length.isdigit() or not (json_size is None or json_size.isdigit()):
-        raise Unsupported("the answer has no Content-Length that can be read", "chunked answers are not measured")
+        raise Unsupported("the response has no valid Content-Length", "chunked responses are not supported")
     wish = fields.get(b"connection", b"").lower()
     close = wish == b"close" or (version == b"HTTP/1.0" and wish != b"keep-alive")
     return AnswerHead(int(status), int(length), None if json_size is None else int(json_size), close)
@@ -90,9 +90,9 @@ OnLost = Callable[["HttpConnection", str], None]
 class HttpConnection(asyncio.Protocol):
     """One keep-alive connection with at most one request in flight.
 
-    ``on_answer(connection, head)`` is called when an answer is complete; it may send the next request. ``on_lost(connection, why)`` is
-    called once, when the connection is closed; ``busy`` then tells if a request was lost. ``started``, ``sent`` and ``index`` are
-    the caller's notes on the request in flight.
+    ``on_answer(connection, head)`` is called when a response is complete; it may send the next request. ``on_lost(connection, why)``
+    is called once, when the connection is closed; ``busy`` is then True if a request was lost. ``started``, ``sent`` and ``index``
+    describe the request in flight for the caller.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class HttpConnection(asyncio.Protocol):
         self._lost_because = DROPPED
 
     def send(self, request: bytes, index: int, started: float, now: float) -> None:
-        """Send a complete request; the times are ``time.perf_counter`` seconds."""
+        """Send a complete request. The times are ``time.perf_counter`` seconds."""
         self.busy = True
         self.index = index
         self.started = started
@@ -122,11 +122,11 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(request)
 
     def body(self) -> bytes:
-        """The answer's body; valid only within ``on_answer``."""
+        """The body of the response. Valid only within ``on_answer``."""
         return self._data[self._body_at :]
 
     def drop(self, why: str) -> None:
-        """Abort the connection; ``on_lost`` follows with ``why``."""
+        """Abort the connection. ``on_lost`` follows with ``why``."""
         self._lost_because = why
         self._transport.abort()
 
@@ -153,7 +153,7 @@ class HttpConnection(asyncio.Protocol):
             self._wait_for_more(data, size)
             return
         if len(data) > size or not self.busy:
-            self.drop(UNREADABLE)  # more than one answer
+            self.drop(UNREADABLE)  # more than one response
             return
         if self._partial:
             self._partial = bytearray()
@@ -182,7 +182,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpSession:
-    """A connection for one awaited request at a time. Reconnects if the server closed the connection after an answer."""
+    """A connection for one awaited request at a time. It reconnects if the server has closed the connection."""
 
     def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
         self._address = address
@@ -191,7 +191,7 @@ class HttpSession:
         self._answer: asyncio.Future[HttpAnswer]
 
     async def ask(self, request: bytes) -> HttpAnswer:
-        """Send a complete request and await its answer. Raises Unavailable (no connection, or lost), DeadlineExceeded."""
+        """Send a complete request and await the response. Raises Unavailable (not connected or lost), DeadlineExceeded."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -202,7 +202,8 @@ class HttpSession:
         except TimeoutError:
             self.close()
             raise DeadlineExceeded(
-                f"{self._address.url} did not answer within {self._timeout_s:g} s", "is the server overloaded or hung?"
+                f"{self._address.url} did not answer within {self._timeout_s:g} s",
+                "check that the server is not overloaded",
             ) from None
 
     def close(self) -> None:
@@ -221,12 +222,14 @@ class HttpSession:
             return
         self._connection = None
         if connection.busy and not self._answer.done():
-            hint = "does it speak HTTP/1.1 with a Content-Length?" if why == UNREADABLE else "see the server's log"
+            hint = (
+                "check that it speaks HTTP/1.1 with a Content-Length" if why == UNREADABLE else "see the server's log"
+            )
             self._answer.set_exception(Unavailable(f"no answer from {self._address.url}: {why}", hint))
 
 
 async def connect(address: Address, on_answer: OnAnswer, on_lost: OnLost) -> HttpConnection:
-    """Open a connection. Raises Unavailable if no server listens there."""
+    """Open a connection. Raises Unavailable if no server listens at ``address``."""
     loop = asyncio.get_running_loop()
     try:
         _, connection = await loop.create_connection(
@@ -235,6 +238,6 @@ async def connect(address: Address, on_answer: OnAnswer, on_lost: OnLost) -> Htt
     except OSError as error:
         reason = error.strerror or str(error)
         raise Unavailable(
-            f"cannot connect to {address.url}: {reason}", "is the server running there? start it: penstock serve MODEL"
+            f"cannot connect to {address.url}: {reason}", "start the server there: penstock serve MODEL"
         ) from None
     return connection

@@ -1,9 +1,9 @@
-"""Load generation, as cheap as pure Python allows: a closed loop and an open loop.
+"""Load generation with a closed or an open loop.
 
-A *closed* loop keeps a number of connections busy: each sends its next request when the last was answered. An *open* loop
-sends requests when they are due, a Poisson process of a given rate, independent of the answers. Latency counts from the due time;
-requests without a free connection wait for one and are never skipped. So the figures include all waiting that a stalled server
-causes ("coordinated omission", Gil Tene, "How NOT to Measure Latency").
+A *closed* loop keeps a number of connections busy: each sends its next request when the last one is answered. An *open* loop sends
+requests on schedule, as a Poisson process of a given rate. Latency counts from the scheduled time; a request without a free
+connection waits for one and is never skipped. So the figures include all waiting due to a stalled server, without "coordinated
+omission" (Gil Tene, "How NOT to Measure Latency").
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ async def closed_loop(
 ) -> ClosedLoopResult:
     """Keep ``concurrency`` connections busy with complete ``requests``, in rotation. Raises InvalidArgument, Unavailable.
 
-    ``connect`` opens the connections: by default HTTP/1.1; a ``GrpcConnector`` opens lanes, each with one call in flight.
+    ``connect`` opens HTTP/1.1 connections by default; a ``GrpcConnector`` opens lanes.
     """
     if concurrency < 1:
         raise InvalidArgument(f"concurrency must be at least 1, got {concurrency}")
     if window.duration_s is None and window.max_requests is None:
-        raise InvalidArgument("the window has no end", "give a duration or a number of requests")
+        raise InvalidArgument("the load window has no end", "give a duration or a number of requests")
     loop = ClosedLoop(Target(address, requests, connect), concurrency, window, check)
     await loop.run()
     return ClosedLoopResult(concurrency=concurrency, **loop.tally.figures())
@@ -57,12 +57,14 @@ async def open_loop(
 ) -> OpenLoopResult:
     """Send complete HTTP ``requests``, in rotation, ``rate`` per second as a Poisson process. Raises InvalidArgument, Unavailable.
 
-    Connections are opened as needed, up to ``max_connections``; beyond that requests wait.
+    At most ``max_connections`` connections are opened; further requests wait.
     """
     if not 0 < rate <= _MAX_RATE:
-        raise InvalidArgument(f"rate {rate:g} is not above 0 and at most {_MAX_RATE:,} requests per second")
+        raise InvalidArgument(f"the rate must be above 0 and at most {_MAX_RATE:,} requests per second, got {rate:g}")
     if window.duration_s is None or window.max_requests is not None:
-        raise InvalidArgument("an open loop needs a duration, and no number of requests", "its rate gives that number")
+        raise InvalidArgument(
+            "an open loop needs a duration and no number of requests", "the rate determines that number"
+        )
     loop = OpenLoop(Target(address, requests, connect), max_connections, window, check, poisson_arrivals(rate, seed))
     await loop.run()
     figures = loop.tally.figures()

@@ -1,6 +1,6 @@
-"""The closed and the open loop: connections, when they send, and how a run begins and ends.
+"""The closed and the open loop: their connections, the times of sending, and the phases of a run.
 
-Each request ends exactly once: answered 200, or as an error by kind. A failed connection is replaced and the run continues.
+Each request is counted exactly once, as answered or as an error of some kind. A failed connection is replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.perf.pacing import PreciseTimer
 from penstock.perf.tally import Tally
 
 Check = Callable[[int, bytes, int | None], bool]
-"""``(index of the request, body, json_size) -> is right`` checks an answer, on the hot path. False counts as an error."""
+"""``(index of the request, body, json_size)`` -> True if the response is correct. Runs on the hot path."""
 
 TIMED_OUT = "time-out"
 NO_CONNECTION = "no connection"
@@ -32,7 +32,7 @@ _RETRY_S = 0.05
 
 
 class LoadConnection(Protocol):
-    """Carries one request at a time: ``HttpConnection``, or ``grpc_client.Lane`` for gRPC."""
+    """Carries one request at a time: an ``HttpConnection`` or a ``grpc_client.Lane``."""
 
     busy: bool
     started: float
@@ -48,33 +48,33 @@ Connect = Callable[
     [Address, Callable[[LoadConnection, AnswerHead], None], Callable[[LoadConnection, str], None]],
     Awaitable[LoadConnection],
 ]
-"""``(address, on_answer, on_lost)``: opens a connection. Raises Unavailable."""
+"""Opens a connection with ``(address, on_answer, on_lost)``. Raises Unavailable."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Destination and content of the load."""
+    """The server and the requests of a load."""
 
     address: Address
     requests: Sequence[bytes]
-    """Complete requests in the form that the connections send, used in rotation."""
+    """Complete requests in the form that ``connect`` requires, sent in rotation."""
     connect: Connect
 
 
 class LoadWindow(msgspec.Struct, frozen=True):
-    """Duration of a measurement and its limits."""
+    """Duration and limits of a measurement."""
 
     duration_s: float | None = 5.0
-    """Length of the measured window; None: until ``max_requests`` are done."""
+    """Length of the measured window; None lasts until ``max_requests`` are done."""
     warmup_s: float = 1.0
-    """Duration of load before the window, which is not measured."""
+    """Duration of unmeasured load before the window."""
     timeout_s: float = 10.0
-    """Limit on the time of an answer, and on waiting for late answers after the window. Beyond it they are errors."""
+    """Maximum time for a response, also after the window; later ones are errors."""
     max_requests: int | None = None
     """End after this many requests (closed loop only)."""
 
 
 class Loop(abc.ABC):
-    """Base of both loops: reconnecting, warm-up, window and drain."""
+    """Base of both loops: connections, warm-up, window and drain."""
 
     def __init__(self, target: Target, max_connections: int, window: LoadWindow, check: Check | None) -> None:
         if not target.requests:
@@ -96,11 +96,11 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def _has_more(self) -> bool:
-        """True if a request waits to be sent or will come."""
+        """True if a request is waiting or will come."""
 
     @abc.abstractmethod
     def _next(self, connection: LoadConnection, now: float) -> None:
-        """Send the next request on a free connection, or mark the connection as idle."""
+        """Send the next request on a free connection, or mark it as idle."""
 
     def _connected(self, connection: LoadConnection) -> None:
         self._busy += 1
@@ -108,19 +108,19 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def _disconnected(self, connection: LoadConnection) -> None:
-        """Replace a lost connection if needed."""
+        """Replace a lost connection if necessary."""
 
     @abc.abstractmethod
     def _not_connected(self) -> None:
-        """Fail the request that waits for the connection."""
+        """Count the request that waits for the connection as failed."""
 
     @abc.abstractmethod
     async def _start(self) -> None:
-        """Connect and begin to send. Raises Unavailable if no server listens."""
+        """Connect and start sending. Raises Unavailable if no server listens."""
 
     @abc.abstractmethod
     async def _measure(self) -> None:
-        """Return when the window is over."""
+        """Wait until the window ends."""
 
     @abc.abstractmethod
     def _stop(self) -> None:
@@ -133,10 +133,10 @@ class Loop(abc.ABC):
                 connection.busy = False
                 self.tally.failed(TIMED_OUT, connection.started)
 
-    # The course of a run.
+    # The phases of a run.
 
     async def run(self) -> None:
-        """Warm up, measure, await late answers. Raises Unavailable if no server listens at the start."""
+        """Warm up, measure, await late responses. Raises Unavailable if no server listens at the start."""
         sweeper = asyncio.create_task(self._sweep())
         try:
             await self._start()
@@ -164,7 +164,7 @@ class Loop(abc.ABC):
             pass
 
     async def _sweep(self) -> None:
-        """Drop connections whose request has been in flight for too long."""
+        """Drop connections whose request has timed out."""
         while True:
             await asyncio.sleep(self.window.timeout_s / 10)
             latest = perf_counter() - self.window.timeout_s
@@ -211,7 +211,7 @@ class Loop(abc.ABC):
                 connection = await self._target.connect(self._target.address, self._on_answer, self._on_lost)
             except Unavailable:
                 if not self.most_connections:
-                    raise  # the first one failed: no server listens
+                    raise  # no server listens
                 self._not_connected()
                 self._finish_if_done()
                 await asyncio.sleep(_RETRY_S)
@@ -231,9 +231,9 @@ class Loop(abc.ABC):
 
 
 class ClosedLoop(Loop):
-    """Every connection sends its next request when the last was answered."""
+    """Each connection sends its next request when the last one is answered."""
 
-    _left = sys.maxsize  # requests still to begin; limited in the window only
+    _left = sys.maxsize  # requests to start; limited only within the window
     _begun = False
 
     async def _start(self) -> None:
@@ -247,13 +247,14 @@ class ClosedLoop(Loop):
             self._begin()
             await asyncio.sleep(self.window.warmup_s)
         self._left = self.window.max_requests or sys.maxsize
-        self.tally.begin = perf_counter()
-        self.tally.open_window(self.tally.begin)
+        now = perf_counter()
+        self.tally.count_from(now)
+        self.tally.open_window(now)
         self._begin()
         await self._until_done(self.window.duration_s)
 
     def _begin(self) -> None:
-        """Let all connections send at the same time."""
+        """Start to send on all connections at the same time."""
         if not self._begun:
             self._begun = True
             for connection in self._connections:
@@ -288,12 +289,12 @@ class ClosedLoop(Loop):
 
 
 class OpenLoop(Loop):
-    """Sends requests when they are due if a connection is idle; otherwise they wait for one, in order of due times."""
+    """Sends requests on schedule. Without an idle connection, they wait in order."""
 
     def __init__(
         self, target: Target, max_connections: int, window: LoadWindow, check: Check | None, arrivals: Iterator[float]
     ) -> None:
-        """``arrivals`` is an endless series of increasing due times, in seconds after the start of the run."""
+        """``arrivals`` yields increasing times in seconds after the start of the run, without end."""
         super().__init__(target, max_connections, window, check)
         self._arrivals = arrivals
         self._due = self._end = self._origin = 0.0
@@ -306,15 +307,16 @@ class OpenLoop(Loop):
         await self._connect()
         self._timer = PreciseTimer(self._send_due)
         self._origin = perf_counter()
-        self.tally.begin = self._origin + self.window.warmup_s
-        self._end = self.tally.begin + (self.window.duration_s or 0.0)
+        begin = self._origin + self.window.warmup_s
+        self.tally.count_from(begin)
+        self._end = begin + (self.window.duration_s or 0.0)
         self._due = self._origin + next(self._arrivals)
         self._send_due()
 
     async def _measure(self) -> None:
         await asyncio.sleep(self.window.warmup_s)
         self.tally.open_window(perf_counter())
-        while (left := self._end - perf_counter()) > 0:  # timers of the event loop may be slightly early
+        while (left := self._end - perf_counter()) > 0:  # the event loop's timers may be slightly early
             await asyncio.sleep(left)
         self._send_due()
 
@@ -349,8 +351,8 @@ class OpenLoop(Loop):
             self.tally.failed(TIMED_OUT, self._waiting.popleft())
 
     def _send_due(self) -> None:
-        """Send all due requests, and set the timer for the next one."""
-        now = perf_counter()  # read once: a rate above what can be sent must not keep answers from being read
+        """Send all due requests, and arm the timer for the next one."""
+        now = perf_counter()  # read once, so that the loop ends even if the rate is too high to send
         while self._due < min(now, self._end):
             if self._idle:
                 self._busy += 1

@@ -1,8 +1,8 @@
-"""Compares the speed of several ways to do the same work, on a machine that is never quiet.
+"""Compare the speed of several functions on a machine with other load.
 
-All ways run interleaved in one process, in short bursts and in random order, so that a disturbance affects all alike. The first rounds
-are dropped. The result is a ratio with a bootstrap confidence interval over rounds, because disturbances correlate within a round
-(block bootstrap, Künsch 1989). Load and steal time are read before and after, and a disturbed measurement is marked.
+All functions run interleaved in one process, in short bursts and in random order, so that a disturbance affects all alike. The first
+rounds are dropped. The result is a ratio with a bootstrap confidence interval over rounds, because disturbances correlate within a
+round (block bootstrap, Künsch 1989). Load and steal time before and after mark a disturbed measurement.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _REST_SECONDS = 0.001
 _MAX_BURST = 20
 _MIN_ROUNDS = 7
 FEWEST_CALLS = _PROBES + WARM_UP_ROUNDS + _MIN_ROUNDS
-"""Calls of every way that ``interleave`` makes at least."""
+"""Minimum number of calls of each function in ``interleave``."""
 _MAX_ROUNDS = 400
 _FIRST_LOOK = 12
-"""Rounds after which it is first asked whether the ratios are precise enough."""
+"""Number of rounds before the first check of the precision."""
 _TAIL_CALLS = 300
 _RESAMPLES = 1000
 _DIRTY_STEAL_PERCENT = 5.0
@@ -44,7 +44,7 @@ _SYSTEM_CLOCK = SystemClock()
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Latencies of one way: ``seconds[round, call]``."""
+    """Latencies of one function: ``seconds[round, call]``."""
 
     seconds: Array
 
@@ -71,11 +71,12 @@ def interleave(
 ) -> dict[str, Timings]:
     """Time ``runs`` against one another within about ``budget_s`` seconds, at least seven rounds each.
 
-    With ``precision`` timing ends early, once the ratio of every run to the first is known to that share, 0.01 for 1 %, at 95 %
-    confidence, and every run has 300 calls, which a p99 needs. The rule looks at the width of the intervals and not at the ratios,
-    so that they stay honest (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals", 1965).
-    A round runs every way in one burst of about two milliseconds, at least one call. The first call of a longer burst is dropped,
-    because it finds cold caches. A pause before each burst lets spinning threads of the last way fall asleep.
+    With ``precision`` (0.01 for 1 %) timing ends early, when the ratio of every run to the first is known to this precision at 95 %
+    confidence and every run has the 300 calls that a p99 needs. The rule depends on the width of the intervals and not on the ratios,
+    so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals", 1965).
+
+    A round has one burst of about two milliseconds for each run. The first call of a burst of several is dropped, because its caches
+    are cold. During the pause before each burst, spinning threads of the last run fall asleep.
     """
     rng = random.Random(seed)
     bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
@@ -103,9 +104,9 @@ def interleave(
 
 
 def speedup(base: Timings, other: Timings, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """The speed of ``other`` relative to ``base``: ratio of medians, with a paired block-bootstrap interval.
+    """The speed of ``other`` relative to ``base``: the ratio of medians, with a paired block-bootstrap interval.
 
-    Both must come from one call of ``interleave``: round i of one is paired with round i of the other.
+    Both must come from one call of ``interleave``, because their rounds are paired.
     """
     base_rounds, other_rounds = np.median(base.seconds, axis=1), np.median(other.seconds, axis=1)
     count = len(base_rounds)
@@ -117,7 +118,7 @@ def speedup(base: Timings, other: Timings, confidence: float = 0.95, seed: int =
 
 
 class ConditionsWatch:
-    """Reads load and steal time at construction and in ``finish``."""
+    """Measures load and steal time from construction to ``finish``."""
 
     def __init__(self, cores: int, proc: Path = Path("/proc")) -> None:
         self._cores, self._proc = cores, proc
@@ -125,7 +126,7 @@ class ConditionsWatch:
         self._steal, self._total = _steal(proc)
 
     def finish(self) -> Conditions:
-        """The machine's load since construction. One busy process per core counts as quiet."""
+        """The machine's load since construction. One busy process per core is not a disturbance."""
         load = _load(self._proc)
         steal, total = _steal(self._proc)
         percent = 100 * (steal - self._steal) / max(1, total - self._total)
@@ -139,7 +140,7 @@ def feed(model: LoadedModel, inputs: Mapping[str, Array]) -> Run:
 
 
 def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
-    """``rows`` samples from ``inputs``, repeated from the first if there are too few."""
+    """The first ``rows`` samples of ``inputs``, repeated if there are too few."""
     return {
         name: np.ascontiguousarray(np.take(array, np.arange(rows) % len(array), axis=0))
         for name, array in inputs.items()
@@ -162,7 +163,7 @@ def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) 
 
 
 def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Calls per burst: one, or one more than fit into its time, because the first is then dropped."""
+    """Calls per burst: one, or one more than fit into its time, to make up for the dropped call."""
     seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1
@@ -178,7 +179,7 @@ def _time_burst(run: Run, calls: int, now: Callable[[], float]) -> list[float]:
 
 
 def _load(proc: Path) -> float:
-    """Load average over the last minute."""
+    """Load average of the last minute."""
     try:
         return float((proc / "loadavg").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -186,7 +187,7 @@ def _load(proc: Path) -> float:
 
 
 def _steal(proc: Path) -> tuple[int, int]:
-    """Jiffies stolen by other guests and jiffies in all, since boot; zeros where the kernel does not tell."""
+    """Jiffies stolen by other guests and all jiffies since boot; zeros if the kernel does not report them."""
     try:
         fields = [int(field) for field in (proc / "stat").read_text().splitlines()[0].split()[1:]]
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Client side of the Open Inference Protocol: signatures, complete HTTP requests as bytes, answers as arrays."""
+"""Client side of the Open Inference Protocol: signatures, complete HTTP requests as bytes, responses as arrays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def fetch_signature(address: Address, model: str, timeout_s: float = 10.0)
     try:
         metadata = msgspec.json.decode(answer.body, type=_Metadata)
     except msgspec.MsgspecError as error:
-        raise _not_oip(f"{address.url} describes model '{model}' in a way that cannot be read: {error}") from None
+        raise _not_oip(f"{address.url} sent invalid metadata of model '{model}': {error}") from None
     return Signature(metadata.inputs, metadata.outputs)
 
 
@@ -60,7 +60,7 @@ async def infer_all(
     InvalidArgument (400), NotFound (404), Unsupported (501), otherwise PenstockError.
     """
     outputs: list[dict[str, Array]] = [{} for _ in requests]
-    numbers = iter(range(len(requests)))  # shared: each worker takes the next one
+    numbers = iter(range(len(requests)))  # shared by the workers
 
     async def work() -> None:
         session = HttpSession(address, timeout_s)
@@ -100,10 +100,10 @@ def infer_request(
     binary: bool,
     parameters: Mapping[str, str | int | bool] = MappingProxyType({}),
 ) -> bytes:
-    """A complete HTTP request. With ``binary`` the tensors of request and answer are raw bytes after the JSON.
+    """A complete HTTP request. With ``binary``, the tensors of request and response are raw bytes after the JSON.
 
-    ``parameters`` are request parameters, such as ``timeout`` in microseconds. Raises Unsupported for a datatype, InvalidData for a
-    value that JSON cannot represent.
+    ``parameters`` are request parameters, such as ``timeout`` in microseconds. Raises Unsupported for a datatype and InvalidData for
+    a value without a JSON form.
     """
     entries: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
@@ -134,7 +134,7 @@ def infer_request(
 
 
 def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
-    """The outputs of an infer answer by name. Binary ones are read-only views of ``body``. Raises PenstockError if it is invalid."""
+    """The outputs in a response, by name. Binary ones are read-only views of ``body``. Raises PenstockError for an invalid body."""
     try:
         outputs: dict[str, Array] = {}
         offset = len(body) if json_size is None else json_size
@@ -147,18 +147,18 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
                 outputs[output["name"]] = from_wire(memoryview(body)[offset : offset + size], datatype, shape)
                 offset += size
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, InvalidArgument) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise _not_oip(f"the server's answer cannot be read: {reason}") from None
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise _not_oip(f"the server's response is invalid: {reason}") from None
     if offset != len(body):
-        raise _not_oip(f"the server's answer has {len(body) - offset} bytes that belong to no output")
+        raise _not_oip(f"the server's response has {len(body) - offset} bytes after the last output")
     return outputs
 
 
 def random_inputs(signature: Signature, batch: int, count: int, seed: int = 0) -> list[dict[str, Array]]:
-    """Random inputs of ``count`` requests. A free first dimension is ``batch``, all other free dimensions are 1.
+    """Random inputs of ``count`` requests. A free first dimension becomes ``batch``; other free dimensions become 1.
 
-    Floats are standard normal. Integers are 0 or 1, which are valid as tokens, masks and indices. Raises InvalidArgument if ``batch``
-    is not 1 and a first dimension is fixed at another value.
+    Floats are standard normal. Integers are 0 or 1, which are valid tokens, masks and indices. Raises InvalidArgument if ``batch`` is
+    not 1 and a first dimension is fixed at another value.
     """
     generator = np.random.default_rng(seed)
     return [
@@ -186,7 +186,7 @@ def _loads(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return json.loads(text)  # reads the bare NaN and Infinity that some servers write
+        return json.loads(text)  # accepts NaN and Infinity, which some servers write
 
 
 def _array(data: list[Any], datatype: DataType) -> Array:
@@ -209,8 +209,8 @@ def _random(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Gener
 def _shape(spec: TensorSpec, batch: int) -> tuple[int, ...]:
     if batch != 1 and spec.shape[:1] not in ((-1,), (batch,)):
         raise InvalidArgument(
-            f"input '{spec.name}' has shape {list(spec.shape)}, which has no place for a batch of {batch}",
-            "leave the batch at 1",
+            f"input '{spec.name}' of shape {list(spec.shape)} does not accept a batch of {batch}",
+            "use a batch of 1",
         )
     free = [batch] + [1] * len(spec.shape)
     return tuple(free[axis] if dim == -1 else dim for axis, dim in enumerate(spec.shape))
@@ -226,4 +226,4 @@ def _refusal(answer: HttpAnswer, what: str) -> PenstockError:
 
 
 def _not_oip(message: str) -> PenstockError:
-    return PenstockError(message, "does the URL name a server of the Open Inference Protocol (v2)?")
+    return PenstockError(message, "check that the URL is that of a server of the Open Inference Protocol (v2)")

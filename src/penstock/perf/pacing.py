@@ -1,4 +1,4 @@
-"""Poisson arrivals, and a timer precise enough for them."""
+"""Poisson arrivals, and a precise timer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 4096
 
 
 def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Endless arrival times in seconds after the start, with independent exponential gaps of mean ``1 / rate``."""
+    """Yield arrival times in seconds after the start, without end. The gaps are exponential with mean ``1 / rate``."""
     generator = np.random.default_rng(seed)
     at = 0.0
     while True:
@@ -27,8 +27,8 @@ def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
 class PreciseTimer:
     """Calls back once after each ``arm``, with the resolution of the kernel's timers.
 
-    Event loops round to milliseconds, many times the latency of a small model, and an open loop counts latency from the due time. So
-    this uses a Linux ``timerfd``; on other systems, the event loop's timer.
+    Event loops round to milliseconds, which is many times the latency of a small model. This timer uses a ``timerfd`` on Linux and
+    the event loop's timer on other systems.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class PreciseTimer:
             self._loop.add_reader(self._fd, self._expired)
 
     def arm(self, delay_s: float) -> None:
-        """Call back in ``delay_s`` seconds. Replaces an earlier call."""
+        """Call back in ``delay_s`` seconds, instead of at an earlier armed time."""
         if self._fd >= 0:
             self._set(max(1, int(delay_s * 1e9)))
             return

@@ -13,10 +13,10 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Default batch sizes."""
 
 HAND_OVER_MS = 0.1
-"""Typical overhead of a server per engine call: waking the instance, merging, splitting, waking the event loop."""
+"""Typical overhead of a server for one call: waking the instance, merging, splitting, waking the event loop."""
 
 _ENOUGH = 0.95
-"""The smallest batch with this share of the best throughput is preferred, because of its latency."""
+"""Share of the best throughput that is enough to prefer a smaller batch for its latency."""
 
 
 def profile(
@@ -27,11 +27,10 @@ def profile(
     on_batch: Callable[[int], None] = lambda _: None,
     precision: float = 0.0,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
-    """Profile ``models`` against one another, interleaved, at each of ``batches``; ``budget_s`` is shared evenly.
+    """Profile ``models`` interleaved at each of ``batches``, which share ``budget_s`` evenly.
 
-    With ``precision`` a batch ends early, see ``interleave``.
-    ``samples`` have rows along their first axis. Unless all models are batchable, they are profiled at the rows that one call takes.
-    Batches for which the minimum number of calls would exceed the whole budget are left out.
+    ``precision`` is that of ``interleave``. ``samples`` have rows along their first axis. Unless all models are batchable, only their
+    fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.
     """
     if not all(model.signature.batchable for model in models.values()):
         batches = (max(model.signature.smallest_batch for model in models.values()),)
@@ -51,15 +50,15 @@ def profile(
 
 
 def rows_per_second(point: LatencyPoint) -> float:
-    """Throughput of one instance that runs batches of this size without pause."""
+    """Throughput of one instance that runs batches of this size continuously."""
     return point.batch / point.p50_ms * 1e3
 
 
 def knee(points: Sequence[LatencyPoint], p99_ms: float | None = None) -> LatencyPoint:
     """The smallest batch that serves 95 % of the best rows per second, among those whose p99 is within ``p99_ms``.
 
-    The server's overhead per call is included: for very fast models larger batches pay even if the engine does not gain. If no batch
-    is within ``p99_ms``, returns the first point (batch 1).
+    The server's overhead per call is included, because it favours larger batches of very fast models. If no batch is within
+    ``p99_ms``, the result is the first point.
     """
     allowed = [point for point in points if p99_ms is None or point.p99_ms <= p99_ms] or list(points[:1])
     served = [point.batch / (point.p50_ms + HAND_OVER_MS) for point in allowed]

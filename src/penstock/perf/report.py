@@ -1,4 +1,4 @@
-"""The build report as one self-contained HTML page: all candidates, the chosen one, and why the others were rejected."""
+"""The build report as one self-contained HTML page: all candidates with their measurements and verdicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.storage.atomic import write_whole
 
 
 class ServedRow(msgspec.Struct, frozen=True):
-    """One line of a comparison under load: the original and the built model, measured in turn on the same machine."""
+    """One row of the comparison of original and built model under load."""
 
     what: str
     original: str
@@ -26,18 +26,15 @@ class ServedRow(msgspec.Struct, frozen=True):
 
 
 def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = ()) -> None:
-    """Write the report of ``manifest``'s build to ``path``, whole or not at all.
-
-    Raises AlreadyExists as ``check_report_target`` does, and ResourceExhausted.
-    """
+    """Write the report of ``manifest``'s build to ``path`` atomically. Raises AlreadyExists, ResourceExhausted."""
     check_report_target(path)
     write_whole(path, render(manifest, served).encode(), what="the report")
 
 
 def check_report_target(path: Path) -> None:
-    """Raise AlreadyExists if ``path`` exists and is not an earlier build report."""
+    """Raise AlreadyExists if ``path`` is a file other than a build report."""
     if not path.exists() or path.is_dir():
-        return  # writing reports what prevents it
+        return  # writing to a folder fails with its own error
     if path.is_file():
         with contextlib.suppress(OSError), path.open("rb") as file:
             if _GENERATOR.encode() in file.read(_HEAD_BYTES):
@@ -50,7 +47,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
     evidence = manifest.evidence
     body = [f"<h1>{escape(manifest.name)}</h1>", _machine(manifest)]
     if evidence is None:
-        body.append("<p>This bundle carries no evidence.</p>")
+        body.append("<p>This bundle has no evidence.</p>")
     else:
         body += [_verdict(manifest, evidence), *_served(served)]
         body += ["<h2>Accuracy and latency of every candidate</h2>", _LEGEND, pareto_chart(evidence)]
@@ -66,7 +63,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
 
 
 def page(title: str, body: Sequence[str]) -> str:
-    """An HTML page of these parts, which ``check_report_target`` recognises."""
+    """An HTML page with the parts ``body``, which ``check_report_target`` recognises."""
     return _PAGE.format(generator=_GENERATOR, title=escape(title), body="\n".join(body))
 
 
@@ -84,7 +81,7 @@ def _verdict(manifest: Manifest, evidence: Evidence) -> str:
     cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     p99 = f", p99 of one call within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
     return (
-        f"<dl>{cards}</dl><p>Contract: at most {evidence.max_accuracy_loss:.2%} accuracy lost{p99}. "
+        f"<dl>{cards}</dl><p>Contract: at most {evidence.max_accuracy_loss:.2%} loss of accuracy{p99}. "
         f"Timed on calls of {evidence.rows_per_call} row(s). Intervals are 95 %.</p>"
     )
 
@@ -108,7 +105,7 @@ def _candidates(evidence: Evidence) -> str:
 
 
 def _attempts(evidence: Evidence) -> list[str]:
-    """The attempts of a compression plan, with charts of gain and cost of each step."""
+    """The attempts of a compression plan, with charts of their gain and loss."""
     tried = [attempt for attempt in evidence.attempts if attempt.accuracy is not None and attempt.speedup is not None]
     if not evidence.attempts:
         return []
@@ -124,11 +121,11 @@ def _attempts(evidence: Evidence) -> list[str]:
         )
         for attempt in tried
     ]
-    bought = Scale("KiB as coded" if by_size else "times the original's speed", "{:.3g}")
+    bought = Scale("KiB coded" if by_size else "times the original's speed", "{:.3g}")
     picture = bar_chart(bars, "Steps of the plan", bought, Scale("accuracy lost", "{:.2%}")) if bars else ""
     exact = evidence.optimized or evidence.baseline
     tree = attempts_chart(evidence.attempts, exact.disk_bytes if by_size else exact.size_bytes)
-    return ["<h2>What compression tried</h2>", picture, tree, table]
+    return ["<h2>Compression steps</h2>", picture, tree, table]
 
 
 def _attempt(attempt: Attempt) -> str:
@@ -181,7 +178,7 @@ def _passes(evidence: Evidence) -> str:
 
 
 def _gain(evidence: Evidence) -> str:
-    """The latency before and after the passes, both FP32 on the same engine and threads."""
+    """The latency before and after the passes, in FP32 on the same engine and threads."""
     optimized = evidence.optimized
     if optimized is None:
         return ""
@@ -195,7 +192,9 @@ def _error(value: float | None) -> str:
 def _notes(evidence: Evidence) -> str:
     conditions = evidence.conditions
     notes = [escape(note) for note in evidence.notes]
-    quiet = "The machine was busy: trust the ratios little." if conditions.dirty else "The machine was quiet enough."
+    quiet = (
+        "The machine was busy, so the ratios are unreliable." if conditions.dirty else "The machine was quiet enough."
+    )
     notes.append(
         f"{quiet} Load {conditions.load_before} before and {conditions.load_after} after, {conditions.steal_percent} % stolen."
     )
@@ -217,7 +216,7 @@ _LEGEND = (
 
 _GENERATOR = '<meta name="generator" content="penstock">'
 _HEAD_BYTES = 256
-"""A report names its generator within this many bytes."""
+"""Number of bytes at the start of a report that include its generator."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width">

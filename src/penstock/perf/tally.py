@@ -1,4 +1,4 @@
-"""Counts outcomes and latencies of a run's requests, and computes its figures."""
+"""Counts the outcomes and latencies of a run's requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-_MOST_SAID = 1000  # bytes of an error's body
+_MAX_ERROR_BYTES = 1000  # of an error's body
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one run. Latencies are exact order statistics of the requests answered 200, in ms; NaN without any."""
+    """Result of one run. Latencies are exact order statistics of the requests answered 200; NaN if there are none."""
 
     throughput: float
     """Requests answered 200 in the window, per second."""
@@ -25,16 +25,16 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     mean_ms: float
     max_ms: float
     requests: int
-    """Requests begun in the window, answered or failed."""
+    """Requests started in the window, answered or failed."""
     errors: int
     errors_by_kind: dict[str, int]
     """``HTTP <status>``, ``connection dropped``, ``no connection``, ``unreadable answer``, ``wrong answer``, ``time-out``."""
     first_errors: dict[str, str] = {}
-    """By kind, the body of the first error answer, if it had one."""
+    """The body of the first error response of each kind, if any."""
     duration_s: float
     """Length of the window."""
     client_cpu: float
-    """Share of one core that this process used in the window. Near 1, the client may be the bottleneck."""
+    """Share of one core that this process used in the window. If it is near 1, the client may be the bottleneck."""
 
 
 class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
@@ -47,19 +47,19 @@ class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
     rate: float
     """Requested rate, per second."""
     offered_rate: float
-    """Requests per second that were due; differs from ``rate`` by the randomness of the Poisson process."""
+    """Scheduled requests per second, which vary around ``rate`` as a Poisson process."""
     connections: int
     """Largest number of open connections."""
 
 
 class Tally:
-    """Latencies and errors of the requests begun at or after ``begin``; times are ``time.perf_counter`` seconds.
+    """Latencies and errors of the requests started after ``count_from``. Times are ``time.perf_counter`` seconds.
 
-    Throughput counts all answers within the window, whenever their requests began.
+    Throughput counts all responses within the window, including those to earlier requests.
     """
 
     def __init__(self) -> None:
-        self.begin = float("inf")
+        self._begin = float("inf")
         self._latencies = array("d")
         self._errors: Counter[str] = Counter()
         self._first_errors: dict[str, str] = {}
@@ -69,17 +69,21 @@ class Tally:
         self._window_s = 0.0
         self._cpu_s = 0.0
 
+    def count_from(self, begin: float) -> None:
+        """Count only requests that start at ``begin`` or later."""
+        self._begin = begin
+
     def answered(self, started: float, now: float) -> None:
         self._answered += 1
-        if started >= self.begin:
+        if started >= self._begin:
             self._latencies.append(now - started)
 
-    def failed(self, kind: str, started: float, said: bytes = b"") -> None:
-        """``said`` is the body of the answer, if any."""
-        if started >= self.begin:
+    def failed(self, kind: str, started: float, body: bytes = b"") -> None:
+        """Count an error; ``body`` is that of the response, if any."""
+        if started >= self._begin:
             self._errors[kind] += 1
-            if said and kind not in self._first_errors:
-                self._first_errors[kind] = said[:_MOST_SAID].decode(errors="replace")
+            if body and kind not in self._first_errors:
+                self._first_errors[kind] = body[:_MAX_ERROR_BYTES].decode(errors="replace")
 
     def open_window(self, now: float) -> None:
         self._opened_at = now
@@ -92,7 +96,7 @@ class Tally:
         self._cpu_s += process_time()
 
     def figures(self) -> dict[str, Any]:
-        """The fields of a LoadResult. Call after ``close_window``."""
+        """The fields of a LoadResult, after ``close_window``."""
         samples = np.frombuffer(self._latencies, np.float64) * 1e3 if self._latencies else np.array([np.nan])
         p50, p95, p99, p999 = np.quantile(samples, (0.5, 0.95, 0.99, 0.999), method="inverted_cdf").tolist()
         errors = self._errors.total()

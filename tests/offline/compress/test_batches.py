@@ -108,7 +108,7 @@ def test_the_digest_is_of_values_and_order() -> None:
 
 
 def test_data_that_can_be_had_only_once_or_are_none() -> None:
-    with pytest.raises(InvalidArgument, match="only once"):
+    with pytest.raises(InvalidArgument, match="an iterator"):
         collect(EXACT, iter([{"x": samples(3)}]))
     with pytest.raises(InvalidData, match="no calibration batches"):
         collect(EXACT, [])

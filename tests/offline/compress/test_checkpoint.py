@@ -85,8 +85,8 @@ def test_a_file_of_another_kind_is_refused(path: Path) -> None:
 
 
 def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST", 20)
-    with pytest.raises(ResourceExhausted, match="cannot be kept"):
+    monkeypatch.setattr(module, "_MAX_ARRAY_BYTES", 20)
+    with pytest.raises(ResourceExhausted, match="is too large for a checkpoint"):
         write_checkpoint(tmp_path / "file", ARRAYS)
     assert not list(tmp_path.iterdir())
 

@@ -17,7 +17,7 @@ X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
 def test_few_samples_are_a_remark() -> None:
     told: list[str] = []
     Job(PruneMethod(), MODEL, {"x": X[:2]}, tell=told.append)
-    assert told == ["warning: the data holds 2 sample(s), which makes the result a guess; some hundred are usual"]
+    assert told == ["warning: the data has only 2 sample(s), so the result is unreliable; some hundred are usual"]
     Job(PruneMethod(), MODEL, {"x": X}, tell=told.append)
     assert len(told) == 1
 
@@ -42,5 +42,5 @@ def test_files_are_checked_before_any_work(tmp_path: Path) -> None:
         Job(PruneMethod(chart=str(notes)), model, {"x": X})
     with pytest.raises(InvalidArgument, match="would overwrite"):
         Job(PruneMethod(), model, output=model)
-    with pytest.raises(InvalidArgument, match="measuring what each layer tolerates needs data"):
+    with pytest.raises(InvalidArgument, match="measuring the sensitivity of each layer needs data"):
         Job(PruneMethod(per_layer=True), model)

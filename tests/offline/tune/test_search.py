@@ -31,7 +31,9 @@ UNCERTAINTY = 0.03
 
 def trial(name: str, ms: float, precision: str = "fp32", threads: int = 1, **changes: object) -> Trial:
     """A candidate that always takes ``ms``, against an original of 1 ms at every number of threads."""
-    candidate = Candidate(name, "onnxruntime", precision, threads, MODEL, {"threads": threads})
+    candidate = Candidate(
+        MODEL, precision, name=name, engine="onnxruntime", threads=threads, options={"threads": threads}
+    )
     made = Trial(
         candidate,
         accuracy=accuracy(relative_error=0.0 if precision == "fp32" else 0.05),
@@ -186,7 +188,7 @@ def test_every_loser_is_told_why() -> None:
     refused = trial("refused", 0.1, status="rejected", reason="loses 50 %")
     explain(winner, bases, [winner, slow, near, many, twice, refused])
     assert (winner.status, winner.reason) == ("chosen", "2.00x (1.94 … 2.06) the original's speed")
-    assert bases[0].reason == "the original, untouched: 0.50x the chosen one's speed"
+    assert bases[0].reason == "the original, unmodified: 0.50x the chosen one's speed"
     assert slow.reason == "not provably faster than the original: 1.02x (0.99 … 1.05)"
     assert near.reason == "a close call, 0.98x the chosen one's speed"
     assert many.reason == "1.25x the chosen one's speed, too little for 4 threads"
@@ -247,7 +249,7 @@ def test_what_lost_on_size_says_by_how_much() -> None:
     assert (small.status, large.reason, same.reason) == (
         "chosen",
         "2.50x the chosen one's bytes",
-        "as small, and slower",
+        "as small but slower",
     )
     assert small.reason == f"100 bytes, {MODEL.size_bytes / 100:.2f}x smaller than the original"
 

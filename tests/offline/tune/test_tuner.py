@@ -33,7 +33,7 @@ def classifier(factor: float = 1.0, ballast: int = 0) -> Artifact:
 
 
 def candidate(name: str, artifact: Artifact, precision: str = "fp32") -> Candidate:
-    return Candidate(name, "onnxruntime", precision, 1, artifact, {"threads": 1})
+    return Candidate(artifact, precision, name=name, engine="onnxruntime", threads=1, options={"threads": 1})
 
 
 def data(labels: bool = True) -> Dataset:
@@ -162,7 +162,9 @@ def test_progress_comes_in_order() -> None:
 def test_at_more_threads_only_the_best_versions_are_timed() -> None:
     versions = {"lean": classifier(), **{f"slow{n}": classifier(ballast=20 + n) for n in range(4)}}
     tried = [
-        Candidate(f"{name}-t{threads}", "onnxruntime", "fp32", threads, artifact, {"threads": threads})
+        Candidate(
+            artifact, name=f"{name}-t{threads}", engine="onnxruntime", threads=threads, options={"threads": threads}
+        )
         for threads in (1, 2)
         for name, artifact in {**versions, "wrong": classifier(factor=-1.0)}.items()
     ]
@@ -176,5 +178,5 @@ def test_at_more_threads_only_the_best_versions_are_timed() -> None:
     untimed = [record for record in result.records if record.latency_ms is None and record is not wrong]
     assert len(untimed) == 1
     assert untimed[0].status == "outrun"
-    assert untimed[0].reason == "not timed: at fewer threads others were faster"
+    assert untimed[0].reason == "not timed: others were faster with fewer threads"
     assert untimed[0].name.endswith("-t2")

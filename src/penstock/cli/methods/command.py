@@ -1,4 +1,4 @@
-"""The commands of the compression methods: options are made from the fields of a method, help from its docstrings."""
+"""The commands of the compression methods: a method's fields become options, its docstrings become help."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_command(name: str) -> Callable[..., None]:
 
 
 class MethodCommand:
-    """One method as a command: declares its options, reads them, runs the method and shows the outcome."""
+    """One method as a command: declares and parses the options, runs the method, and shows the outcome."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -52,13 +52,13 @@ class MethodCommand:
         self._common = {field.name for field in msgspec.structs.fields(TrainingMethod)}
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Files first, then the options of the method, then those that every method has."""
+        """Files, then the method's own options, then the options of all methods."""
         docs = field_docs(self.method)
         own = [_parameter(field, self._usages[name], docs[name]) for name, field in self._fields.items()]
         own.sort(key=lambda parameter: parameter.name in self._common)
         parameters = [*_files(self.method), *own, *_flags(self.method)]
         if self.name == "share":
-            option = typer.Option("--decode", help="Read a coded file, write the ONNX file in it.")
+            option = typer.Option("--decode", help="Decode a coded model to its ONNX file.")
             parameters.append(_keyword("decode", Annotated[bool, option], False))
         return parameters
 
@@ -77,7 +77,7 @@ class MethodCommand:
         show(self.name, options, outcome, raw.get("output"), json=raw["json"])
 
     def _read(self, name: str, value: Any) -> Any:
-        """The value of an option that was given, as the field has it."""
+        """The field's value for a given option."""
         if self._fields[name].default is True:
             return False
         if parse := _PARSERS.get(self._usages[name].text):
@@ -90,11 +90,11 @@ class MethodCommand:
         return option_name(name, self._fields[name].default if name in self._fields else None)
 
     def _check_decode(self, given: dict[str, Any], raw: dict[str, Any]) -> None:
-        """Raise InvalidArgument if an option that says how to share weights was given together with ``--decode``."""
+        """Raise InvalidArgument if an option of the encoding was given together with ``--decode``."""
         names = [self._spell(name) for name in given if name not in self._common or name == "epochs"]
         names += [option for name, option in (("data", "--train"), ("evaluate", "--evaluate")) if raw[name]]
         if names:
-            raise InvalidArgument(f"{names[0]} and --decode exclude each other", "leave one of them out")
+            raise InvalidArgument(f"{names[0]} cannot be combined with --decode", "remove one of them")
 
 
 def _files(method: type[Method]) -> list[inspect.Parameter]:
@@ -102,13 +102,13 @@ def _files(method: type[Method]) -> list[inspect.Parameter]:
         model: Any = typer.Argument(help="The trained model, an ONNX file.", show_default=False)
     else:
         model = typer.Option(f"--{method.role}", help=f"ONNX file of the {method.role}.", show_default=False)
-    output = typer.Option("--output", "-o", help="Where to write the ONNX file.", show_default=False)
+    output = typer.Option("--output", "-o", help="Path of the ONNX file to write.", show_default=False)
     data = typer.Option(
         *method.data_options,
-        help="npz with samples for the method; an array named `labels` is used if present.",
+        help="npz file with samples for the method; an array named `labels` is used if present.",
     )
     evaluate = typer.Option(
-        help="npz to measure accuracy and speed on, which the method does not see; without it, only sizes are reported."
+        help="npz file with samples to measure accuracy and speed on, unseen by the method; without it only sizes are reported."
     )
     return [
         _keyword("model", Annotated[Path, model]),
@@ -119,14 +119,14 @@ def _files(method: type[Method]) -> list[inspect.Parameter]:
 
 
 def _flags(method: type[Method]) -> list[inspect.Parameter]:
-    force = typer.Option("--force", help="Write over a target that is not an ONNX file.")
+    force = typer.Option("--force", help="Overwrite a target that is not an ONNX file.")
     json = typer.Option("--json", help="Print one JSON object as the last line.")
     flags = {"force": force, "json": json} if method.writes_model else {"json": json}
     return [_keyword(name, Annotated[bool, option], False) for name, option in flags.items()]
 
 
 def _parameter(field: msgspec.structs.FieldInfo, usage: Usage, text: str) -> inspect.Parameter:
-    """The option of one field. All defaults are None here: what is not given is left to the method."""
+    """The option of one field. The default is None, which leaves the value to the method."""
     name = option_name(field.name, field.default)
     if field.default is True:
         text = f"Do not {text[:1].lower()}{text[1:]}"

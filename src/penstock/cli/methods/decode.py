@@ -1,4 +1,4 @@
-"""``penstock share --decode``: the ONNX file in a coded one."""
+"""``penstock share --decode``: turn a coded model back into its ONNX file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def decode(source: Path, output: Path, *, force: bool, json: bool) -> None:
     """Write the model in the coded file ``source`` to ``output``. Raises PenstockError."""
     check_target(output, [source], force)
     if not local_path(source).exists():
-        raise NotFound(f"no coded file '{source}'", "check the path")
+        raise NotFound(f"the coded file '{source}' does not exist", "check the path")
     if not source.is_file():
         raise InvalidArgument(f"'{source}' is not a regular file", "name the coded file")
     try:
@@ -28,8 +28,8 @@ def decode(source: Path, output: Path, *, force: bool, json: bool) -> None:
         raise InvalidArgument(f"cannot read '{source}': {error.strerror or error}", "check the path") from error
     except IntegrityError as error:
         if is_onnx(source):
-            raise InvalidArgument(f"'{source}' is already an ONNX file", "use it without decoding") from None
-        fix = error.hint or "copy it again, or make it again with penstock share --coded"
+            raise InvalidArgument(f"'{source}' is already an ONNX file", "it needs no decoding") from None
+        fix = error.hint or "copy it again, or write it again with penstock share --coded"
         raise IntegrityError(f"'{source}': {error.message}", fix) from error
     except PenstockError as error:
         raise type(error)(f"'{source}': {error.message}", error.hint) from error

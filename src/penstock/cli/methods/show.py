@@ -15,11 +15,11 @@ from penstock.offline.compress.outcome import Outcome, times
 
 _NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
 _NAME_WIDTH = 44
-"""Longest name that fits into a table; reports have all of it."""
+"""Longest name in a table; reports show the full name."""
 
 
 def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, json: bool) -> None:
-    """Print the outcome of the command ``name``; with ``json`` one object with stable keys."""
+    """Print the outcome of the command ``name`` as tables or, with ``json``, as one object with stable keys."""
     if json:
         written = {"output": str(output)} if output else {}
         print(msgspec.json.encode({"command": name, **written, **outcome.summary()}).decode())
@@ -40,7 +40,7 @@ def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, js
 
 
 def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
-    """Original and result side by side."""
+    """The original and the result side by side."""
     before, after = outcome.original.size_bytes, outcome.model.size_bytes
     rows: list[tuple[str, ...]] = [("", *titles, "")]
     rows.append(("size, KiB", _kib(before), _kib(after), _smaller(before, after)))
@@ -58,7 +58,7 @@ def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:
-    """A table whose first column is text and whose others are numbers; the first row has the titles."""
+    """A table with the titles in the first row. The first column is text; the others are numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     titles, *lines = rows
     for number, title in enumerate(titles):

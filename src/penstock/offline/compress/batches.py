@@ -1,4 +1,4 @@
-"""Calibration data in batches, as often as asked for: one set of arrays, or batches whose shapes and lengths differ."""
+"""Calibration data in batches that can be iterated repeatedly."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.tensor import Array, Signature
 
 Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]
-"""An array for each input by name, samples along the first axis; or any number of such mappings, of which each may have other
-sizes along the axes that the model leaves free. The latter must begin anew each time that it is iterated over: a list, or an
-object whose ``__iter__`` reads the samples from where they lie.
+"""An array for each input by name, samples along the first axis; or an iterable of such mappings, which may differ in free dimensions.
+
+An iterable must start again at each iteration, like a list or an object whose ``__iter__`` reads the samples.
 """
 
 
 class CalibrationBatches:
-    """``data`` checked against ``signature`` and cut into batches of at most ``batch_size`` samples; the arrays are views.
+    """``data`` checked against ``signature`` and cut into batches of at most ``batch_size`` samples. The arrays are views.
 
-    A model whose inputs' first axes are fixed to k gets k samples at a time. Arrays that are no inputs are left out.
-    Batches that are made when they are asked for are checked each time, and run through once to begin with.
+    If the model fixes the first axis of its inputs, that size replaces ``batch_size``. Arrays that are not inputs are ignored.
+    The batches of an iterable are checked at each iteration, and once at construction.
 
-    Raises InvalidData if the data do not fit the signature or are none at all; InvalidArgument if they can be had only once.
+    Raises InvalidData if the data are empty or do not fit the signature, InvalidArgument if ``data`` is an iterator.
     """
 
     def __init__(self, signature: Signature, data: Data, batch_size: int) -> None:
         if batch_size < 1:
-            raise InvalidArgument(f"the batch size is {batch_size}", "give at least 1")
+            raise InvalidArgument(f"the batch size must be at least 1, got {batch_size}", "give at least 1")
         fixed = {spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] > 0}
         if len(fixed) > 1:
             raise Unsupported(f"the inputs' first axes are fixed to different sizes: {sorted(fixed)}")
         self._signature = signature
         self._size = max(fixed, default=batch_size)
         self.smallest = max(fixed, default=1)
-        """The fewest samples that the model takes."""
+        """The smallest batch that the model accepts."""
         self._parts: Iterable[Mapping[str, Array]] | Dataset
         if isinstance(data, Dataset):
             data = data.inputs
@@ -42,8 +42,8 @@ class CalibrationBatches:
             self._parts = self._check(data)
         elif iter(data) is data:
             raise InvalidArgument(
-                "the calibration batches can be iterated over only once, and calibration needs several passes",
-                "give a list, or an object whose __iter__ begins anew",
+                "the calibration data are an iterator, and calibration needs several passes",
+                "give a list, or an object whose __iter__ starts again",
             )
         else:
             self._parts = data
@@ -58,7 +58,7 @@ class CalibrationBatches:
         self.count = 0
         """Number of batches."""
         self.largest: dict[str, Array] = {}
-        """The batch that takes the most memory."""
+        """The batch that needs the most memory."""
         digest, most = hashlib.sha256(), -1
         for part in self._datasets():
             digest.update(part.digest.encode())
@@ -68,9 +68,9 @@ class CalibrationBatches:
             if size > most:
                 most, self.largest = size, batch
         if not self.count:
-            raise InvalidData("there are no calibration batches", "give at least one sample, better some hundred")
+            raise InvalidData("there are no calibration batches", "give some hundred samples")
         self.digest = digest.hexdigest()
-        """Of names, types, shapes and values, in order."""
+        """SHA-256 of names, types, shapes and values, in order."""
 
     def _datasets(self) -> Iterator[Dataset]:
         if isinstance(self._parts, Dataset):

@@ -1,6 +1,6 @@
-"""Checkpoint files: the SHA-256 of what follows, then MessagePack, which may contain arrays.
+"""Checkpoint files: a SHA-256 followed by the MessagePack that it covers, which may contain arrays.
 
-Used for training checkpoints, rounds of a long run, a teacher's answers. A truncated or modified file is rejected.
+They store training progress, rounds of a long run, and a teacher's outputs. A truncated or modified file is rejected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.storage.atomic import write_whole
 
 _DIGEST_BYTES = 32
-_LARGEST = (1 << 32) - 1
-"""Bytes of an array: MessagePack's own limit."""
+_MAX_ARRAY_BYTES = (1 << 32) - 1
+"""Limit of MessagePack."""
 T = TypeVar("T")
 
 
@@ -34,16 +34,16 @@ class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def write_checkpoint(path: Path, contents: object, what: str = "") -> None:
-    """Write ``contents`` (plain data, structs, arrays of numbers) to ``path``, whole or not at all. Missing folders are created.
+    """Write ``contents`` (plain data, structs, arrays of numbers) to ``path`` atomically. Missing folders are created.
 
-    Raises ResourceExhausted, with ``what`` the file was to hold in the message.
+    Raises ResourceExhausted, whose message names the contents as ``what``.
     """
     payload = msgspec.msgpack.encode(contents, enc_hook=_pack)
     write_whole(path, hashlib.sha256(payload).digest(), payload, what=what, durable=True)
 
 
 def read_checkpoint(path: Path, kind: type[T]) -> T | None:
-    """The contents of a checkpoint, decoded as ``kind``; None if there is no such file. Takes twice the file in memory.
+    """The contents of a checkpoint, decoded as ``kind``; None if the file does not exist. Needs twice the file's size in memory.
 
     Raises InvalidArgument if the file is damaged, truncated, or of another kind.
     """
@@ -53,7 +53,7 @@ def read_checkpoint(path: Path, kind: type[T]) -> T | None:
             return msgspec.msgpack.decode(data[_DIGEST_BYTES:], type=kind, dec_hook=_unpack)
     except FileNotFoundError:
         return None
-    # msgspec's errors are ValueErrors, as numpy's are on types, lengths and shapes that were made up.
+    # msgspec, and numpy for forged types and shapes, raise ValueErrors.
     except (OSError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise _damaged(path) from error
     raise _damaged(path)
@@ -65,23 +65,23 @@ def write_model(path: Path, model: Artifact) -> None:
 
 
 def read_model(path: Path) -> Artifact | None:
-    """The model in a checkpoint; None if there is no such file. Raises InvalidArgument if it is damaged."""
+    """The model in a checkpoint; None if the file does not exist. Raises InvalidArgument if it is damaged."""
     found = read_checkpoint(path, _Model)
     return Artifact.from_bytes(found.data, provenance=found.provenance) if found else None
 
 
 def _damaged(path: Path) -> InvalidArgument:
-    return InvalidArgument(f"'{path}' is damaged, or not a file of Penstock's", "delete it to start afresh")
+    return InvalidArgument(f"'{path}' is damaged, or not a file of Penstock's", "delete it to start again")
 
 
 def _pack(value: object) -> _Array:
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-        raise NotImplementedError(f"{type(value).__name__} cannot be kept")
-    if value.nbytes > _LARGEST:
+        raise NotImplementedError(f"{type(value).__name__} cannot be stored")
+    if value.nbytes > _MAX_ARRAY_BYTES:
         raise ResourceExhausted(
-            f"an array of {value.nbytes >> 30} GiB cannot be kept in a file", "give fewer samples, or keep nothing"
+            f"an array of {value.nbytes >> 30} GiB is too large for a checkpoint", "give fewer samples, or no folder"
         )
-    plain: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data  # not a copy
+    plain: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data  # no copy
     return _Array(value.dtype.str, list(value.shape), plain)
 
 

@@ -1,4 +1,4 @@
-"""Job: one run of one method on files or models, checked before any work; the command line and the Python API run it."""
+"""Job: one run of one method on files or models, for the command line and the Python API."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from penstock.tensor import Array, Signature
 
 Model = str | os.PathLike[str] | Artifact
 Data = str | os.PathLike[str] | Mapping[str, Array]
-"""An npz file, or arrays, by the names of the model's inputs; ``labels`` has class numbers."""
+"""An npz file or a mapping of arrays named after the model's inputs; an array named ``labels`` has class numbers."""
 
 _log = logging.getLogger(__name__)
 
 _FEW = 16
-"""With fewer samples than this, a warning says that the result is a guess."""
+"""With fewer samples than this, a warning appears."""
 
 
 class Job:
-    """One run of ``method``. Construction checks files, model and data; ``run`` does the work."""
+    """One run of ``method``. Construction checks files, model and data before ``run`` does the work."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Job:
         force: bool = False,
         tell: Callable[[str], None] = _log.info,
     ) -> None:
-        """``data`` is what the method may see, ``evaluate`` what the result is measured on. ``tell`` is called with remarks.
+        """The method gets ``data``; the result is measured on ``evaluate``. ``tell`` is called with each remark.
 
         Raises InvalidConfig, EngineUnavailable, InvalidArgument, AlreadyExists, NotFound, InvalidModel, Unsupported, InvalidData.
         """
@@ -78,7 +78,7 @@ class Job:
         if self._fitted is not None and self._fitted.count < _FEW:
             where = f"'{_file(data)}'" if _file(data) else "the data"
             tell(
-                f"warning: {where} holds {self._fitted.count} sample(s), which makes the result a guess; some hundred are usual"
+                f"warning: {where} has only {self._fitted.count} sample(s), so the result is unreliable; some hundred are usual"
             )
 
     def run(self, on_progress: OnProgress = lambda *_: None) -> Outcome:
@@ -113,12 +113,10 @@ class Job:
         return Outcome(self.original, made, comparison, sizes)
 
     def _check_places(self, inputs: list[Path], force: bool) -> None:
-        """Raise if a file that is to be written cannot, or must not, be written."""
+        """Raise InvalidArgument or AlreadyExists for a file that must not be written."""
         used = usages(type(self._method))
         given = {name: getattr(self._method, name) for name, usage in used.items() if usage.text == "file"}
-        inputs += [
-            Path(path) for name, path in given.items() if path and name not in ("resume",) and not used[name].writes
-        ]
+        inputs += [Path(path) for name, path in given.items() if path and name != "resume" and not used[name].writes]
         if self._output is not None:
             check_target(self._output, inputs, force)
         taken = [*inputs, *([self._output] if self._output else [])]
@@ -129,7 +127,7 @@ class Job:
                 taken.append(Path(path))
 
     def _folded(self, on_progress: OnProgress) -> Artifact:
-        """The original optimised, BatchNormalization folded into weights."""
+        """The optimised original, with BatchNormalization folded into weights."""
         on_progress("optimize", 0, 1)
         data = self._fitted or self._evaluation
         made, report = optimize(self.original, [data.rows(0, self.signature.smallest_batch)] if data else [])
@@ -143,7 +141,7 @@ class Job:
         return made
 
     def _load(self, given: Data | None, running: LoadedModel, judged: bool) -> Dataset | None:
-        """The data, which the model can run on and whose labels, where it is ``judged``, fit."""
+        """The data, checked by running the model; if ``judged``, with labels that fit its outputs."""
         if given is None:
             return None
         path = _file(given)

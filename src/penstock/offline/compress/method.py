@@ -1,4 +1,4 @@
-"""Method: one way to make a model smaller or faster, with its options; and what a run of it is given and makes."""
+"""Method: one way to make a model smaller or faster, with its options, context and result."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from penstock.offline.judge.judge import Judge, hold_out
 from penstock.resources import machine_facts
 
 Aim = Literal["size", "coded_size", "speed", "accuracy"]
-"""What a method is for, each against the original."""
+"""A quantity that a method improves, relative to the original."""
 OnProgress = Callable[[str, int, int], None]
-"""Called with the stage, the steps done and the steps in total."""
+"""Called with the stage, the number of finished steps, and the total."""
 
 _CHECKPOINTS = "training-{}.kept"
 
 
 class StepContext(msgspec.Struct, frozen=True):
-    """What a method works with beside its options and the model that it goes on from."""
+    """The inputs of a method besides its options and the model to change."""
 
     original: Artifact
-    """The model that results are judged against."""
+    """The model with which results are compared."""
     teacher: Artifact
-    """The model whose answers are learned."""
+    """The model whose outputs training reproduces."""
     fitted: Dataset | None
     """Samples to calibrate and train on."""
     evaluation: Dataset | None = None
-    """Samples that the result will be judged on."""
+    """Samples to measure the result on."""
     judge: Judge | None = None
-    """Judges intermediate models. None: the method holds a fifth of ``fitted`` out."""
+    """Judges intermediate models. If None, the method holds out a fifth of ``fitted``."""
     contract: Contract | None = None
-    """In a plan, what the result must meet; it takes the place of the method's ``max_accuracy_loss``."""
+    """The contract in a plan, which replaces the method's ``max_accuracy_loss``."""
     scheme: IntegerScheme = msgspec.field(default_factory=lambda: integer_scheme(machine_facts()))
     folder: Path | None = None
-    """Where to keep progress, so that an interrupted run continues from there."""
+    """Folder for progress, from which an interrupted run continues."""
     on_progress: OnProgress = lambda *_: None
-    """Raises DeadlineExceeded to break the method off."""
+    """Raises DeadlineExceeded to stop the method."""
     is_over: Callable[[], bool] = lambda: False
-    """Whether a method that works in rounds shall end with what it has."""
+    """True if a method that works in rounds must end with its best result so far."""
     check_memory: Callable[[Artifact], None] = lambda _: None
-    """Raises ResourceExhausted if the machine has too little memory to train a model."""
+    """Raises ResourceExhausted if training a model needs more memory than the machine has."""
     options: dict[str, Any] = {}
-    """Options that a plan sets in every method that has them."""
+    """Values that a plan gives to the options of these names, in all methods that have them."""
     placements: dict[str, QdqPlacement] = {}
-    """The fastest placement, by the digest of the model, where it is known already."""
+    """Known fastest placements, by the digest of the model."""
 
     def stage(self, name: str) -> Progress:
         """A callback that reports the progress of one stage."""
@@ -65,21 +65,21 @@ class StepContext(msgspec.Struct, frozen=True):
 
     @property
     def data(self) -> Dataset:
-        """``fitted``, for methods that have said that they need it."""
+        """``fitted``, for methods that require data."""
         assert self.fitted is not None
         return self.fitted
 
     def held_out(self, threads: int) -> tuple[Dataset, Judge]:
-        """Samples to fit on, and a judge on others."""
+        """Samples for the method, and a judge on other samples."""
         if self.judge is not None:
             return self.data, self.judge
         fitted, held = hold_out(self.original, self.data)
         return fitted, Judge(self.original, held, threads)
 
     def once(self, name: str, make: Callable[[], Artifact], *decides: object) -> Artifact:
-        """``make()``, or what it made before an interruption: measured times may have decided it, and training continues from it.
+        """``make()``, or its stored result: it may depend on measured times, and training continues from it.
 
-        ``decides`` is everything, as plain data, that ``name`` does not say.
+        ``decides`` identifies the result together with ``name``, as plain data.
         """
         if self.folder is None:
             return make()
@@ -92,7 +92,7 @@ class StepContext(msgspec.Struct, frozen=True):
 
 
 class TrainingHooks(TypedDict, total=False):
-    """What every training of a method is given."""
+    """Arguments of every training."""
 
     checkpoint: Path
     on_progress: Progress
@@ -102,66 +102,66 @@ class Made(msgspec.Struct, frozen=True):
     """The result of one method."""
 
     model: Artifact | None
-    """None for a method that only measures."""
+    """None if the method only measures."""
     aims: tuple[Aim, ...] = ()
-    """What the method is for."""
+    """The aims of the method."""
     facts: dict[str, Any] = {}
-    """What scripts want to know, as plain data."""
+    """Plain data for the JSON output."""
     notes: tuple[str, ...] = ()
-    """What a reader should know."""
+    """Remarks for the user."""
     short: dict[Aim, str] = {}
-    """Aims that the method itself found to be missed, with the reason."""
+    """Aims that the method missed by its own measurements, with the reason."""
     files: dict[str, bytes] = {}
-    """Pictures, reports and the like to write, by path."""
+    """Pictures, reports and other files to write, by path."""
     heading: str = ""
     table: tuple[tuple[str, ...], ...] = ()
-    """A table to show below ``heading``; the first row has the titles."""
+    """A table below ``heading``, with the titles in the first row."""
 
 
 class Method(Options, frozen=True, kw_only=True):
-    """Base of the methods: its fields are the options of one method, ``run`` is what it does.
+    """Base of the methods. The fields are the options.
 
-    A subclass lives in ``methods/``, is named in the table (``table.py``), and from there becomes a command, a function of
-    ``penstock.compress`` and, if the table says so, steps of a plan. Its docstring is the help of the command.
+    A subclass in ``methods/`` with a row in the table (``table.py``) is a command, a function of ``penstock.compress`` and, with steps
+    in the table, part of a plan. Its docstring is the help of the command.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
-    """Command lines, for the help."""
+    """Command lines for the help."""
     data_options: ClassVar[tuple[str, ...]] = ("--train",)
-    """The names of the command's option for the data that the method may see."""
+    """Names of the command's option for the method's data."""
     role: ClassVar[str] = "model"
-    """What errors call the model; one that is no ``model`` is an option of that name."""
+    """Name of the model in errors. Unless it is ``model``, the command has an option of this name for it."""
     titles: ClassVar[tuple[str, str]] = ("original", "made")
     writes_model: ClassVar[bool] = True
 
     threads: Count = 1
-    """Threads to train and to measure with."""
+    """Threads for training and measuring."""
     budget_s: Annotated[NotNegative, Usage("seconds")] = 3.0
-    """Time to spend on each measurement of speed."""
+    """Time for each measurement of speed."""
 
     @property
     def trains(self) -> bool:
-        """Whether a run with these options needs torch and data to train on."""
+        """True if a run with these options needs torch and training data."""
         return False
 
     @property
     def folds(self) -> bool:
-        """Whether the model is to be optimised first, BatchNormalization folded into weights."""
+        """True if the model is optimised first, with BatchNormalization folded into weights."""
         return True
 
     def reason_for_data(self) -> str:
-        """Why a run with these options needs data; empty if it does not."""
+        """The reason why a run with these options needs data; empty if it needs none."""
         return "training" if self.trains else ""
 
     def examine(self, model: Artifact) -> None:
-        """Raise PenstockError if a run on ``model`` is known to fail before any work."""
+        """Raise PenstockError if a run on ``model`` would fail."""
 
     def run(self, model: Artifact, context: StepContext) -> Made:
         """Apply the method to ``model``. Raises PenstockError."""
         raise NotImplementedError
 
     def allowance(self, context: StepContext, max_accuracy_loss: float) -> Contract:
-        """The contract of the plan, or else one of the method's own ``max_accuracy_loss``."""
+        """The contract of the plan; without a plan, one with ``max_accuracy_loss``."""
         return context.contract or Contract(max_accuracy_loss)
 
 
@@ -173,10 +173,10 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
     seed: Seed = 0
     """Seed of everything random."""
     resume: Annotated[str | None, Usage("file")] = None
-    """Folder for checkpoints: the same command continues from there after an interruption."""
+    """Folder for checkpoints, from which the same command continues after an interruption."""
 
     def check(self, spell: Callable[[str], str] = str) -> None:
-        """Also raises InvalidArgument if ``resume`` is a file."""
+        """Check the options as the base does. Also raises InvalidArgument if ``resume`` is a file."""
         super().check(spell)
         if self.resume and Path(self.resume).exists() and not Path(self.resume).is_dir():
             raise InvalidArgument(
@@ -184,19 +184,19 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
             )
 
     def fit(self, defaults: Any) -> Any:
-        """``defaults``, FitOptions, with the method's own epochs, seed and threads."""
+        """``defaults``, a FitOptions, with the epochs, seed and threads of this method."""
         epochs = self.epochs or defaults.epochs
         return msgspec.structs.replace(defaults, epochs=epochs, seed=self.seed, threads=self.threads)
 
     def hooks(self, context: StepContext, start: Artifact, stage: str) -> TrainingHooks:
-        """A progress callback, and a checkpoint for the model ``start`` that training starts from."""
+        """A progress callback, and a checkpoint for training that starts from the model ``start``."""
         hooks: TrainingHooks = {"on_progress": context.stage(stage)}
         if context.folder:
             hooks["checkpoint"] = context.folder / _CHECKPOINTS.format(start.digest[:12])
         return hooks
 
     def recovered(self, made: Artifact, context: StepContext, **options: float) -> Artifact:
-        """``made`` trained to answer as the teacher; ``options`` change the defaults of FitOptions."""
+        """``made``, trained to reproduce the teacher's outputs. ``options`` override the defaults of FitOptions."""
         context.check_memory(made)
         distill, model = needs_torch("training.distill"), needs_torch("training.trainable").TrainableModel(made)
         fit = self.fit(msgspec.structs.replace(needs_torch("training.options").FitOptions(), **options))
@@ -207,5 +207,5 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
 
 
 def needs_torch(module: str) -> Any:
-    """A module of ``penstock.offline.compress`` that imports torch. Raises EngineUnavailable where torch is not installed."""
+    """A module of ``penstock.offline.compress`` that imports torch. Raises EngineUnavailable if torch is not installed."""
     return importlib.import_module(f"penstock.offline.compress.{module}")

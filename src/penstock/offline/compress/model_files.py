@@ -1,4 +1,4 @@
-"""Model files that methods read and write. Errors are raised before any work and name the file."""
+"""Checks of the files that methods read and write. Errors name the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAGICS = {"picture": b"<svg", "coded model": coded.MAGIC}
 
 
 def read_model_file(path: Path, role: str = "model") -> Artifact:
-    """The ONNX file ``path``, checked. Raises NotFound, InvalidModel, Unsupported, which name the file and its ``role``."""
+    """The ONNX file ``path``, checked. Raises NotFound, InvalidModel, Unsupported, with the file and its ``role`` in the message."""
     if path.is_dir():
         raise InvalidModel(f"{role} '{path}' is a folder", "name the ONNX file")
     if begins_with(path, coded.MAGIC):
@@ -34,7 +34,7 @@ def read_model_file(path: Path, role: str = "model") -> Artifact:
 
 @contextlib.contextmanager
 def naming(path: Path | None, role: str = "model") -> Iterator[None]:
-    """Name the file in errors about the model in it."""
+    """Put the file's name in front of errors about its model."""
     try:
         yield
     except (InvalidModel, Unsupported) as error:
@@ -44,23 +44,23 @@ def naming(path: Path | None, role: str = "model") -> Iterator[None]:
 
 
 def check_target(path: Path, inputs: Sequence[Path], force: bool) -> None:
-    """Raise InvalidArgument or AlreadyExists if an ONNX file cannot, or must not, be written to ``path``."""
+    """Raise InvalidArgument or AlreadyExists if an ONNX file must not be written to ``path``."""
     if path.suffix.lower() != ".onnx":
-        raise InvalidArgument(f"'{path}' is no name for an ONNX file", "name it NAME.onnx")
+        raise InvalidArgument(f"the name of an ONNX file must end in .onnx, got '{path}'", "name it NAME.onnx")
     check_place(path, inputs)
     if path.exists() and not force and not is_onnx(path):
-        raise AlreadyExists(f"'{path}' exists and is not an ONNX file", "choose another name, or give --force")
+        raise AlreadyExists(f"'{path}' exists and is not an ONNX file", "choose another name, or use --force")
 
 
 def check_place(path: Path, others: Sequence[Path]) -> None:
-    """Raise InvalidArgument if ``path`` is one of ``others``, or cannot be written."""
+    """Raise InvalidArgument if ``path`` is one of ``others`` or is not writable."""
     if any(other.resolve() == path.resolve() for other in others):
-        raise InvalidArgument(f"'{path}' would overwrite what this command reads or writes", "choose another name")
+        raise InvalidArgument(f"'{path}' would overwrite another file of this command", "choose another name")
     check_writable(path)
 
 
 def check_kind(path: Path, kind: str, force: bool) -> None:
-    """Raise AlreadyExists if ``path`` exists and is not a ``kind``: a picture, a coded model or a report."""
+    """Raise AlreadyExists if ``path`` exists and is not a ``kind`` (picture, coded model or report)."""
     if kind == "report":
         check_report_target(path)
     elif path.exists() and not force and not begins_with(path, _MAGICS[kind]):
@@ -68,7 +68,7 @@ def check_kind(path: Path, kind: str, force: bool) -> None:
 
 
 def begins_with(path: Path, magic: bytes) -> bool:
-    """Whether ``path`` is a readable regular file that begins with ``magic``."""
+    """True if ``path`` is a readable regular file that begins with ``magic``."""
     with contextlib.suppress(OSError):
         if path.is_file():
             with path.open("rb") as file:
@@ -77,7 +77,7 @@ def begins_with(path: Path, magic: bytes) -> bool:
 
 
 def is_onnx(path: Path) -> bool:
-    """Whether the file ``path`` holds an ONNX model."""
+    """True if the file ``path`` is an ONNX model."""
     try:
         return bool(onnx.load(path, load_external_data=False).HasField("graph"))
     except (DecodeError, OSError, ValueError):

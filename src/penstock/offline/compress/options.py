@@ -1,4 +1,4 @@
-"""Options whose bounds, help and command-line form are declared with the field that holds the value."""
+"""Options that declare bounds, help and command-line form with their field."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from penstock.errors import InvalidConfig
 
 
 class Usage(msgspec.Struct, frozen=True, eq=False):
-    """How an option behaves on the command line and together with other options; part of its annotation."""
+    """The behaviour of an option on the command line and with other options; part of its annotation."""
 
     text: Literal["", "share", "seconds", "file"] = ""
-    """How its value is written: ``share`` as 5%, ``seconds`` as 20s, ``file`` as a path. Empty: as its type."""
+    """The text form of the value: ``share`` for 5%, ``seconds`` for 20s, ``file`` for a path; empty for the form of its type."""
     needs: Mapping[str, tuple[str, ...]] = {}
-    """Options that must be set as well, each to one of these values; no values: to anything that is true."""
+    """Options that must also be set, each to one of these values, or to any true value if there are none."""
     excludes: tuple[str, ...] = ()
-    """Options that cannot be given together with this one."""
+    """Options that cannot be combined with this one."""
     writes: Literal["", "picture", "report", "coded model"] = ""
-    """What the method writes to this file; an existing file of another kind is not replaced."""
+    """The kind of file that the method writes here. It replaces only files of the same kind."""
     default: str = ""
-    """The default as help shows it, where the field's own default does not say it."""
+    """The default in help, if it differs from the field's."""
     hidden: bool = False
-    """Offered in Python only."""
+    """The option exists only in Python."""
 
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1), Usage("share")]
 Part = Annotated[float, msgspec.Meta(ge=0, le=1), Usage("share")]
-"""A share that may be nothing."""
+"""A share that may be 0."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -41,14 +41,14 @@ File = Annotated[str, Usage("file")]
 
 _BOUNDS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
 Spell = Callable[[str], str]
-"""How messages write the name of an option."""
+"""Formats the name of an option for messages."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Base of options that are checked against their annotations."""
+    """Base of options with checks."""
 
     def check(self, spell: Spell = str) -> None:
-        """Raises InvalidConfig if a field, or one of options within, is not what its annotation allows."""
+        """Raise InvalidConfig if a field, or a field of nested options, violates its annotation."""
         try:
             msgspec.convert(msgspec.to_builtins(self), type(self))
         except msgspec.ValidationError as error:
@@ -56,10 +56,10 @@ class Options(msgspec.Struct, frozen=True):
             name = path.rstrip("`")
             got = f", got {_shown(self, name, attrgetter(name)(self))}" if name.replace(".", "_").isidentifier() else ""
             message = f"{spell(name)} must be {self._wanted(name, expected)}{got}"
-            raise InvalidConfig(message, f"change {spell(name)}, or leave it out") from None
+            raise InvalidConfig(message, f"change or remove {spell(name)}") from None
 
     def _wanted(self, name: str, expected: str) -> str:
-        """What the annotation of ``name`` demands, for a message; ``expected`` is what msgspec says of it."""
+        """The requirement on ``name`` as text; ``expected`` is that of msgspec."""
         if bound := re.search(r"([<>]=?) (\S+)$", expected):
             return f"{_BOUNDS[bound[1]]} {_shown(self, name, float(bound[2]))}"
         kind = next((plain_type(field.type) for field in msgspec.structs.fields(self) if field.name == name), None)
@@ -69,7 +69,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, given: Mapping[str, Any], spell: Spell = str) -> Self:
-        """Options of the values ``given``, checked. Raises InvalidConfig, which writes names as ``spell`` says."""
+        """Checked options with the values ``given``. Raises InvalidConfig; ``spell`` formats the names of options."""
         fields = msgspec.structs.fields(cls)
         known = {field.name: field for field in fields}
         for name in given:
@@ -90,14 +90,14 @@ class Options(msgspec.Struct, frozen=True):
             value = getattr(self, other)
             if not (value in values if values else value):
                 wanted = f"{spell(other)} {' or '.join(values)}".rstrip()
-                raise InvalidConfig(f"{spell(name)} requires {wanted}", f"add {wanted}, or leave {spell(name)} out")
+                raise InvalidConfig(f"{spell(name)} requires {wanted}", f"add {wanted}, or remove {spell(name)}")
         for other in usage.excludes:
             if other in given:
-                raise InvalidConfig(f"{spell(name)} and {spell(other)} exclude each other", "leave one of them out")
+                raise InvalidConfig(f"{spell(name)} cannot be combined with {spell(other)}", "remove one of them")
 
 
 def usages(options: type[msgspec.Struct]) -> dict[str, Usage]:
-    """The ``Usage`` of each field; one of defaults where its annotation has none."""
+    """The ``Usage`` of each field, with defaults if the annotation has none."""
     hints = get_type_hints(options, include_extras=True)
     found = {}
     for field in msgspec.structs.fields(options):
@@ -110,12 +110,12 @@ def usages(options: type[msgspec.Struct]) -> dict[str, Usage]:
 
 
 def option_name(field: str, default: object = None) -> str:
-    """The name of ``field`` on a command line: ``--per-layer``; ``--no-heads`` for one that is on by default."""
+    """The name of ``field`` on the command line: ``--per-layer``, or ``--no-heads`` if the default is True."""
     return f"--{'no-' if default is True else ''}{field.removesuffix('_s').replace('_', '-')}"
 
 
 def _annotations(hint: Any) -> list[Any]:
-    """All metadata of an annotation, outermost last, through ``| None``."""
+    """All metadata of an annotation, outermost last, including the members of a union."""
     if get_origin(hint) is Annotated:
         inner, *more = get_args(hint)
         return [*_annotations(inner), *more]

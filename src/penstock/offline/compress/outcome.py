@@ -1,4 +1,4 @@
-"""Outcome: the result of a method against its original, and where it falls short of what the method is for."""
+"""Outcome: the result of a method compared with its original, with the aims that it missed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from penstock.offline.judge.judge import Comparison
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of one method: ``model``, and how it compares with ``original``."""
+    """The result of one method: ``model``, compared with ``original``."""
 
     original: Artifact
     made: Made
     comparison: Comparison | None
     """Accuracy and speed of both; None without evaluation data."""
     coded: tuple[int, int] | None = None
-    """Bytes of both as coded models, where that is what the method is for."""
+    """Sizes of original and result as coded models, if that is an aim of the method."""
 
     @property
     def model(self) -> Artifact:
-        """The model that the method made; the original for a method that only measures."""
+        """The result; the original if the method only measures."""
         return self.made.model or self.original
 
     @property
     def shortfalls(self) -> dict[Aim, str]:
-        """The aims in which the model is no better than the original, with the reason."""
+        """The aims that the model missed, with the reason."""
         found, aims = dict(self.made.short), self.made.aims
         before, after = self.original.size_bytes, self.model.size_bytes
         if "size" in aims and after >= before:
@@ -44,18 +44,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def pays(self) -> bool | None:
-        """Whether the model is better in everything that the method is for; None if part of that was not measured."""
+        """True if the model meets every aim of the method; None if not all were measured."""
         if self.shortfalls:
             return False
         return None if "speed" in self.made.aims and self.comparison is None else True
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know, shortfalls included."""
+        """Remarks for the user, including shortfalls."""
         return [*self.made.notes, *self.shortfalls.values()]
 
     def summary(self) -> dict[str, Any]:
-        """The outcome as plain data: the stable JSON form."""
+        """The outcome as plain data for JSON, with stable keys."""
         if self.made.model is None:
             return self.made.facts
         found, coded_bytes = self.comparison, self.coded or (None, None)
@@ -92,5 +92,5 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def times(speedup: Interval) -> str:
-    """A speed-up with its interval."""
+    """A speed-up with its interval, as text."""
     return f"{speedup.value:.2f}x the speed (95 %: {speedup.low:.2f} … {speedup.high:.2f})"

@@ -1,6 +1,6 @@
-"""The table of compression methods: commands, ``penstock.compress``, the planner and the documents read it.
+"""The table of compression methods for the command line, ``penstock.compress``, the planner and the documentation.
 
-It imports no method: a method's module is loaded when the method is run or its help is shown.
+A method's module is imported on first use.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import Any, Literal
 import msgspec
 
 Kind = Literal["structure", "sparsity", "precision", "sharing", "training", "analysis"]
-"""What a method changes; in a plan it decides how much of the accuracy may be lost after it."""
+"""The part of a model that a method changes. In a plan it determines the allowed loss of accuracy."""
 Target = Literal["latency", "size"]
 
 
 class PlannedStep(msgspec.Struct, frozen=True):
-    """One way in which a plan uses a method."""
+    """One use of a method in a plan."""
 
     name: str
     options: dict[str, Any] = {}
     targets: tuple[Target, ...] = ("latency", "size")
-    """The targets of a plan that gain by it."""
+    """Targets of a plan for which the step is tried."""
     cures: Literal["", "inaccurate"] = ""
     """Try this step only if an earlier step of its stage ended with this result. Empty: always."""
 
 
 class MethodEntry(msgspec.Struct, frozen=True):
-    """One method: its name, the line of help, and what a plan tries of it."""
+    """One method: its name, its line of help, and its steps in a plan."""
 
     name: str
     kind: Kind
     summary: str
     steps: tuple[PlannedStep, ...] = ()
     order: Literal["first", "descend"] = "first"
-    """How a plan goes through the steps: until one is kept, or until one is not kept."""
+    """``first``: a plan tries the steps until one is kept; ``descend``: until one is not kept."""
 
     def load(self) -> Any:
         """The subclass of ``Method``: ``prune-channels`` is ``PruneChannelsMethod`` in ``methods/prune_channels.py``."""
@@ -48,7 +48,7 @@ def _shrink(speedup: float, *targets: Target) -> PlannedStep:
 
 
 def _share(name: str, error: float, loss: float) -> PlannedStep:
-    """``error`` and ``loss`` are what sharing may do to one layer before training: relative error, part of the allowed loss."""
+    """Bounds for one layer before training: ``error`` is relative, ``loss`` a part of the allowed loss."""
     options = {"by_sensitivity": True, "layer_error": error, "layer_loss": loss, "most_rows": 512}
     options |= {"tune": True, "tune_optional": True}
     return PlannedStep(f"share-{name}", options, ("size",))
@@ -66,7 +66,7 @@ METHODS = {
                 PlannedStep("int8-mixed", {"budget_s": 5.0, "mixed": True}),
             ),
         ),
-        # Training integers makes them no faster.
+        # Only for accuracy: training does not change the speed of INT8.
         MethodEntry(
             "qat",
             "precision",

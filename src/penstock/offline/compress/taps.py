@@ -1,8 +1,8 @@
 """Read the tensors inside a model while it runs over data, for calibration, equalisation, bias correction and factorisation.
 
-Tensors come one batch at a time and are dropped again, so that statistics of any amount of data take little memory. They are
-taken in groups: a copy of the model that has a group's tensors as its outputs runs over all batches. A group is as large as the
-memory budget allows for one batch, so that many tensors cost several passes.
+Tensors come one batch at a time, so statistics of any amount of data need little memory. They are read in groups: a copy of the
+model with a group's tensors as outputs runs over all batches. The memory budget bounds the tensors of a group for one batch, so
+many tensors take several passes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from penstock.resources import usable_memory
 from penstock.tensor import Array, Signature
 
 Progress = Callable[[int, int], None]
-"""Called with the steps done and the steps in total."""
+"""Called with the number of finished steps and the total."""
 
 _MEMORY_SHARE = 0.5
-"""Share of the machine's memory that one batch of the largest tensor may take, with the tensor that it is made from."""
+"""Share of the machine's memory for one batch of the largest tensor together with the tensor from which it is computed."""
 _NAMED = 5
-"""Samples named in a message."""
+"""Number of samples in a message."""
 
 
 def no_progress(_done: int, _total: int) -> None:
@@ -35,7 +35,7 @@ def no_progress(_done: int, _total: int) -> None:
 
 
 class Taps:
-    """A model's tensors on data, by name, batch by batch. The engine runs the graph without rewriting it."""
+    """A model's tensors on data, by name, batch by batch. The engine runs the graph without optimising it."""
 
     def __init__(
         self,
@@ -47,10 +47,9 @@ class Taps:
         memory_bytes: int = 256 << 20,
         signature: Signature | None = None,
     ) -> None:
-        """``memory_bytes`` bounds what the tapped tensors of one batch take, or the largest of them alone.
+        """``memory_bytes`` bounds the tensors of a group for one batch. A larger tensor is a group alone.
 
-        ``signature`` is the model's where it is known already.
-        Raises as ``CalibrationBatches`` if the data do not fit the model's inputs.
+        ``signature`` is the model's, if known. Raises the errors of ``CalibrationBatches``.
         """
         self._proto = read_proto(artifact)
         self._threads = threads
@@ -66,18 +65,17 @@ class Taps:
         group: Sequence[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> Iterator[tuple[str, Array]]:
-        """Every tensor of ``names`` for every batch, in batches' order for each; the groups that fit in memory one by one.
+        """Yield the tensors ``names`` for every batch, group by group.
 
-        ``group``, one of ``groups``, holds the names: the model that shows them all is run, so that it need not be loaded for each.
-        ``values`` are given to optional inputs.
-        Raises InvalidData if one holds NaN or infinity, naming it, and the samples where its first axis counts them;
-        ResourceExhausted if the largest tensor of one batch would take more than half of the memory.
+        ``group``, one of ``groups``, has all names. Its model is run, so that calls for different names of a group share a session.
+        ``values`` are values of optional inputs. Raises InvalidData with tensor and samples if a value is NaN or infinite, and
+        ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):
             first = 0
             for done, (rows, outputs) in enumerate(self._outputs(shown, values or {}), 1):
-                # No name for an array, which would keep it while the next batch runs.
+                # A local variable would keep the array in memory while the next batch runs.
                 for name in [name for name in outputs if name in names]:
                     _check_finite(name, outputs[name], first, rows)
                     yield name, outputs.pop(name)
@@ -85,23 +83,23 @@ class Taps:
                 progress(number * self.batches.count + done, len(passes) * self.batches.count)
 
     def groups(self, names: Sequence[str]) -> list[list[str]]:
-        """``names`` in groups that fit in memory, those of inputs first. Raises ResourceExhausted as ``run``."""
+        """``names`` in groups that fit in memory, inputs first. Raises ResourceExhausted as ``run`` does."""
         given = [name for name in dict.fromkeys(names) if name in self._signature.input_names]
         groups = grouped(self.sizes(name for name in names if name not in given), self._memory_bytes)
         return [given, *groups] if given else groups
 
     def sample(self, rows: int) -> dict[str, Array]:
-        """Inputs for a call of ``rows`` samples, or of as many as a call takes."""
+        """Inputs for a call of ``rows`` samples, or of the number that the model requires."""
         return repeat_rows(self.batches.largest, call_rows(self._signature, rows))
 
     def shapes(self, names: Sequence[str], rows: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of those tensors in a call of ``rows`` samples, or of as many as a call takes."""
+        """The shapes of the tensors ``names`` in a call with the inputs of ``sample``."""
         return {
             name: array.shape for name, array in self._one_call(list(dict.fromkeys(names)), self.sample(rows)).items()
         }
 
     def _outputs(self, group: list[str], values: Mapping[str, Array]) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The number of samples in each batch, and what ``group`` holds then; inputs are there without running anything."""
+        """The number of samples and the tensors of ``group`` for each batch. Inputs need no run."""
         if group[0] in self._signature.input_names:
             for batch in self.batches:
                 yield _rows(batch), {name: batch[name] for name in group}
@@ -115,9 +113,9 @@ class Taps:
             return model.forward(inputs)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """The bytes of those tensors in the largest batch, judged by running a few samples of it; each name once.
+        """The bytes of each tensor in the largest batch, extrapolated from the smallest possible call.
 
-        Raises ResourceExhausted if the largest of them would take more than half of the memory.
+        Raises ResourceExhausted if the largest one needs more than half of the memory.
         """
         names = list(dict.fromkeys(names))
         computed = [name for name in names if name not in self._signature.input_names]
@@ -131,7 +129,7 @@ class Taps:
         return sizes
 
     def showing(self, outputs: Sequence[str]) -> Artifact:
-        """The model with ``outputs`` instead of its own outputs; operators that they do not need do not run."""
+        """The model with ``outputs`` instead of its own outputs. Operators that they do not depend on do not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
         own = {value.name: value for value in proto.graph.output}
@@ -142,7 +140,7 @@ class Taps:
 
 
 def grouped(sizes: Mapping[str, int], memory_bytes: int) -> list[list[str]]:
-    """The names of ``sizes`` in groups, in order, of at most ``memory_bytes`` together, or of one name that takes more."""
+    """The names of ``sizes``, in order, in groups of at most ``memory_bytes`` or of one name."""
     groups: list[list[str]] = []
     used = 0
     for name, size in sizes.items():
@@ -159,22 +157,22 @@ def _rows(batch: Mapping[str, Array]) -> int:
 
 
 def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
-    """Refuse before the machine runs out: the largest tensor of a batch is there together with the one that it is made from."""
+    """Raise ResourceExhausted if a batch of the largest tensor and of the one before it would not fit into memory."""
     largest = max(sizes, key=lambda name: sizes[name])
     needed, limit = 2 * sizes[largest], int(_MEMORY_SHARE * usable_memory())
     if limit and needed > limit:
         fitting = rows * limit // needed // smallest * smallest
         raise ResourceExhausted(
-            f"tensor '{largest}' and its source take {needed / 2**20:.0f} MiB for a batch of {rows} sample(s), "
-            f"of {limit / 2**20:.0f} MiB that calibration may use here",
+            f"tensor '{largest}' and its source need {needed / 2**20:.0f} MiB for a batch of {rows} sample(s), "
+            f"and the limit of calibration on this machine is {limit / 2**20:.0f} MiB",
             f"calibrate with batches of at most {fitting}"
             if fitting
-            else "give smaller samples, or calibrate on a machine with more memory",
+            else "use smaller samples, or a machine with more memory",
         )
 
 
 def _check_finite(name: str, array: Array, first: int, rows: int) -> None:
-    """Raise InvalidData if a batch of ``rows`` samples, from number ``first`` on, made ``array`` NaN or infinite."""
+    """Raise InvalidData if ``array``, from ``rows`` samples starting at number ``first``, has NaN or infinity."""
     if np.isfinite(array).all():
         return
     where = f"samples {first} to {first + rows - 1}"
@@ -182,4 +180,6 @@ def _check_finite(name: str, array: Array, first: int, rows: int) -> None:
         bad = first + np.flatnonzero(~np.isfinite(array.reshape(rows, -1)).all(axis=1))
         more = f" and {bad.size - _NAMED} more" if bad.size > _NAMED else ""
         where = f"sample(s) {', '.join(map(str, bad[:_NAMED].tolist()))}{more}"
-    raise InvalidData(f"tensor '{name}' becomes NaN or infinite in {where}", "remove such samples, or repair the model")
+    raise InvalidData(
+        f"tensor '{name}' becomes NaN or infinite in {where}", "remove these samples, or repair the model"
+    )

@@ -1,4 +1,4 @@
-"""Versions of a model, and those that a build makes by quantising the optimised graph."""
+"""Versions of a model, and the INT8 versions of a build."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.resources import MachineFacts
 
 _CHOICE_S = 4.0
-"""Seconds for choosing ranges tensor by tensor; tensors left after that take the range of least squared error."""
+"""Seconds for choosing the range of each tensor. After that, the range of least squared error is used."""
 
 
 class Version(msgspec.Struct, frozen=True):
-    """A model that can take the place of the original: optimised, quantised or compressed."""
+    """A model derived from the original: optimised, quantised or compressed."""
 
     artifact: Artifact
     precision: str = "fp32"
     calibration: str = ""
-    """The method that found the ranges of an INT8 version; empty for others."""
+    """The calibration method of an INT8 version; empty for others."""
     compression: str = ""
-    """The steps that changed its weights or its structure; empty if it has the original's own."""
+    """The steps that changed weights or structure, joined by ``+``; empty if there are none."""
     requires: tuple[str, ...] = ()
     stored_bytes: int = 0
     """Bytes as a coded model; 0 if it is stored uncoded."""
@@ -47,15 +47,15 @@ def integer_versions(
     *,
     anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The INT8 models of ``fp32``, one for each calibration method and placement that differs, and notes on why there are none.
+    """The different INT8 models of ``fp32``, by calibration method and placement, and notes.
 
-    ``careful`` adds versions with equalised channels, ranges chosen tensor by tensor, and corrected biases. ``anywhere`` uses 7-bit
+    ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
     weights, which every CPU multiplies without overflow.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
     if not methods and not careful:
-        return [], ("INT8 was not tried: no calibration method was asked for",)
+        return [], ("INT8 was not tried: no calibration method was requested",)
     scheme = integer_scheme(machine)
     if anywhere:
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
@@ -69,7 +69,7 @@ def integer_versions(
     plain: dict[str, tuple[QdqPlacement, Artifact]] = {}
     for placement in QdqPlacement:
         try:
-            # On a plain chain of layers both placements write the same model; one candidate of it is enough.
+            # Both placements make the same model of a plain chain of layers.
             model = quantize(fp32, by_method[RangeMethod.MIN_MAX], scheme, placement)
             plain.setdefault(model.digest, (placement, model))
         except Unsupported as error:

@@ -1,4 +1,4 @@
-"""Choosing among measured trials: which go on to the next stage, and which one wins. Pure."""
+"""The choice among measured trials: the finalists and the winner. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from penstock.perf.measure import Timings
 from penstock.perf.profile import knee, rows_per_second
 
 FINALISTS = 4
-"""Candidates that are measured a second time, for longer; the best exact one is always among them."""
+"""Number of candidates that are measured again, for longer. The best exact ones are added."""
 
 CLOSE_CALL = 1.05
-"""Within this ratio of the best, the candidate with fewer threads wins, then the more accurate one."""
+"""Within this ratio of the lowest cost, the candidate with fewer threads wins, then the more accurate one."""
 
 CLOSE_SIZE = 1.01
-"""Within this ratio of the smallest, the quicker one wins."""
+"""Within this ratio of the smallest size, the faster one wins."""
 
 Compare = Callable[["Trial", "Trial"], Interval]
-"""How many times faster the second trial is than the first."""
+"""The speed-up of the second trial over the first."""
 
 
 class Trial(msgspec.Struct, eq=False):
-    """A candidate on its way through the tuner, with its measurements so far."""
+    """A candidate with its measurements so far."""
 
     candidate: Candidate
     model: LoadedModel | None = None
     accuracy: Accuracy | None = None
     timings: Timings | None = None
     speedup: Interval | None = None
-    """Against the original at the same number of threads."""
+    """Speed-up over the original with the same number of threads."""
     pace: float = 0.0
-    """Speed relative to the original at the least threads, in the run that timed both; comparable between runs."""
+    """Speed relative to the original with the fewest threads, from one run; comparable between runs."""
     status: Status = "outrun"
     reason: str = ""
     latency: tuple[LatencyPoint, ...] = ()
@@ -53,10 +53,9 @@ class Trial(msgspec.Struct, eq=False):
 
     @property
     def cost(self) -> float:
-        """Latency times the square root of the threads, relative to the original; the candidate of least cost is chosen.
+        """Latency relative to the original, times the square root of the threads. The candidate of lowest cost is chosen.
 
-        Twice the threads must make a call 1.4 times as fast. If they do not, the cores serve more as further instances and for the
-        network.
+        Twice the threads must make a call 1.4 times as fast; otherwise the cores are better used for more instances.
         """
         return math.sqrt(self.candidate.threads) / self.pace if self.pace else math.inf
 
@@ -65,15 +64,14 @@ class Trial(msgspec.Struct, eq=False):
 
 
 def running(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that are timed and neither failed nor rejected."""
+    """The timed trials that are neither failed nor rejected."""
     return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
 
 
 def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
-    """The best few of the running trials, by cost or, with ``smallest``, by size, and the quickest exact one for each of their
-    thread counts.
+    """The best running trials by cost (with ``smallest`` by size), and the fastest exact trial for each of their thread counts.
 
-    The p99 is checked only for them: the tail of a short screening depends more on other load than on the model.
+    Only their p99 is checked, because in the short screening it depends more on other load than on the model.
     """
     ranked = sorted(running(trials), key=lambda trial: (_disk_bytes(trial) if smallest else 0, trial.cost))
     chosen = ranked[:FINALISTS]
@@ -85,13 +83,12 @@ def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
 
 
 def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, compare: Compare) -> Trial | None:
-    """The winner, one of ``bases`` (the original by threads) if nothing is provably faster, or None if the contract is unmet.
+    """The winner; one of ``bases`` (the original by threads) if no candidate is provably faster; None if the contract is unmet.
 
-    1. Exact candidates must beat the original at the same number of threads.
-    2. Inexact ones must beat the original and the quickest exact one at the same number of threads.
-    3. Among those that did, and unbeaten originals, the least cost wins; in a close call the one with fewer threads,
-       then the more accurate one.
-    4. If no original and no proven candidate meets the required latency, the quickest exact one that does wins.
+    1. An exact candidate must beat the original with the same number of threads.
+    2. An inexact candidate must beat the original and the fastest exact one with the same number of threads.
+    3. Among these and unbeaten originals, the lowest cost wins. In a close call, fewer threads win, then accuracy.
+    4. If none of them meets the required latency, the fastest exact candidate that meets it wins.
     """
     alive = running(trials)
     proven = [trial for trial in alive if _is_proven(trial, alive, compare)]  # 1, 2
@@ -106,7 +103,7 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
 
 
 def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract) -> Trial | None:
-    """The trial that takes the least space on disk, in a close call the one of least cost; None if the contract is unmet."""
+    """The trial of the smallest size on disk; in a close call, of the lowest cost; None if the contract is unmet."""
     field = [trial for trial in (*running(trials), *bases) if not contract.latency_objection(trial.p99_ms)]
     least = min((_disk_bytes(trial) for trial in field), default=0)
     close = [trial for trial in field if _disk_bytes(trial) <= CLOSE_SIZE * least]
@@ -114,23 +111,23 @@ def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: C
 
 
 def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Set the reason of every trial that lost on size."""
+    """Set the reason of every trial when the smallest one won."""
     least = _disk_bytes(winner)
     for trial in (*bases, *running(trials)):
         larger = _disk_bytes(trial) / least
-        trial.reason = f"{larger:.2f}x the chosen one's bytes" if larger > CLOSE_SIZE else "as small, and slower"
+        trial.reason = f"{larger:.2f}x the chosen one's bytes" if larger > CLOSE_SIZE else "as small but slower"
     winner.status = "chosen"
     winner.reason = f"{least:,d} bytes, {_disk_bytes(bases[0]) / least:.2f}x smaller than the original"
 
 
 def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Set the reason of every trial that lost without being rejected."""
+    """Set the reason of every trial that was not rejected."""
     for trial in (*bases, *running(trials)):
         if trial is winner:
             continue
         share = trial.pace / winner.pace if winner.pace else 0.0
         if trial in bases:
-            trial.reason = f"the original, untouched: {share:.2f}x the chosen one's speed"
+            trial.reason = f"the original, unmodified: {share:.2f}x the chosen one's speed"
             if share > 1 and trial.candidate.threads > winner.candidate.threads:
                 trial.reason += f", too little for {trial.candidate.threads} threads"
         elif trial.speedup is None or not is_faster(trial.speedup):

@@ -17,41 +17,34 @@ BASELINE_ENGINE = "onnxruntime"
 _BF16_ISA = ("avx512_bf16", "amx_bf16", "bf16")
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(Version, frozen=True, kw_only=True):
     """One way to run the model: a version in an engine with a number of threads."""
 
     name: str
     engine: str
-    precision: str
     threads: int
-    artifact: Artifact
     options: dict[str, Any]
-    calibration: str = ""
-    compression: str = ""
-    requires: tuple[str, ...] = ()
-    stored_bytes: int = 0
-    """Bytes as a coded model; 0 if it is stored uncoded."""
 
     @property
     def exact(self) -> bool:
-        """Whether it computes what the original does, in its precision and with its weights."""
+        """True if it computes with the original's precision and weights."""
         return self.precision == "fp32" and not self.compression
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes in a bundle."""
+        """Size in a bundle."""
         return self.stored_bytes or self.artifact.size_bytes
 
     @property
     def numerics(self) -> tuple[str, str, str]:
-        """Candidates with equal numerics give the same answers; threads change them by rounding at most."""
+        """Candidates with equal numerics give the same outputs, except for rounding."""
         return self.engine, self.precision, self.artifact.digest
 
 
 def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
-    """The untouched model on ONNX Runtime with its default settings, at each number of threads."""
+    """The unmodified model on ONNX Runtime with its default settings, at each number of threads."""
     return [
-        Candidate(f"{ORIGINAL}-t{count}", BASELINE_ENGINE, "fp32", count, model, {"threads": count})
+        Candidate(model, name=f"{ORIGINAL}-t{count}", engine=BASELINE_ENGINE, threads=count, options={"threads": count})
         for count in threads
     ]
 
@@ -61,7 +54,7 @@ def candidates(
 ) -> list[Candidate]:
     """Every candidate worth measuring on ``machine``.
 
-    FP32 versions are also tried in BF16 on engines with that precision, if the CPU computes in it: emulated BF16 is slower than FP32
+    FP32 versions are also tried in BF16 on engines with that precision, if the CPU supports it. Emulated BF16 is slower than FP32
     and less accurate.
     """
     bf16 = next((isa for isa in _BF16_ISA if isa in machine.isa), None)
@@ -84,12 +77,7 @@ def fallback(fp32: Artifact, threads: int) -> Candidate:
 
 def thread_counts(cores: int) -> tuple[int, ...]:
     """Thread counts worth trying: one, all, and the powers of two between."""
-    counts = {1, cores}
-    power = 2
-    while power < cores:
-        counts.add(power)
-        power *= 2
-    return tuple(sorted(counts))
+    return tuple(sorted({*(1 << bit for bit in range(cores.bit_length())), cores}))
 
 
 def _candidate(engine: str, threads: int, version: Version) -> Candidate:
@@ -99,15 +87,5 @@ def _candidate(engine: str, threads: int, version: Version) -> Candidate:
     if traits(engine).precisions:
         options["precision"] = "bf16" if version.precision == "bf16" else "f32"
     parts = (engine, version.compression, version.precision, version.calibration, f"t{threads}")
-    return Candidate(
-        name="-".join(part for part in parts if part),
-        engine=engine,
-        precision=version.precision,
-        threads=threads,
-        artifact=version.artifact,
-        options=options,
-        calibration=version.calibration,
-        compression=version.compression,
-        requires=version.requires,
-        stored_bytes=version.stored_bytes,
-    )
+    name = "-".join(filter(None, parts))
+    return Candidate(**msgspec.structs.asdict(version), name=name, engine=engine, threads=threads, options=options)

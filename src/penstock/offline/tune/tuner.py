@@ -6,14 +6,14 @@
      │        │       (all, interleaved)   (few, interleaved, longer)
     failed  rejected
 
-All versions are screened at the fewest threads, and only the best of them at more. No choice rests on an estimate of speed: a
-candidate beats the original only if the lower bound of its measured speed-up is above 1, and one that changes the arithmetic must
-beat the best one that does not in the same way. Otherwise the more faithful one is served.
+All versions are screened with the fewest threads, and only the best of them with more. Speeds are measured and never estimated: a
+candidate beats the original only if the lower bound of its speed-up is above 1. A candidate that changes the arithmetic must also
+beat the best exact candidate in this way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -42,22 +42,21 @@ from penstock.offline.tune.search import (
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import ConditionsWatch, repeat_rows, speedup
 from penstock.perf.profile import knee, profile
-from penstock.tensor import Array
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_PRECISION, _PRECISION = 0.03, 0.01
-"""Share to which speeds are measured before a stage ends early: roughly to find the finalists, then to choose among them."""
+"""Relative precision of the speeds at which a stage ends early: coarse for the screening, fine for the final choice."""
 _MEMORY_SHARE = 0.5
-"""Share of the machine's memory that candidates loaded side by side may take."""
+"""Share of the machine's memory for candidates that are loaded together."""
 
 
 class TuningLimits(msgspec.Struct, frozen=True):
-    """Bounds of a tuning run, and what it optimises."""
+    """Bounds and goal of a tuning run."""
 
     memory_bytes: int
     """The machine's memory; candidates are timed in groups that fit into half of it."""
     budget_s: float = 20.0
-    """Seconds to spend on timing at most; loading and accuracy come on top."""
+    """Maximum seconds for timing. Loading and measuring accuracy take extra time."""
     rows: int = 1
     """Samples in a timed call."""
     smallest: bool = False
@@ -79,7 +78,7 @@ class TuneResult(msgspec.Struct, frozen=True):
 
 
 class Tuner:
-    """One tuning run: ``originals``, one per number of threads, and ``candidates``, judged on ``data`` under ``contract``."""
+    """One tuning run. ``originals`` has one candidate per thread count; all are judged on ``data`` under ``contract``."""
 
     def __init__(
         self,
@@ -94,17 +93,14 @@ class Tuner:
         self._trials = [Trial(candidate) for candidate in candidates]
         self._data = data
         self._contract = contract
-        self._rows = limits.rows
-        self._memory_bytes = limits.memory_bytes
-        self._budget_s = limits.budget_s
-        self._smallest = limits.smallest
+        self._limits = limits
         self._on_progress = on_progress
         self._known: dict[tuple[str, str, str], Accuracy] = {}
 
     def run(self, cores: int) -> TuneResult:
-        """Measure and choose. Raises ContractUnmet if nothing meets the contract, and PenstockError if the original does not run."""
+        """Measure and choose. Raises ContractUnmet if no candidate meets the contract, PenstockError if the original fails."""
         watch = ConditionsWatch(cores)
-        bases, contract = list(self._bases.values()), self._contract
+        bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
         judge = Judge(bases[0].candidate.artifact, self._data, bases[0].candidate.threads)
         with ExitStack() as stack:
             for base in bases:
@@ -112,19 +108,17 @@ class Tuner:
             for threads in self._bases:
                 for group in self._groups(self._promising(threads)):
                     self._screen(group, judge)
-            last = finalists(self._trials, self._smallest)
+            last = finalists(self._trials, smallest)
             self._confirm(last, stack)
             self._reject_slow(last)
-            choice = (
-                choose_smallest(bases, last, contract) if self._smallest else choose(bases, last, contract, _compare)
-            )
+            choice = choose_smallest(bases, last, contract) if smallest else choose(bases, last, contract, _compare)
             if choice is None:
                 raise self._unmet(last)
-            (explain_sizes if self._smallest else explain)(choice, bases, self._trials)
+            (explain_sizes if smallest else explain)(choice, bases, self._trials)
             return self._result(choice, watch)
 
     def _unmet(self, last: Sequence[Trial]) -> ContractUnmet:
-        # A p99 counts only where it was confirmed, so the other trials cannot be named as a way out.
+        # The other trials have no confirmed p99, so the message cannot suggest them.
         judged = [trial for trial in self._trials if trial in last or trial.status == "rejected"]
         bases, contract = self._bases.values(), self._contract
         error = unmet(contract, [record(trial, contract) for trial in (*bases, *judged)])
@@ -144,26 +138,26 @@ class Tuner:
             latency=winner.latency,
             baseline_latency=base.latency,
             max_batch=knee(winner.latency, contract.p99_ms).batch if batchable else 1,
-            rows_per_call=self._rows,
+            rows_per_call=self._limits.rows,
             conditions=watch.finish(),
         )
 
     def _promising(self, threads: int) -> list[Trial]:
-        """The trials at ``threads`` threads that are worth timing: all at the fewest, and then those of the best versions so far."""
+        """The trials with ``threads`` threads to time: all with the fewest threads, then those of the best versions so far."""
         trials = [trial for trial in self._trials if trial.candidate.threads == threads]
         if threads == min(self._bases) or len(trials) <= FINALISTS:
             return trials
-        best = {trial.candidate.numerics for trial in finalists(self._trials, self._smallest)}
+        best = {trial.candidate.numerics for trial in finalists(self._trials, self._limits.smallest)}
         for trial in trials:
             numerics = trial.candidate.numerics
             if numerics not in best:
                 trial.accuracy = self._known.get(numerics)
-                trial.reason = "not timed: at fewer threads others were faster"
+                trial.reason = "not timed: others were faster with fewer threads"
                 self._judge(trial)
         return [trial for trial in trials if trial.candidate.numerics in best]
 
     def _screen(self, group: Sequence[Trial], judge: Judge) -> None:
-        """Load a group, compare its answers with the original's, and time it; the report shows the speed of inaccurate ones too."""
+        """Load a group, measure its accuracy, and time it. Inaccurate trials are timed too, for the report."""
         with ExitStack() as stack:
             for trial in group:
                 self._on_progress("accuracy", self._trials.index(trial), len(self._trials))
@@ -173,7 +167,9 @@ class Tuner:
                     trial.status, trial.reason = "failed", error.message
             loaded = [trial for trial in group if trial.model is not None]
             self._on_progress("screen", self._trials.index(group[-1]), len(self._trials))
-            self._time(loaded, _SCREEN_SHARE * self._budget_s * len(group) / len(self._trials), _SCREEN_PRECISION)
+            self._time(
+                loaded, _SCREEN_SHARE * self._limits.budget_s * len(group) / len(self._trials), _SCREEN_PRECISION
+            )
             for trial in loaded:
                 trial.model = None
 
@@ -193,18 +189,17 @@ class Tuner:
         self._on_progress("confirm", 0, 1)
         for trial in last:
             trial.model = _load(trial, stack)
-        self._time(last, _CONFIRM_SHARE * self._budget_s, _PRECISION)
+        self._time(last, _CONFIRM_SHARE * self._limits.budget_s, _PRECISION)
         self._on_progress("confirm", 1, 1)
 
     def _profile(self, winner: Trial) -> None:
-        """Latency by batch size of the winner and of the original at as many threads, interleaved."""
+        """Profile the winner and the original with the same number of threads by batch size, interleaved."""
         pair = {trial.candidate.name: trial for trial in (self._bases[winner.candidate.threads], winner)}
         models = {name: _model(trial) for name, trial in pair.items()}
-        budget = _PROFILE_SHARE * self._budget_s
         found = profile(
             models,
             self._data.inputs,
-            budget,
+            _PROFILE_SHARE * self._limits.budget_s,
             on_batch=lambda batch: self._on_progress("profile", batch, 64),
             precision=_SCREEN_PRECISION,
         )
@@ -212,10 +207,10 @@ class Tuner:
             trial.latency = found[name]
 
     def _time(self, trials: Sequence[Trial], budget_s: float, precision: float) -> None:
-        """Time ``trials`` and the originals against one another. All timings are replaced, so that they stay paired."""
+        """Time ``trials`` and the originals interleaved. All timings are replaced, because only timings of one run can be compared."""
         bases = list(self._bases.values())
         timed = {trial.candidate.name: trial for trial in (*bases, *trials)}
-        sample = self._sample()
+        sample = repeat_rows(self._data.inputs, self._limits.rows)
         for name, timings in race_loaded({n: _model(t) for n, t in timed.items()}, sample, budget_s, precision).items():
             timed[name].timings = timings
         for trial in timed.values():
@@ -223,13 +218,9 @@ class Tuner:
         for trial in trials:
             trial.speedup = _compare(self._bases[trial.candidate.threads], trial)
 
-    def _sample(self) -> Mapping[str, Array]:
-        """One timed call's worth of rows."""
-        return repeat_rows(self._data.inputs, self._rows)
-
     def _groups(self, trials: Sequence[Trial]) -> list[list[Trial]]:
-        """``trials`` in groups that fit into memory beside the originals by their engines' estimates; mostly one group."""
-        limit = _MEMORY_SHARE * self._memory_bytes if self._memory_bytes else float("inf")
+        """``trials`` in groups that fit into memory together with the originals, by their engines' estimates."""
+        limit = _MEMORY_SHARE * (self._limits.memory_bytes or float("inf"))
         groups: list[list[Trial]] = []
         originals = used = sum(_memory(base) for base in self._bases.values())
         for trial in trials:

@@ -53,7 +53,7 @@ def test_trained_afterwards_it_is_nearer(penstock, wide: Path) -> None:
         ((), "no layer that can be split takes"),
         ((), "give a lower --min-ms"),
         (("--rank", "127"), "makes no product cheaper"),
-        (("--rank", "8", "--max-error", "5%"), "--max-error and --rank exclude each other"),
+        (("--rank", "8", "--max-error", "5%"), "--max-error cannot be combined with --rank"),
         (("--rank", "0"), "--rank must be at least 1, got 0"),
         (("--resume", "kept"), "--resume requires --recover"),
     ],

@@ -81,10 +81,10 @@ def test_a_contract_that_no_level_meets(penstock, folder: Path) -> None:
         (("--epochs", "3"), "--epochs requires --iterative"),
         (("--n-m", "4:2"), "'4:2' is not a pattern N:M"),
         (("--n-m", "half"), "'half' is not a pattern N:M"),
-        (("--n-m", "2:4", "--sparsity", "50%"), "--n-m and --sparsity exclude each other"),
-        (("--iterative", "--per-layer", "--train", "data.npz"), "--iterative and --per-layer exclude each other"),
+        (("--n-m", "2:4", "--sparsity", "50%"), "--n-m cannot be combined with --sparsity"),
+        (("--iterative", "--per-layer", "--train", "data.npz"), "--iterative cannot be combined with --per-layer"),
         (("--per-layer",), "needs data"),
-        (("--sparsity", "5"), "is all there is, or more"),
+        (("--sparsity", "5"), "a share must be below 1 or end in %, got 5"),
         (("--skip", "none"), "no prunable weight(s) ['none']"),
     ],
 )

@@ -65,7 +65,7 @@ def test_the_account_tells_what_is_spent_and_left() -> None:
     assert spending.account(accuracy(-0.125)) == "0.00% spent of 1.00%, 1.00% left; 12.50% gained"
     assert spending.account(accuracy(0.0)) == "0.00% spent of 1.00%, 1.00% left"
     few = Spending(Contract(0.01), 10, 75)
-    assert few.account(accuracy(1 / 75, 75)) == "1.33% spent of 1.00%: one sample of 75, the least that can be measured"
+    assert few.account(accuracy(1 / 75, 75)) == "1.33% spent of 1.00%: one sample of 75, the smallest measurable loss"
     assert few.account(accuracy(0.0, 75)).endswith("1.00% left")
 
 

@@ -60,7 +60,7 @@ def test_another_plan_is_refused_and_what_differs_is_told(
 ) -> None:
     PlanStore(tmp_path, PLAN).add(kept(model), ORIGIN, model)
     for refuse in (PlanStore, check_plan):
-        with pytest.raises(InvalidArgument, match=f"holds another plan: {told} \\(give") as caught:
+        with pytest.raises(InvalidArgument, match=f"holds another plan: {told} \\(use the same") as caught:
             refuse(tmp_path, {**PLAN, **changes})
         assert "another folder" in caught.value.hint
 
@@ -72,7 +72,7 @@ def test_what_is_not_known_before_the_work_is_checked_after_it(tmp_path: Path, m
     check_plan(tmp_path, known)
     with pytest.raises(InvalidArgument, match="of another version"):
         PlanStore(tmp_path, known)
-    with pytest.raises(InvalidArgument, match=r"another model \(give"):
+    with pytest.raises(InvalidArgument, match=r"another model \(use the same"):
         PlanStore(tmp_path, {**PLAN, "model": "b" * 64})
 
 
@@ -115,7 +115,7 @@ def test_a_ledger_names_no_file_but_its_models(tmp_path: Path, model: Artifact, 
     write_model(outside / "passwd.model", model)
     book = PlanStore(tmp_path / "x" / "plan", PLAN)
     book.add(msgspec.structs.replace(kept(model), digest=digest), ORIGIN, None)
-    with pytest.raises(InvalidArgument, match="lacks a model"):
+    with pytest.raises(InvalidArgument, match="is missing or modified"):
         book.model(digest)
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_was_changed_is_not_taken(tmp_path: Path, model: Artifact) 
     book = PlanStore(tmp_path, PLAN)
     book.add(kept(model), ORIGIN, model)
     write_model(tmp_path / f"{model.digest}.model", networks.mlp(32))
-    with pytest.raises(InvalidArgument, match="lacks a model"):
+    with pytest.raises(InvalidArgument, match="is missing or modified"):
         book.model(model.digest)
     (tmp_path / f"{model.digest}.model").write_bytes(b"short")
     with pytest.raises(InvalidArgument, match="is damaged"):

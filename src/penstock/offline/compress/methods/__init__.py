@@ -1,1 +1,1 @@
-"""The compression methods, one a file: options, help and ``run``. ``table.py`` names them."""
+"""The compression methods, one per file. ``table.py`` lists them."""

@@ -1,4 +1,4 @@
-"""``distill``: a student model learns from a teacher."""
+"""``distill``: train a student model on the outputs of a teacher."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from penstock.offline.sessions import signature_of
 
 
 class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
-    """Train a student model to answer as a teacher does, from the teacher's answers to unlabelled data.
+    """Train a student model to reproduce the outputs of a teacher, on data with or without labels.
 
-    Needs `pip install 'penstock[torch]'`. Training starts from the student's own weights. More data, also without labels, helps
-    more than more epochs.
+    Needs `pip install 'penstock[torch]'`. Training starts from the student's weights. More data help more than more epochs.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -32,9 +31,9 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
     student: File
     """ONNX file to train, of any architecture."""
     temperature: Positive = 4.0
-    """How much the teacher's small probabilities count, 2 to 8."""
+    """Weight of the teacher's small probabilities, usually 2 to 8."""
     teacher_share: Annotated[Part | None, Usage(default="70%, without labels 100%")] = None
-    """The teacher's part of the loss; the labels have the rest."""
+    """Share of the teacher in the loss; the rest is that of the labels."""
 
     @property
     def trains(self) -> bool:
@@ -62,8 +61,8 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
         if context.evaluation is not None:
             judge = Judge(model, context.evaluation)
             accuracy, after = (judge.assess(student).accuracy.value for student in (start, made))
-            notes = (f"the student was at {accuracy:.2%} before training, {after:.2%} after",)
+            notes = (f"accuracy of the student: {accuracy:.2%} before training, {after:.2%} after",)
             if after <= accuracy:
-                short["accuracy"] = "training improved nothing on the evaluation data"
+                short["accuracy"] = "training did not improve the accuracy on the evaluation data"
         facts = {"student": {"size_bytes": start.size_bytes, "accuracy": accuracy}}
         return Made(made, ("size", "speed"), facts, notes, short)

@@ -1,4 +1,4 @@
-"""``low-rank``: heavy layers are split into thinner ones."""
+"""``low-rank``: split large layers into thinner ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _RECOVER = Usage(needs={"recover": ()})
 
 
 class LowRankMethod(TrainingMethod, frozen=True, kw_only=True):
-    """Split products and convolutions into thinner ones wherever that saves measured time, within an error of the outputs.
+    """Split matrix products and convolutions into thinner ones where that saves time, within an error bound.
 
-    Needs data, no labels. --recover needs `pip install 'penstock[torch]'`, and allows a larger --max-error. Only large layers gain:
-    if none does, the command says so and writes nothing.
+    Needs data without labels. --recover needs `pip install 'penstock[torch]'` and allows a larger --max-error. Only large layers
+    become faster; if none does, the command fails and writes nothing.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -28,19 +28,19 @@ class LowRankMethod(TrainingMethod, frozen=True, kw_only=True):
     data_options: ClassVar[tuple[str, ...]] = ("--train", "--calibrate")
 
     max_error: Annotated[Part, Usage(excludes=("rank",))] = 0.05
-    """Mean relative error of the outputs that may be added."""
+    """Maximum mean relative error of the outputs."""
     rank: Count | None = None
-    """Use this rank for every matrix product, without choosing or timing."""
+    """Rank of every matrix product, instead of choosing ranks by timing."""
     speedup: Annotated[Annotated[float, msgspec.Meta(gt=1)] | None, Usage(excludes=("rank",))] = None
-    """Stop once the layers' times promise this speed-up of the model, e.g. 1.5."""
+    """Stop at this estimated speed-up of the model, e.g. 1.5."""
     min_ms: NotNegative = FactorizeOptions().min_ms
-    """Leave layers alone that take fewer milliseconds than this."""
+    """Skip layers that take fewer milliseconds than this."""
     recover: bool = False
-    """Train the thin layers to answer as the original."""
+    """Train the new layers to reproduce the original's outputs."""
     epochs: Annotated[Positive | None, Usage(default="the method's"), _RECOVER] = None
     resume: Annotated[str | None, Usage("file"), _RECOVER] = None
     learning_rate: Annotated[Positive, Usage(hidden=True)] = 2e-3
-    """The learning rate of ``recover`` at its peak."""
+    """Peak learning rate of ``recover``."""
 
     @property
     def trains(self) -> bool:
@@ -66,5 +66,5 @@ class LowRankMethod(TrainingMethod, frozen=True, kw_only=True):
         if self.recover:
             made = self.recovered(made, context, learning_rate=self.learning_rate)
         split = {name: way for name, way in facts["layers"].items() if way}
-        note = f"{len(split)} layer(s) split; outputs moved by {facts['error']:.2%} before any training"
+        note = f"{len(split)} layer(s) split; error of the outputs before training: {facts['error']:.2%}"
         return Made(made, ("speed",), {"error": facts["error"], "layers": split}, (note,))

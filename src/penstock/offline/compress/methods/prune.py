@@ -1,4 +1,4 @@
-"""``prune``: the smallest weights become zero."""
+"""``prune``: set the smallest weights to zero."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _Sparsity = Annotated[float, msgspec.Meta(ge=0, le=LAYER_CAP), Usage("share")]
 
 
 class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
-    """Make the smallest weights of a model zero. The file stays as large; coded, it becomes small (see penstock share).
+    """Set the smallest weights of a model to zero. The ONNX file keeps its size; the coded model becomes small (see penstock share).
 
-    Without --iterative it needs no data. --iterative needs --train and `pip install 'penstock[torch]'`; it judges on a fifth of
-    the data, and stops before the loss of accuracy exceeds --max-accuracy-loss. --chart draws accuracy by sparsity: of each layer
-    alone, or, with --iterative, of the levels.
+    --iterative needs --train and `pip install 'penstock[torch]'`. It measures accuracy on a fifth of the data, and stops before the
+    loss exceeds --max-accuracy-loss. --chart draws accuracy by sparsity, for each layer alone or, with --iterative, for the levels.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -34,32 +33,32 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     )
 
     sparsity: _Sparsity = 0.9
-    """Share of the weights that become zero."""
+    """Share of weights to set to zero."""
     per_layer: bool = False
-    """Distribute the zeros by what each layer tolerates, measured on --train."""
+    """Choose the sparsity of each layer by its sensitivity, measured on --train."""
     n_m: Annotated[str | None, Usage(excludes=("iterative", "per_layer", "sparsity"))] = None
     """Keep N of every M weights instead, e.g. 2:4."""
     iterative: Annotated[bool, Usage(excludes=("per_layer",))] = False
-    """Prune and retrain in turn, within --max-accuracy-loss."""
+    """Alternate pruning and training, within --max-accuracy-loss."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100), _ITERATIVE] = 8
-    """Number of times to prune and retrain."""
+    """Number of rounds of pruning and training."""
     max_accuracy_loss: Annotated[Part, _ITERATIVE] = 0.005
-    """Loss of accuracy allowed against the original, e.g. 0.5%."""
+    """Maximum loss of accuracy against the original, e.g. 0.5%."""
     skip: tuple[str, ...] = ()
-    """A weight to leave alone, by name; may be repeated."""
+    """Name of a weight to skip; repeatable."""
     chart: Annotated[str | None, Usage("file", writes="picture")] = None
-    """Also write a picture here, an SVG file."""
+    """Also write a chart to this SVG file."""
     epochs: Annotated[Positive | None, Usage(default="the method's"), _ITERATIVE] = None
     resume: Annotated[str | None, Usage("file"), _ITERATIVE] = None
     second_chance: Annotated[NotNegative, Usage(hidden=True)] = 3.0
-    """A level that fails is trained for this many times its epochs more; 0 for never."""
+    """A failed level is trained again for this multiple of its epochs; 0 for never."""
 
     @property
     def trains(self) -> bool:
         return self.iterative
 
     def reason_for_data(self) -> str:
-        return "training" if self.iterative else "measuring what each layer tolerates" if self._measures else ""
+        return "training" if self.iterative else "measuring the sensitivity of each layer" if self._measures else ""
 
     def check(self, spell: Spell = str) -> None:
         super().check(spell)
@@ -81,7 +80,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
         facts = made.provenance[-1].facts
         notes = [f"{facts['sparsity']:.2%} of {facts['weights']} weights are zero, {facts['fewer']:g}x fewer are left"]
         if pattern:
-            notes.append("the pattern is for engines that use it: a CPU multiplies by the zeros, no faster than before")
+            notes.append("only engines with support for the pattern are faster; CPUs are not")
         return Made(
             made,
             ("coded_size",),
@@ -99,7 +98,9 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
             return None
         match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", self.n_m.strip())
         if match is None or not 1 <= int(match[1]) < int(match[2]) <= 64:
-            raise InvalidArgument(f"'{self.n_m}' is not a pattern N:M", "write it like 2:4, N below M, M at most 64")
+            raise InvalidArgument(
+                f"'{self.n_m}' is not a pattern N:M", "write it like 2:4, with N below M and M at most 64"
+            )
         return NMOptions(int(match[1]), int(match[2]), skip=self.skip)
 
     def _in_turn(self, model: Artifact, goal: PruneOptions, context: StepContext) -> Artifact:
@@ -125,7 +126,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
 
 
 def _levels_chart(facts: dict[str, Any]) -> str:
-    """SVG of accuracy by sparsity: the levels, and the original pruned at once to the same."""
+    """SVG of accuracy by sparsity, for the levels and for the original pruned in one step."""
     levels = [(level["sparsity"], level["accuracy"]) for level in facts["levels"]]
     scales = Scale("sparsity", "{:.0%}"), Scale(facts["metric"], "{:.1%}")
     lines = {"at once": facts["one_shot"], "iterative": levels}

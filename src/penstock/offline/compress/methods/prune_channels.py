@@ -1,4 +1,4 @@
-"""``prune-channels``: the least important channels and attention heads are removed."""
+"""``prune-channels``: remove the least important channels and attention heads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _RECOVER = Usage(needs={"recover": ()})
 class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     """Remove the least important channels and attention heads of a model, which leaves a smaller dense model.
 
-    --recover needs --train and `pip install 'penstock[torch]'`. With --width it cuts once, then trains. With --speedup it cuts and
-    trains in turn until the model is fast enough or the loss of accuracy, judged on a fifth of --train, would exceed
+    --recover needs --train and `pip install 'penstock[torch]'`. With --width, training follows one cut. With --speedup, cuts and
+    training alternate until the model is fast enough, or until the loss of accuracy on a fifth of --train would exceed
     --max-accuracy-loss.
     """
 
@@ -30,15 +30,15 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     )
 
     width: Annotated[Share | None, Usage(default="75%, with --speedup 100%")] = None
-    """Share of its units that each group keeps."""
+    """Share of units to keep in each group."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
-    """How many times faster the model shall become, e.g. 1.5; widths then differ."""
+    """Required speed-up, e.g. 1.5; groups then have different widths."""
     importance: Literal["norm", "batch-norm", "activation", "taylor"] = "norm"
-    """Which units to remove; activation and taylor need --train, taylor also torch."""
+    """Measure of importance; activation and taylor need --train, taylor also torch."""
     recover: bool = False
-    """Train the remaining weights to answer as the original."""
+    """Train the remaining weights to reproduce the original's outputs."""
     max_accuracy_loss: Annotated[Part, Usage(needs={"recover": (), "speedup": ()})] = 0.01
-    """Loss of accuracy allowed against the original, e.g. 0.5%."""
+    """Maximum loss of accuracy against the original, e.g. 0.5%."""
     block: Count = 16
     """Widths are multiples of this."""
     heads: bool = True
@@ -46,7 +46,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     epochs: Annotated[Positive | None, Usage(default="the method's"), _RECOVER] = None
     resume: Annotated[str | None, Usage("file"), _RECOVER] = None
     second_chance: Annotated[NotNegative, Usage(hidden=True)] = 3.0
-    """A round that fails is trained for this many times its epochs more; 0 for never."""
+    """A failed round is trained again for this multiple of its epochs; 0 for never."""
 
     @property
     def trains(self) -> bool:
@@ -54,7 +54,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
 
     @property
     def folds(self) -> bool:
-        # Folding removes the scales that batch-norm looks at.
+        # Folding would remove the scales that the batch-norm importance reads.
         return self.importance != "batch-norm"
 
     def reason_for_data(self) -> str:
@@ -65,7 +65,9 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
         super().check(spell)
         if self._in_turn and (self.width is not None or self.importance == "batch-norm"):
             option = spell("width") if self.width is not None else f"{spell('importance')} batch-norm"
-            raise InvalidArgument(f"{option} cannot be used where channels are cut in turn", "leave it out")
+            raise InvalidArgument(
+                f"{option} cannot be combined with {spell('speedup')} and {spell('recover')}", f"remove {option}"
+            )
 
     def run(self, model: Artifact, context: StepContext) -> Made:
         short: dict[Aim, str] = {}
@@ -74,8 +76,8 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
             facts = made.provenance[-1].facts
             if not facts["reached"]:
                 found = facts["rounds"][facts["chosen"]]["speedup"]
-                why = facts["rounds"][-1]["objection"] or "nothing was left to cut"
-                short["speed"] = f"{found:.2f} times faster when measured in the run, not {self.speedup:g} times: {why}"
+                why = facts["rounds"][-1]["objection"] or "nothing is left to cut"
+                short["speed"] = f"the run measured a speed-up of {found:.2f}x instead of {self.speedup:g}x: {why}"
         else:
             made = self._narrow(model, context)
         parameters = made.provenance[-1].facts.get("parameters") if not self.recover else None

@@ -21,10 +21,10 @@ from penstock.offline.compress.ptq.recipe import (
 
 
 class QatMethod(TrainingMethod, frozen=True, kw_only=True):
-    """Quantise a model to INT8, then train the integers and scales to answer as the float model.
+    """Quantise a model to INT8, then train the integers and scales to reproduce the float model's outputs.
 
-    Needs `pip install 'penstock[torch]'`, and no labels. A fifth of --train is held out; if training does not improve the answers
-    to it, the INT8 model is written as quantisation left it, with a note. Try penstock quantize first: it takes seconds.
+    Needs `pip install 'penstock[torch]'` but no labels. A fifth of --train is held out. If training does not improve the outputs on
+    it, the untrained INT8 model is written, with a note. Try penstock quantize first: it takes seconds.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -34,11 +34,11 @@ class QatMethod(TrainingMethod, frozen=True, kw_only=True):
     data_options: ClassVar[tuple[str, ...]] = ("--train", "--calibrate")
 
     method: MethodName = "best"
-    """How to find the ranges that training starts from."""
+    """Calibration method for the initial ranges."""
     placement: PlacementName = "fastest"
-    """What becomes int8; fastest measures both."""
+    """Operators to quantise; fastest measures both choices."""
     equalize: bool = True
-    """Give channels like ranges first."""
+    """Equalise the ranges of channels first."""
 
     @property
     def trains(self) -> bool:
@@ -64,8 +64,8 @@ class QatMethod(TrainingMethod, frozen=True, kw_only=True):
         made = training.train_quantized(int8, start, context.data, options, teacher=context.teacher, **hooks)
         facts = made.provenance[-1].facts
         before, after = facts["held_out_loss"]
-        note = f"loss on held-out samples {before:.4g} as quantised, {after:.4g} after training"
+        note = f"loss on held-out samples: {before:.4g} before training, {after:.4g} after"
         short: dict[Aim, str] = {}
         if facts["kept"] == "start":
-            short["accuracy"] = "training improved nothing: the file is the INT8 model as quantisation left it"
+            short["accuracy"] = "training did not improve the model: the file is the untrained INT8 model"
         return Made(made, ("size", "speed"), {"placement": placement.value, "kept": facts["kept"]}, (note,), short)

@@ -1,4 +1,4 @@
-"""``quantize``: INT8 after training, or weights stored in fewer bits."""
+"""``quantize``: convert a trained model to INT8, or store its weights in fewer bits."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _INT8 = Usage(needs={"precision": ("int8",)})
 
 
 class QuantizeMethod(Method, frozen=True, kw_only=True):
-    """Quantise a model after training, without changing what it learned.
+    """Quantise a model without further training.
 
-    The arrays in the npz files are named after the model's inputs, one row per sample; `labels` holds class numbers.
-    int8 and int8-dynamic need --calibrate. --chart draws the search for the range of one tensor. --mixed keeps within
-    --max-accuracy-loss of the original, judged on a fifth of the calibration data.
+    The arrays in the npz files are named after the model's inputs, one row per sample; an array named `labels` has class numbers.
+    int8 and int8-dynamic need --calibrate. --chart draws the search for the range of one tensor. --mixed bounds the loss by
+    --max-accuracy-loss, measured on a fifth of the calibration data.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -48,31 +48,33 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     data_options: ClassVar[tuple[str, ...]] = ("--calibrate",)
 
     precision: Literal["int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16-weights", "bf16-weights"] = "int8"
-    """int8 calibrates; int8-dynamic takes ranges at run time; the others store only weights in fewer bits."""
+    """int8 calibrates ranges; int8-dynamic computes them at run time; the others only store weights in fewer bits."""
     method: MethodName = "best"
-    """How int8 finds ranges; best tries all methods, tensor by tensor."""
+    """Calibration method of int8; best chooses one for each tensor."""
     placement: PlacementName = "fastest"
-    """What becomes int8; fastest measures both."""
+    """Operators to quantise; fastest measures both choices."""
     equalize: Annotated[bool, _INT8] = True
-    """Give channels like ranges first."""
+    """Equalise the ranges of channels first."""
     bias_correction: bool = True
-    """Correct the shift of means that rounding causes."""
+    """Correct biases for the errors of rounding."""
     mixed: Annotated[bool, _INT8] = False
-    """Leave groups of operators float that cost too much accuracy."""
+    """Keep groups of operators float that lose too much accuracy."""
     max_accuracy_loss: Annotated[Part, Usage(needs={"mixed": ()})] = 0.01
-    """Loss of accuracy allowed against the original, e.g. 0.5%."""
+    """Maximum loss of accuracy against the original, e.g. 0.5%."""
     block: Annotated[Literal[16, 32, 64, 128, 256], Usage(needs={"precision": ("int8-weights", "int4-weights")})] = 32
-    """Weights that share a scale, of int8-weights and int4-weights: 16 to 256."""
+    """Weights per scale, for int8-weights and int4-weights: 16 to 256."""
     chart: Annotated[str | None, Usage("file", writes="picture"), _INT8] = None
-    """Also write a picture here, an SVG file."""
-    chart_tensor: Annotated[str | None, Usage(needs={"chart": ()}, default="where the methods differ most")] = None
+    """Also write a chart to this SVG file."""
+    chart_tensor: Annotated[
+        str | None, Usage(needs={"chart": ()}, default="the one on which the methods differ most")
+    ] = None
     """The tensor to draw."""
     choice_s: Annotated[Positive | None, Usage("seconds", hidden=True)] = None
-    """Time to spend on ``method="best"``; None for no limit."""
+    """Maximum time for ``method="best"``; None for no limit."""
 
     def reason_for_data(self) -> str:
         if self.precision == "int8-dynamic":
-            return "int8-dynamic checks whether answers depend on their batch, which"
+            return "int8-dynamic"
         return "int8" if self.precision == "int8" else ""
 
     def examine(self, model: Artifact) -> None:
@@ -112,7 +114,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
         return Made(made, ("size", "speed"), facts | {"float_groups": floats}, (note,), files=files)
 
     def _mixed(self, model: Artifact, placement: QdqPlacement, context: StepContext) -> tuple[Artifact, list[str], int]:
-        """The INT8 model with the groups float that cost the most accuracy for the time they save; these; and how many there are."""
+        """The model in mixed precision, the names of its float groups, and the number of all groups."""
         fitted, judge = context.held_out(self.threads)
         method = RANGE_METHODS.get(self.method, RangeMethod.MSE)
         mixed = MixedModel(model, collect(model, fitted), context.scheme, placement, method)
@@ -126,7 +128,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
             case "int8-dynamic":
                 made = quantize_dynamic(model, context.data, DynamicOptions(reduce_range=context.scheme.reduce_range))
                 is_invariant = made.provenance[-1].facts["batch_invariant"]
-                note = "a sample's answer depends on the samples that it is batched with"
+                note = "the output for a sample depends on the other samples in its batch"
                 return made, () if is_invariant else (note,)
             case "int8-weights" | "int4-weights":
                 options = WeightOnlyOptions(bits=4 if self.precision == "int4-weights" else 8, block_size=self.block)

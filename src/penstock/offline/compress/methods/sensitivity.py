@@ -1,4 +1,4 @@
-"""``sensitivity``: what INT8 costs in each group of operators."""
+"""``sensitivity``: the cost of INT8 in each group of operators."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _TITLES = ("group", "operators", "part", "±", "alone", "won back", "divergence"
 
 
 class SensitivityMethod(Method, frozen=True, kw_only=True):
-    """Rank the groups of operators of an INT8 model by the accuracy that they cost, with the time that each saves.
+    """Rank the groups of operators of an INT8 model by the accuracy that they lose, with the time that they save.
 
-    Writes no model: penstock quantize --mixed acts on such a ranking. Without --evaluate a fifth of the calibration data is
-    held out. `part` is a group's part in the accuracy lost, with half its 95% interval; `alone`: lost with only this group in INT8;
-    `won back`: regained with only this group float; `ms saved`: by its integers, in one call. A group that is large in `part` and
-    small in `ms saved` should stay float.
+    The command writes no model; penstock quantize --mixed applies such a ranking. Without --evaluate, a fifth of the calibration data
+    is held out. `part` is the share of a group in the loss, `±` half its 95% interval; `alone` is the loss with only this group in
+    INT8; `won back` is the gain with only this group float; `ms saved` is the time saved in one call. A group with a large `part` and
+    a small `ms saved` should stay float.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -46,17 +46,17 @@ class SensitivityMethod(Method, frozen=True, kw_only=True):
     writes_model: ClassVar[bool] = False
 
     placement: Literal["linear", "wide"] = "linear"
-    """What becomes int8."""
+    """Operators to quantise."""
     method: Literal["min-max", "percentile", "mse", "entropy"] = "mse"
-    """How to find ranges."""
+    """Calibration method."""
     equalize: bool = True
-    """Give channels like ranges first."""
+    """Equalise the ranges of channels first."""
     budget_s: Annotated[NotNegative, Usage("seconds")] = 20.0
-    """Time to spend on latencies; 0s for none."""
+    """Time for measuring latencies; 0s measures none."""
     report: Annotated[str | None, Usage("file", writes="report")] = None
-    """Also write table and picture here, an HTML file."""
+    """Also write the table and a chart to this HTML file."""
     chart: Annotated[str | None, Usage("file", writes="picture")] = None
-    """Also write a picture here, an SVG file."""
+    """Also write a chart to this SVG file."""
 
     def reason_for_data(self) -> str:
         return "INT8"
@@ -99,9 +99,9 @@ def _summary(found: SensitivityReport) -> str:
 
 
 def _notes(found: SensitivityReport, options: SensitivityOptions) -> list[str]:
-    notes = [f"{name} saves no time in integers" for name in found.unpaying]
+    notes = [f"{name} saves no time in INT8" for name in found.unpaying]
     if found.int8.loss.low <= 0:
-        notes.append("the loss cannot be told from none on these samples: the order rests on the divergence")
+        notes.append("the loss is not significant on these samples, so the divergence determines the order")
     if found.untimed and options.budget_s:
         notes.append(f"{len(found.untimed)} groups were not timed: give a larger --budget")
     return notes

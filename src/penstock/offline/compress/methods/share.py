@@ -1,4 +1,4 @@
-"""``share``: the weights of each layer share a few values."""
+"""``share``: cluster the weights of each layer onto a few shared values."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, shar
 from penstock.offline.sessions import signature_of
 
 _LZMA_BYTES = 64 << 20
-"""Larger files are not packed by lzma for comparison: it takes a second a MiB."""
-_LEAST_ROWS, _MOST_VALUES = 32, 1 << 22
-"""Bounds for ``most_rows``: samples to use at least, and the values that all samples may hold beyond these."""
+"""Limit of the comparison with lzma, which takes a second per MiB."""
+_MIN_ROWS, _MAX_VALUES = 32, 1 << 22
+"""Bounds for ``most_rows``: the minimum number of samples, and the maximum number of values in more samples than these."""
 
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 
 
 class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
-    """Let the weights of each layer share a few values, so that the model becomes small when it is coded.
+    """Cluster the weights of each layer onto a few shared values, so that the coded model becomes small.
 
-    The ONNX file stays as large. --coded writes the codebooks and Huffman codes, and --decode turns them back into the same ONNX
-    file. Prune first: zeros cost next to nothing. --tune needs --train and `pip install 'penstock[torch]'`.
+    The ONNX file keeps its size. --coded writes codebooks and Huffman codes, which --decode turns back into the same ONNX file. Prune
+    first: zeros take almost no space. --tune needs --train and `pip install 'penstock[torch]'`.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -39,27 +39,27 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     )
 
     bits: _Bits = ShareOptions().fc_bits
-    """2 ** bits values for each matrix product's weights; 0 leaves them."""
+    """Bits per weight of matrix products, for 2 ** bits values; 0 skips them."""
     conv_bits: _Bits = ShareOptions().conv_bits
-    """2 ** bits values for each convolution's weights; 0 leaves them."""
+    """Bits per weight of convolutions, for 2 ** bits values; 0 skips them."""
     by_sensitivity: bool = False
-    """Choose the fewest bits of each layer that the answers to --train tolerate."""
+    """Choose the fewest bits for each layer by its sensitivity, measured on --train."""
     tune: bool = False
-    """Train the shared values to answer as the original."""
+    """Train the shared values to reproduce the original's outputs."""
     coded: Annotated[str | None, Usage("file", writes="coded model")] = None
-    """Also write the coded model here."""
+    """Also write the coded model to this file."""
     epochs: Annotated[Positive | None, Usage(default="the method's", needs={"tune": ()})] = None
     resume: Annotated[str | None, Usage(hidden=True)] = None
     layer_error: Annotated[Part, Usage(hidden=True)] = 0.02
-    """With ``by_sensitivity``: the relative error of the worst output that one layer may cause."""
+    """With ``by_sensitivity``: maximum relative error of an output due to one layer."""
     layer_loss: Annotated[Part, Usage(hidden=True)] = 0.1
-    """With ``by_sensitivity``: the part of ``max_accuracy_loss`` that one layer may cost."""
+    """With ``by_sensitivity``: maximum part of ``max_accuracy_loss`` for one layer."""
     max_accuracy_loss: Annotated[Part, Usage(hidden=True)] = 0.01
-    """Loss of accuracy allowed against the original."""
+    """Maximum loss of accuracy against the original."""
     most_rows: Annotated[Count | None, Usage(hidden=True)] = None
-    """With ``by_sensitivity``: samples to use at most, fewer where they are large."""
+    """With ``by_sensitivity``: maximum number of samples; large samples reduce it."""
     tune_optional: Annotated[bool, Usage(hidden=True)] = False
-    """Keep the untrained model where training is impossible."""
+    """Keep the untrained model if training is impossible."""
 
     @property
     def trains(self) -> bool:
@@ -113,12 +113,12 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
         if self.most_rows is None:
             return data
         values = sum(array.size for array in data.inputs.values()) // data.count
-        rows = max(_LEAST_ROWS, min(self.most_rows, _MOST_VALUES // max(1, values)))
+        rows = max(_MIN_ROWS, min(self.most_rows, _MAX_VALUES // max(1, values)))
         return data if data.count <= rows else data.split(1 - rows / data.count, signature_of(model).smallest_batch)[0]
 
 
 def _sizes(models: dict[str, Artifact]) -> dict[str, dict[str, int | None]]:
-    """Bytes of each model as it is, packed by general compressors, and coded."""
+    """The size of each model uncompressed, compressed by zlib and lzma, and coded."""
     return {
         name: {
             "file_bytes": model.size_bytes,

@@ -1,4 +1,4 @@
-"""What a plan may spend: accuracy, shared out over kinds of steps, and time. Pure."""
+"""The accuracy and the time that a plan may spend, and their distribution over kinds of steps. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.sample_size import samples_needed
 
 _SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9}
-"""Share of the allowed loss that may be spent after a step of a kind, so that later steps have some left; else all of it."""
+"""Share of the allowed loss that may be used up after a step of this kind; all of it after other kinds."""
 
-_PATIENCE, _LEAST_PATIENCE_S = 0.5, 30.0
-"""A running step may exceed the budget by this share of it, and by at least this many seconds; then it is broken off."""
+_GRACE, _MIN_GRACE_S = 0.5, 30.0
+"""Time beyond the budget after which a running step is stopped: a share of the budget, and at least this many seconds."""
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """The account of a plan."""
+    """The budget of a plan."""
 
     contract: Contract
     budget_s: float
     samples: int = 0
-    """Held out, on which accuracy moves in steps of one sample; 0 where it moves smoothly."""
+    """Number of held-out samples, if accuracy is a share of them; 0 if accuracy is continuous."""
 
     def allowance(self, kind: Kind) -> Contract:
-        """The contract that a model must meet after a step of ``kind``, all before it included.
+        """The contract for a model after a step of ``kind`` and all steps before it.
 
-        What is less than a sample cannot be measured, so one may be lost, unless none at all. Proof is demanded only where a
-        model that changes no answer could give it.
+        If any loss is allowed, one sample may be lost, because a smaller loss cannot be measured. Proof is required only if the
+        samples suffice to prove it for a model that changes no answer.
         """
         asked = self.contract
         loss = _SHARES.get(kind, 1.0) * asked.max_accuracy_loss
@@ -40,18 +40,18 @@ class Spending(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(asked, max_accuracy_loss=loss, prove_accuracy=asked.prove_accuracy and provable)
 
     def account(self, accuracy: Accuracy) -> str:
-        """What a model has spent of the contract, and what is left, as a sentence."""
+        """A sentence on the part of the allowed loss that a model has used, and the rest."""
         allowed, loss = self.contract.max_accuracy_loss, accuracy.loss.value
         spent = max(0.0, loss)
         account = f"{spent:.2%} spent of {allowed:.2%}"
         if spent > allowed and self.samples:
-            return f"{account}: one sample of {self.samples}, the least that can be measured"
+            return f"{account}: one sample of {self.samples}, the smallest measurable loss"
         return f"{account}, {max(0.0, allowed - spent):.2%} left" + (f"; {-loss:.2%} gained" if loss < 0 else "")
 
     def is_over(self, elapsed_s: float, share: float = 1.0) -> bool:
-        """Whether ``share`` of the time is spent, so that nothing new is begun."""
+        """True if ``share`` of the time is used, so that no new step may start."""
         return elapsed_s >= share * self.budget_s
 
     def is_exceeded(self, elapsed_s: float) -> bool:
-        """Whether so much more is spent that a step which has begun is broken off."""
-        return elapsed_s >= self.budget_s + max(_LEAST_PATIENCE_S, _PATIENCE * self.budget_s)
+        """True if a running step must stop."""
+        return elapsed_s >= self.budget_s + max(_MIN_GRACE_S, _GRACE * self.budget_s)

@@ -1,4 +1,4 @@
-"""The measurement of one step of a plan: against the original, and against the model that the step went on from."""
+"""The measurement of one step of a plan, against the original and against the step's parent model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.perf.measure import speedup
 
 _TIMING_S = 1.5
 _SMALLER = 0.99
-"""A step for size must save at least a hundredth."""
+"""Maximum size of a kept model relative to its parent."""
 
 
 class StepGain(msgspec.Struct, frozen=True):
-    """One model against the original on held-out samples, and against its parent."""
+    """The accuracy, speed and size of the model that a step made."""
 
     accuracy: Accuracy
     speedup: Interval
@@ -27,11 +27,11 @@ class StepGain(msgspec.Struct, frozen=True):
     gain: Interval
     """Over the parent."""
     stored_bytes: int
-    """As coded; 0 when optimising for latency."""
+    """Size as a coded model; 0 when optimising for latency."""
 
 
 def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> StepGain:
-    """Raises PenstockError where ``made`` does not run, or answers in other shapes."""
+    """Measure ``made``. Raises PenstockError if it does not run or its outputs have other shapes."""
     accuracy = judge.assess(made).accuracy
     rows = judge.signature.smallest_batch
     timings = judge.race({"parent": parent, "made": made}, _TIMING_S, rows)
@@ -44,14 +44,14 @@ def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> S
 
 
 def stored_bytes(model: Artifact, target: Target) -> int:
-    """The size of ``model`` as coded; 0 when optimising for latency, which does not need it."""
+    """The size of ``model`` as a coded model; 0 when optimising for latency."""
     return len(encode(model.data)) if target == "size" else 0
 
 
 def gain_objection(measured: StepGain, parent: str, parent_bytes: int) -> str:
-    """The reason why a model is no better than its parent in what the plan optimises; empty if it is better. Pure."""
+    """The reason why a model is no improvement on its parent; empty if it is one. Pure."""
     if not measured.stored_bytes:
         return "" if is_faster(measured.gain) else f"not provably faster than '{parent}': {measured.gain.value:.2f}x"
     if measured.stored_bytes <= _SMALLER * parent_bytes:
         return ""
-    return f"{measured.stored_bytes:,d} bytes as coded, '{parent}' has {parent_bytes:,d}"
+    return f"{measured.stored_bytes:,d} bytes coded, '{parent}' has {parent_bytes:,d}"

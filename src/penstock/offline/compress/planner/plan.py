@@ -1,9 +1,8 @@
-"""Planner: composes the methods under one accuracy contract, within a budget of time.
+"""Planner: combines the methods under one accuracy contract, within a time budget.
 
-A step starts from a kept model. Its result is kept if, on samples held out from its training data, the loss of accuracy against
-the original is within the allowance of its kind (``budget.py``), and if it is provably faster than the model it started from, or
-smaller as coded. Every attempt is recorded with the reason. The kept models go to the tuner, which judges them anew on data that
-no step has seen.
+A step starts from a kept model, its parent. Its result is kept if the loss of accuracy against the original is within the allowance
+for its kind of step (``budget.py``), measured on samples held out from training, and if it is provably faster than its parent or,
+coded, smaller. Every attempt is recorded with the reason. The tuner judges the kept models again on data that no step has seen.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -57,27 +57,27 @@ from penstock.version import __version__
 _log = logging.getLogger(__name__)
 
 _HELD_OUT = 4
-"""One sample in so many is held out."""
+"""One of this many samples is held out."""
 _OPTIMISED = "optimised"
-"""The name of the model that the plan starts from, where that is not the original itself."""
+"""Name of the first model of the plan, if it is not the original itself."""
 _BATCH = 32
-"""Samples in a batch of training, for the estimate of its memory."""
+"""Batch size for the memory estimate of training."""
 _VERSIONS = 6
-"""Models that the tuner is given."""
+"""Maximum number of models that the tuner gets."""
 
 
 class PlanOptions(msgspec.Struct, frozen=True):
-    """The goal and the means of a plan."""
+    """The goal and the resources of a plan."""
 
     contract: Contract = Contract()
     target: Target = "latency"
-    """Be fastest at one call of a single row, or smallest as coded."""
+    """Minimise the latency of a single row, or the size as a coded model."""
     budget_s: float = 600.0
-    """Seconds in which steps begin. A running step may exceed them by half, and by at least 30 s; then it is broken off."""
+    """Seconds in which new steps may start. A step that is still running is stopped after half the budget more, at least 30 s."""
     epochs: float = 10.0
-    """Passes over the data of each recovery."""
+    """Passes over the data in each recovery."""
     threads: int = 1
-    """Threads that steps are timed with, and that training takes."""
+    """Threads for timing and training."""
     seed: int = 0
 
     def check(self) -> None:
@@ -86,12 +86,12 @@ class PlanOptions(msgspec.Struct, frozen=True):
             raise InvalidConfig(
                 f"a plan cannot have a budget of {self.budget_s:g} s, {self.epochs:g} epochs, {self.threads} threads "
                 f"and the seed {self.seed}",
-                "give a budget, epochs and threads above zero, and a seed from 0 to 2147483647",
+                "give a budget, epochs and threads above 0, and a seed from 0 to 2147483647",
             )
 
 
 class CompressionPlan(msgspec.Struct, frozen=True):
-    """The result of a plan: the versions worth a tuner's time, and every attempt."""
+    """The result of a plan: the versions for the tuner, and every attempt."""
 
     versions: tuple[Version, ...]
     attempts: tuple[Attempt, ...]
@@ -109,22 +109,20 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
     clock: Clock | None = None,
     route: tuple[Stage, ...] | None = None,
 ) -> CompressionPlan:
-    """Compress ``model``, trained on ``data`` where a step trains, with labels or without; a quarter of the data is held out to
-    decide on. ``original`` is the model to judge against if ``model`` was optimised from it.
+    """Compress ``model`` and judge the results against ``original``, by default ``model`` itself.
 
-    With ``folder`` every attempt is kept there, and a plan that was interrupted, or is given more time, goes on from them.
-    ``route`` is what to try, by default all that suits the target. Steps that need torch are skipped where it is not installed.
-    Raises InvalidConfig; InvalidData if the data do not fit or are too few to hold some out; InvalidArgument for a folder of
-    another plan.
+    Steps train on three quarters of ``data``, with or without labels; decisions rest on the other quarter. ``folder`` stores every
+    attempt, so that the same plan can continue after an interruption or with a larger budget. ``route`` defaults to all steps for the
+    target. Without torch, steps that train are skipped. Raises InvalidConfig; InvalidData if the data do not fit the model or are too
+    few to hold out a quarter; InvalidArgument if ``folder`` holds another plan.
     """
     options.check()
     route = stages(options.target) if route is None else route
     clock = clock or SystemClock()
-    if folder is not None:
-        key = {**known_key(model, data, options), "optimised model": model.digest}
-        return _Search(model, original or model, data, options, PlanStore(folder, key), on_progress, clock).run(route)
-    with tempfile.TemporaryDirectory(prefix="penstock-plan-") as place:
-        store = PlanStore(Path(place), {})
+    key = {**known_key(model, data, options), "optimised model": model.digest}
+    with ExitStack() as stack:
+        folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-plan-")))
+        store = PlanStore(folder, key)
         return _Search(model, original or model, data, options, store, on_progress, clock).run(route)
 
 
@@ -147,7 +145,7 @@ class _Search:
         self._spending = Spending(options.contract, options.budget_s, samples)
         machine = machine_facts()
         scheme = integer_scheme(machine)
-        if options.target == "size":  # runs anywhere, so that the bundle needs no second model
+        if options.target == "size":  # 7-bit weights run on any CPU, so the bundle needs no fallback variant
             scheme = msgspec.structs.replace(scheme, reduce_range=True)
         self._requires = required_isa(scheme, machine)
         self._context = StepContext(
@@ -162,11 +160,11 @@ class _Search:
         name = ORIGINAL if model.digest == original.digest else _OPTIMISED
         stored = stored_bytes(model, options.target)
         root = Attempt(name, "", "kept", "", stored_bytes=stored, digest=model.digest)
-        self._root = KeptModel(name, model, "fp32", (), root)
+        self._root = KeptModel(name, model, "fp32", root)
         self._found: list[KeptModel] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
-        """Precisions that gain nothing on the original; on smaller models they gain less."""
+        """Steps of precision without gain on the original; they gain even less on smaller models."""
 
     def run(self, route: tuple[Stage, ...]) -> CompressionPlan:
         for stage in route:
@@ -175,7 +173,7 @@ class _Search:
         return CompressionPlan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
 
     def _walk(self, stage: Stage, start: KeptModel) -> None:
-        """Take the steps of ``stage`` from ``start``, and the following stages from each model that is kept."""
+        """Take the steps of ``stage`` from ``start``, and the following stages from each kept model."""
         done: list[tuple[str, Result]] = []
         scratch = self._store.scratch(f"{start.model.digest} {stage.moves[0].name}")
         is_whole = True
@@ -202,9 +200,9 @@ class _Search:
     def _take(
         self, stage: Stage, move: Move, parent: KeptModel, scratch: Path
     ) -> tuple[Result, KeptModel | None, bool] | None:
-        """One step: from the store if it was made before, else made, measured and judged now; and whether it ran its course.
+        """The result of one step, the model if it was kept, and True if the step was not cut short; None if the time is over.
 
-        None if there is no time to begin it.
+        A step in the store is not repeated.
         """
         attempt, model, is_final = self._store.find(move.name, parent.model.digest), None, True
         if attempt is None:
@@ -214,7 +212,7 @@ class _Search:
                 self._seen.append(Attempt(move.name, parent.name, "skipped", reason))
                 return None
             ends: list[bool] = []
-            """The answers to the step's ``is_over``; after a yes, the step can achieve more with more time."""
+            """The values that ``is_over`` returned to the step. If one is True, the step would continue with more time."""
 
             def is_over() -> bool:
                 ends.append(self._is_over(stage.until))
@@ -229,14 +227,14 @@ class _Search:
         self._seen.append(msgspec.structs.replace(attempt, parent=parent.name))
         if attempt.outcome != "kept":
             return self._result(move, attempt), None, is_final
-        steps = (*parent.steps, move.name)
         model = model or self._store.model(attempt.digest)
-        return "kept", KeptModel("+".join(steps), model, move.precision or parent.precision, steps, attempt), is_final
+        name = move.name if parent is self._root else f"{parent.name}+{move.name}"
+        return "kept", KeptModel(name, model, move.precision or parent.precision, attempt), is_final
 
     def _try(
         self, move: Move, parent: KeptModel, scratch: Path, is_over: Callable[[], bool]
     ) -> tuple[Attempt, Artifact | None]:
-        """Take one step. An error ends that step, not the plan."""
+        """Make, measure and judge the model of one step. An error ends the step but not the plan."""
         began = self._clock.now()
         attempt = Attempt(move.name, parent.name, "failed", "")
         progress = self._reporter(f"{parent.name} → {move.name}")
@@ -269,7 +267,7 @@ class _Search:
         objection = objection or (f"the same model as '{twin}'" if twin else "")
         objection = objection or gain_objection(measured, parent.name, parent.attempt.stored_bytes)
         gain = (
-            f"{measured.stored_bytes:,d} bytes as coded"
+            f"{measured.stored_bytes:,d} bytes coded"
             if measured.stored_bytes
             else f"{measured.speedup.value:.2f}x the original's speed"
         )
@@ -297,7 +295,7 @@ class _Search:
         def report(done: int, total: int) -> None:
             self._on_progress(title, done, total)
             if self._spending.is_exceeded(self._clock.now() - self._started):
-                raise DeadlineExceeded("broken off: out of time", "give a larger budget and go on")
+                raise DeadlineExceeded("stopped: out of time", "continue with a larger budget")
 
         self._on_progress(title, 0, 1)
         return report
@@ -306,7 +304,7 @@ class _Search:
         return Version(
             state.model,
             state.precision,
-            compression="+".join(state.steps),
+            compression=state.name,
             requires=self._requires if state.precision == "int8" else (),
             stored_bytes=state.attempt.stored_bytes,
         )
@@ -319,7 +317,11 @@ class _Search:
     def _notes(self) -> tuple[str, ...]:
         few = too_few(self._judge.data.count, self._judge.metric, self._options.contract.max_accuracy_loss, "held-out")
         late = sum("out of time" in attempt.reason for attempt in self._seen if attempt.outcome == "skipped")
-        want = (f"{late} step(s) of the plan were not tried for want of time: give a larger budget",) if late else ()
+        want = (
+            (f"{late} step(s) of the plan were not tried, because the time was over: give a larger budget",)
+            if late
+            else ()
+        )
         return (f"the plan decided on {self._judge.data.count} samples held out from its training data", *few, *want)
 
 
@@ -330,15 +332,15 @@ def _made(move: Move, model: Artifact, context: StepContext) -> Artifact:
     except InvalidArgument:
         if not is_resumed or context.folder is None:
             raise
-        # Progress that is damaged, or of another version of a library, must not cost the step.
+        # The stored progress may be damaged or come from another library version, so the step starts again without it.
         shutil.rmtree(context.folder, ignore_errors=True)
         return move.make(model, context)
 
 
 def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str, str]:
-    """Everything that decides the attempts, by name, except the optimised model; the same before and after optimising.
+    """The identity of a plan, by name, without the optimised model, so that it is known before optimising.
 
-    Another budget is the same plan; another machine is another plan.
+    The machine is part of it; the budget is not.
     """
     machine = machine_facts()
     asked = {

@@ -1,8 +1,7 @@
-"""The attempts of one plan, in a folder, so that an interrupted plan continues where it stopped and decides the same.
+"""The attempts of one plan in a folder, from which an interrupted plan continues with the same decisions.
 
-``plan.ledger`` holds everything that decides the plan, by name, and the attempts; ``<digest>.model`` are the kept models with
-their provenance; the folders ``<digest>.steps`` hold the progress of unfinished steps. A model is written before its attempt is
-listed, and every file is written atomically.
+``plan.ledger`` holds the identity of the plan and the attempts, ``<digest>.model`` the kept models with their provenance, and each
+folder ``<digest>.steps`` the progress of unfinished steps. Every file is written atomically, a model before its attempt.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from penstock.offline.compress.checkpoint import read_checkpoint, read_model, wr
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 _LONGEST_SHOWN = 24
-"""Longest value that a message shows; of longer ones, such as digests, it says only that they differ."""
+"""Longest value in a message. For longer ones, such as digests, the message says only that they differ."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
     attempt: Attempt
     origin: str
-    """Digest of the model that it started from."""
+    """Digest of the parent model."""
 
 
 class _Pages(msgspec.Struct, frozen=True):
@@ -36,12 +35,12 @@ class _Pages(msgspec.Struct, frozen=True):
 
 
 class PlanStore:
-    """Stores attempts by name and by the digest of the model that they started from."""
+    """Stores attempts by name and by the digest of their parent model."""
 
     def __init__(self, folder: Path, plan: Mapping[str, str]) -> None:
-        """``plan`` is everything that decides the attempts, by name.
+        """``plan`` is the identity of the plan, by name.
 
-        Raises InvalidArgument if ``folder`` is none, is damaged, or holds another plan.
+        Raises InvalidArgument if ``folder`` is a file, is damaged, or holds another plan.
         """
         self.folder, self._plan = folder, dict(plan)
         pages = _read(folder) or _Pages(self._plan)
@@ -49,7 +48,7 @@ class PlanStore:
         self._entries = {(entry.attempt.name, entry.origin): entry for entry in pages.entries}
 
     def find(self, name: str, origin: str) -> Attempt | None:
-        """The attempt ``name`` on the model of digest ``origin``; None if there was none."""
+        """The attempt ``name`` on the model with digest ``origin``, or None."""
         entry = self._entries.get((name, origin))
         return entry.attempt if entry else None
 
@@ -57,23 +56,25 @@ class PlanStore:
         """A kept model. Raises InvalidArgument if its file is missing or was modified."""
         found = None if set(digest) - set("0123456789abcdef") else read_model(self.folder / f"{digest}{_MODEL}")
         if found is None or found.digest != digest:
-            raise InvalidArgument(f"'{self.folder}' lacks a model of its plan", "remove the folder to begin anew")
+            raise InvalidArgument(
+                f"a model of the plan in '{self.folder}' is missing or modified", "remove the folder to start again"
+            )
         return found
 
     def add(self, attempt: Attempt, origin: str, model: Artifact | None) -> None:
-        """Store an attempt, and its model if other steps may start from it. Raises ResourceExhausted if writing fails."""
+        """Store an attempt, and its model if it was kept. Raises ResourceExhausted if writing fails."""
         if model is not None:
             write_model(self.folder / f"{model.digest}{_MODEL}", model)
         self._entries[attempt.name, origin] = _Entry(attempt, origin)
         write_checkpoint(self.folder / _FILE, _Pages(self._plan, tuple(self._entries.values())), "the plan")
 
     def scratch(self, stage: str) -> Path:
-        """The folder for the progress of the steps of one stage. It is created by the first step that writes there."""
+        """The folder for the progress of one stage. The first step that writes there creates it."""
         return self.folder / f"{sha256(stage.encode())[:16]}{_STEPS}"
 
 
 def check_plan(folder: Path, known: Mapping[str, str]) -> None:
-    """Raise InvalidArgument if ``folder`` holds another plan, judged by the part of the plan that is ``known`` before the work."""
+    """Raise InvalidArgument if ``folder`` holds another plan, by the part of the identity that is already ``known``."""
     pages = _read(folder)
     if pages is not None:
         _refuse_other(folder, {name: value for name, value in pages.plan.items() if name in known}, known)
@@ -81,7 +82,7 @@ def check_plan(folder: Path, known: Mapping[str, str]) -> None:
 
 def _read(folder: Path) -> _Pages | None:
     if folder.exists() and not folder.is_dir():
-        raise InvalidArgument(f"'{folder}' is not a folder", "name a folder for the plan, or one to be made")
+        raise InvalidArgument(f"'{folder}' is not a folder", "name a new or an existing folder for the plan")
     return read_checkpoint(folder / _FILE, _Pages)
 
 
@@ -91,7 +92,7 @@ def _refuse_other(folder: Path, there: Mapping[str, str], here: Mapping[str, str
     differences = [_difference(name, there.get(name, ""), here[name]) for name in here if there.get(name) != here[name]]
     raise InvalidArgument(
         f"'{folder}' holds another plan: {'; '.join(differences) or 'of another version of Penstock'}",
-        "give what it was made with, or another folder, or remove this one to begin anew",
+        "use the same model, data and options, or another folder, or remove this folder to start again",
     )
 
 
@@ -101,7 +102,7 @@ def _difference(name: str, there: str, here: str) -> str:
 
 
 def remove_plan(folder: Path) -> None:
-    """Remove the plan's files from ``folder``, and the folder if it is empty then."""
+    """Remove the plan's files from ``folder``, then the folder if it is empty."""
     for path in folder.glob(f"*{_STEPS}"):
         shutil.rmtree(path, ignore_errors=True)
     for path in (*folder.glob(f"*{_MODEL}"), *folder.glob("*.partial"), folder / _FILE):

@@ -1,4 +1,4 @@
-"""The steps of a plan, made from the table of methods, and their order; and which results are worth a tuner's time. Pure."""
+"""The steps of a plan in order, made from the table of methods, and the choice of results for the tuner. Pure."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from penstock.offline.compress.table import METHODS, Kind, MethodEntry, PlannedS
 
 
 class KeptModel(msgspec.Struct, frozen=True):
-    """A model that was kept, and how it was made."""
+    """A model that a plan kept."""
 
     name: str
+    """The steps that made it, joined by ``+``."""
     model: Artifact
     precision: str
-    steps: tuple[str, ...]
     attempt: Attempt
 
 
 class Move(msgspec.Struct, frozen=True):
-    """One step that a plan can take."""
+    """One possible step of a plan."""
 
     name: str
     kind: Kind
     make: Callable[[Artifact, StepContext], Artifact]
     precision: str = ""
-    """The precision of the model that it makes; empty if it does not change."""
+    """The precision of the result; empty if the step does not change it."""
     cures: Literal["", "inaccurate"] = ""
     """Try this step only if an earlier step of the stage ended with this result. Empty: always."""
 
 
 Result = Literal["kept", "inaccurate", "useless", "failed"]
-"""How a step ended: ``inaccurate`` and ``useless`` were rejected, for accuracy or for lack of gain; ``failed`` made no model."""
+"""The end of a step: ``inaccurate`` and ``useless`` results were rejected; ``failed`` steps made no model."""
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps of one kind from one model. They are tried in order: ``descend`` until one is not kept, ``first`` until one is kept."""
+    """Steps from one model, tried in order: ``descend`` until one is not kept, ``first`` until one is kept."""
 
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]
     then: tuple[Stage, ...] = ()
-    """Stages that follow at once on each model that is kept, so that the result is complete whenever time runs out."""
+    """Stages that continue at once from each kept model, so that the result is complete when time runs out."""
     until: float = 1.0
-    """Share of the time after which no step of this stage begins, so that later stages have some left."""
+    """Share of the time in which steps of this stage may start, which leaves the rest to later stages."""
 
 
 def stages(target: Target) -> tuple[Stage, ...]:
-    """The steps to try for ``target``, quick gains first. Only FP32 models that share no weights are the start of further steps."""
+    """The steps to try for ``target``, fast ones first. Further steps start only from FP32 models without shared weights."""
     integers, shared = _stages("precision", target), _stages("sharing", target)
     structures = _stages("structure", target)
     if target == "size":
@@ -67,7 +67,7 @@ def stages(target: Target) -> tuple[Stage, ...]:
 
 
 def _stages(kind: Kind, target: Target) -> tuple[Stage, ...]:
-    """A stage of the steps of each method of ``kind``; methods that change the precision are alternatives, in one stage."""
+    """One stage for each method of ``kind``; one stage for all methods that change the precision, which are alternatives."""
     found = []
     for entry in METHODS.values():
         moves = tuple(_move(entry, step) for step in entry.steps if entry.kind == kind and target in step.targets)
@@ -90,7 +90,7 @@ def _move(entry: MethodEntry, step: PlannedStep) -> Move:
 
 
 def next_move(stage: Stage, done: Sequence[tuple[str, Result]]) -> Move | None:
-    """The step of ``stage`` to take after the steps ``done``; None at its end."""
+    """The step of ``stage`` that follows the steps ``done``; None at the end."""
     results = [result for _, result in done]
     if "kept" in results if stage.order == "first" else set(results) - {"kept"}:
         return None
@@ -103,8 +103,9 @@ T = TypeVar("T")
 
 
 def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[T], float], most: int) -> list[T]:
-    """At most ``most`` of ``found``, sorted by rising ``rank``: half are those of lowest rank, the others those of least ``error``
-    among the rest, so that a judge who rejects the boldest has candidates left.
+    """At most ``most`` of ``found``, sorted by ``rank``: half have the lowest rank, the others the lowest ``error`` of the rest.
+
+    The second half remains if the evaluation data reject the first.
     """
     ranked = sorted(found, key=rank)
     if len(ranked) <= most:
@@ -114,5 +115,5 @@ def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[
 
 
 def smoothly(state: KeptModel) -> float:
-    """The relative error of a model's answers against the original's; unlike accuracy on few samples, it changes smoothly."""
+    """The relative error of a model's outputs. Unlike accuracy on few samples, it is continuous."""
     return state.attempt.accuracy.relative_error if state.attempt.accuracy else 0.0

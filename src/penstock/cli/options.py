@@ -1,0 +1,25 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Path of the bundle.", show_default=False)]
+Evaluate = Annotated[
+    Path | None,
+    typer.Option(help="npz file with samples to measure accuracy on; an array named `labels` is used if present."),
+]
+MaxAccuracyLoss = Annotated[str, typer.Option(help="Maximum loss of accuracy against the original, e.g. 1%.")]
+ProveAccuracy = Annotated[
+    bool, typer.Option("--prove-accuracy", help="Require the maximum loss to hold with 95% confidence.")
+]
+P99 = Annotated[str | None, typer.Option(help="Required p99 latency of one call, e.g. 5ms.")]
+Threads = Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")]
+Name = Annotated[str, typer.Option(help="Name of the served model; default: the bundle's file name.")]
+Report = Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a target that is not a bundle.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
