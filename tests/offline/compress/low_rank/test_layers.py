@@ -12,8 +12,8 @@ import pytest
 from networks import Network
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.low_rank.convolution import SplitForm, spatial, spatial_split, tucker
-from penstock.offline.compress.low_rank.layers import alone, layers, replace
+from penstock.offline.compress.low_rank.convolution import WHOLE, SplitForm, spatial, spatial_split, tucker
+from penstock.offline.compress.low_rank.layers import alone, layers, measure, replace
 from penstock.offline.compress.low_rank.matrix import Split, decompose
 from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
@@ -143,3 +143,13 @@ def test_a_layer_alone_is_the_layer() -> None:
         got = run(alone(layer, form, factors, x.shape), x)
         np.testing.assert_allclose(got, want, atol=ROUNDING * np.abs(want).max())
     assert isinstance(layer.node, ir.Node)
+
+
+def test_every_way_to_run_a_convolution_is_timed_at_its_shape() -> None:
+    n = Network()
+    n.op("Relu", n.conv("x", 8, 8), name="y")
+    (layer,) = layers(load_model(n.artifact({"x": [1, 8, 6, 6]}, {"y": [1, 8, 6, 6]})))
+    ways = [WHOLE, (SplitForm.CHANNEL, (2,)), (SplitForm.SPATIAL, (2,)), (SplitForm.TUCKER, (2, 3))]
+    found = measure(layer, (1, 8, 6, 6), ways, threads=1)
+    assert list(found) == ways
+    assert all(milliseconds > 0 for milliseconds in found.values())

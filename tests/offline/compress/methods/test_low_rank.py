@@ -50,7 +50,7 @@ def test_trained_afterwards_it_is_nearer(penstock, wide: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ((), "no layer that can be split takes"),
+        ((), "all layers that can be split take"),
         ((), "give a lower --min-ms"),
         (("--rank", "127"), "makes no product cheaper"),
         (("--rank", "8", "--max-error", "5%"), "--max-error cannot be combined with --rank"),

@@ -56,7 +56,7 @@ def test_an_encoder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("artifact", [networks.cnn(), networks.mlp(opset=13), networks.cnn(batch=4)])
 def test_random_networks(artifact: Artifact) -> None:
-    data = _data(8, 16) if TrainableModel(artifact)._program.inputs[0].shape == (None, 16) else None
+    data = _data(8, 16) if (None, 16) in TrainableModel(artifact)._program.inputs.values() else None
     check_parity(TrainableModel(artifact), data or make_dataset({"x": images(8)}, None))
 
 

@@ -30,14 +30,14 @@ def read(model: onnx.ModelProto, frozen: tuple[str, ...] = (), trained: tuple[st
 
 def test_nodes_inputs_and_weights() -> None:
     program = read(proto(network()))
-    assert [(one.name, one.shape) for one in program.inputs] == [("x", (None, 4))]
+    assert program.inputs == {"x": (None, 4)}
     assert program.outputs == {"y": TensorProto.FLOAT}
-    assert [node.op_type for node in program.nodes] == ["Gemm", "Relu", "Gemm"]
+    assert [step.node.op_type for step in program.steps] == ["Gemm", "Relu", "Gemm"]
     assert program.weights == set(program.constants) == {"w0", "w1", "w2", "w3"}
 
 
 def test_values_are_freed_after_their_last_use_and_outputs_never() -> None:
-    freed = [set(names) & {"x", "gemm", "hidden", "y"} for names in read(proto(network())).last_uses]
+    freed = [set(step.freed) & {"x", "gemm", "hidden", "y"} for step in read(proto(network())).steps]
     assert freed == [{"x"}, {"gemm"}, {"hidden"}]
 
 
@@ -69,7 +69,7 @@ def test_constant_nodes_are_constants_too() -> None:
     model = proto(n)
     assert constant_tensors(model.graph).keys() == {"w0", "w1", "w2", "w3", "ones"}
     assert "ones" in read(model).weights
-    assert "Constant" not in {node.op_type for node in read(model).nodes}
+    assert "Constant" not in {step.node.op_type for step in read(model).steps}
 
 
 def test_all_operators_that_cannot_be_trained_are_named_at_once() -> None:
@@ -85,5 +85,5 @@ def test_all_operators_that_cannot_be_trained_are_named_at_once() -> None:
 def test_old_opsets_are_refused() -> None:
     model = proto(network())
     model.opset_import[0].version = 8
-    with pytest.raises(Unsupported, match="opset 8, and training needs 9 or newer"):
+    with pytest.raises(Unsupported, match="opset 8, but training needs 9 or newer"):
         read(model)

@@ -18,6 +18,8 @@ from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Sp
 from penstock.tensor import Array
 
 _SWEEPS = 5
+_RANKS = 8
+"""Number of ranks to try per layer and form."""
 
 
 class SplitForm(enum.Enum):
@@ -60,17 +62,17 @@ def products(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, .
     return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 
-def rank_choices(shape: tuple[int, ...], form: SplitForm, count: int = 8) -> list[tuple[int, ...]]:
-    """Up to ``count`` ranks that need fewer multiplications than the whole layer, ascending, in multiples of 16 or, if narrow, 8."""
+def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...]]:
+    """Up to 8 ranks that need fewer multiplications than the whole layer, ascending, in multiples of 16 or, if narrow, 8."""
     outputs, inputs, *_ = shape
     dense = products(shape, None)
     found: list[tuple[int, ...]]
+    shares = [at / (_RANKS + 1) for at in range(1, _RANKS + 1)]
     if form is SplitForm.TUCKER:
-        shares = [(at + 1) / (count + 1) for at in range(count)]
         found = [(_multiple(inputs * share, inputs), _multiple(outputs * share, outputs)) for share in shares]
     else:
         most = dense / products(shape, form, (1,))
-        found = [(_multiple(most * (at + 1) / (count + 1), most),) for at in range(count)]
+        found = [(_multiple(most * share, most),) for share in shares]
     return sorted({ranks for ranks in found if products(shape, form, ranks) < dense})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
@@ -14,18 +15,21 @@ from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.low_rank import convolution, rank_choice
 from penstock.offline.compress.low_rank.convolution import WHOLE, SplitForm, Way
 from penstock.offline.compress.low_rank.layers import SplittableLayer, layers, measure, replace
+from penstock.offline.compress.low_rank.matrix import Decomposition, Moments, Split, decompose
 from penstock.offline.compress.low_rank.rank_choice import RankChoice
-from penstock.offline.compress.low_rank.splitter import Splitter
 from penstock.offline.compress.options import Count, NotNegative, Options, Part
 from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.judge.race import race
 from penstock.offline.optimize.model import read_proto, to_bytes
+from penstock.tensor import Array
 
 Accept = Callable[[Artifact], bool]
 
 _MODEL_SECONDS = 1.0
+_ROWS = 4096
+"""Rows per batch of a tensor that enter its moments, evenly spaced. Neighbouring pixels are nearly redundant."""
 
 
 class FactorizeOptions(Options, frozen=True):
@@ -93,7 +97,7 @@ class _Factory:
         self.layers = {layer.name: layer for layer in layers(self._model())}
         if not self.layers:
             if any(node.op_type == "DequantizeLinear" for node in self._proto.graph.node):
-                raise Unsupported("the model is already quantised", "give the float model, and quantise afterwards")
+                raise Unsupported("the model is quantised already", "give the float model, and quantise afterwards")
             needs = "low rank needs Gemm, MatMul or Conv with constant FP32 weights"
             raise Unsupported("the model has no layer to split", needs)
         self._artifact = artifact
@@ -137,8 +141,20 @@ class _Factory:
         enough = self._options.target_speedup or float("inf")
         count = next((stop + 1 for stop in range(len(stops)) if promised(stop) >= enough), len(stops))
         stop = rank_choice.furthest(count, accepted)
-        facts = {"promised_speedup": round(promised(stop), 3), "ms": whole_ms, "stop": [stop, count - 1]}
-        return assignment(stop), facts | {"table": _table(times)}
+        table = {
+            name: {
+                " ".join([form.value if form else "whole", *map(str, at)]): round(ms, 5)
+                for (form, at), ms in ways.items()
+            }
+            for name, ways in times.items()
+        }
+        promise = round(promised(stop), 3)
+        return assignment(stop), {
+            "promised_speedup": promise,
+            "ms": whole_ms,
+            "stop": [stop, count - 1],
+            "table": table,
+        }
 
     def build(self, assignment: Mapping[str, Way]) -> Artifact:
         """The model with the layers of ``assignment`` split, by name."""
@@ -180,7 +196,7 @@ class _Factory:
         if not found:
             raise Unsupported(
                 f"all layers that can be split take less than {self._options.min_ms} ms",
-                "give a larger model, or a lower --min-ms (in Python min_ms)",
+                "use a larger model, or give a lower --min-ms (in Python min_ms)",
             )
         whole = race({"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads)
         return found, whole[""].p50_ms
@@ -203,6 +219,85 @@ class _Factory:
         return answers_of(artifact, self._held_out, self._options.threads, batch_size=self._options.batch_size)
 
 
+class Splitter:
+    """Splits layers by the moments that ``observe`` collected, or by their weights alone.
+
+    Takes 8 · min(outputs, inputs)² bytes a layer for moments (convolutions: the sum of both squares), and 16 bytes a weight for
+    cached decompositions.
+    """
+
+    def __init__(self, layers: Mapping[str, SplittableLayer]) -> None:
+        self._layers = layers
+        self._results: dict[str, Moments] = {}
+        self._sources: dict[tuple[str, int], Moments] = {}
+        self._decompositions: dict[tuple[str, SplitForm], Decomposition] = {}
+        self._errors: dict[tuple[str, Way], float] = {}
+
+    def observe(self, taps: Taps, progress: Progress) -> None:
+        """Collect the moments of each layer's results or, if it has fewer channels, of its input; for convolutions of both."""
+        wanted: dict[str, list[tuple[Moments, int, Array | None]]] = {}
+        for layer in self._layers.values():
+            outputs, inputs, *kernel = layer.weight.shape
+            if kernel or outputs <= inputs:
+                moments = self._results[layer.name] = Moments(outputs)
+                wanted.setdefault(layer.name, []).append((moments, layer.axis, layer.bias))
+            if (kernel or outputs > inputs) and (layer.source, layer.axis) not in self._sources:
+                moments = self._sources[layer.source, layer.axis] = Moments(inputs)
+                wanted.setdefault(layer.source, []).append((moments, layer.axis, None))
+        for name, array in taps.run(list(wanted), progress):
+            for moments, axis, bias in wanted[name]:
+                rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+                rows = rows[:: max(1, len(rows) // _ROWS)]
+                moments.update(rows if bias is None else rows - bias)
+
+    def split(self, name: str, form: SplitForm, ranks: tuple[int, ...]) -> Split:
+        """The factors of the layer ``name``."""
+        return self._find(name, form, ranks)[0]
+
+    def error(self, name: str, form: SplitForm, ranks: tuple[int, ...]) -> float:
+        """Estimated relative error of the layer's results; of its weights if there are no moments."""
+        key = (name, (form, ranks))
+        if key not in self._errors:
+            self._errors[key] = self._find(name, form, ranks)[1]
+        return self._errors[key]
+
+    def _find(self, name: str, form: SplitForm, ranks: tuple[int, ...]) -> tuple[Split, float]:
+        layer = self._layers[name]
+        if form is SplitForm.TUCKER:
+            inputs, results = self._sources.get((layer.source, layer.axis)), self._results.get(name)
+            return convolution.tucker(layer.weight, (ranks[0], ranks[1]), inputs, results)
+        found, (rank,) = self._decomposition(name, form), ranks
+        if form is SplitForm.SPATIAL:
+            return convolution.spatial_split(found, rank, layer.weight.shape), found.error(rank)
+        return found.at(rank, layer.kernel), found.error(rank)
+
+    def describe(self, name: str, way: Way) -> dict[str, Any]:
+        form, ranks = way
+        assert form is not None
+        layer = self._layers[name]
+        return {
+            "form": form.value,
+            "ranks": list(ranks),
+            "shape": list(layer.weight.shape),
+            "weights": round(convolution.products(layer.weight.shape, form, ranks) / layer.weight.size, 4),
+            "error": round(self.error(name, form, ranks), 6),
+        }
+
+    def _decomposition(self, name: str, form: SplitForm) -> Decomposition:
+        if (name, form) not in self._decompositions:
+            layer = self._layers[name]
+            outputs, inputs, *kernel = layer.weight.shape
+            if form is SplitForm.SPATIAL:
+                found = convolution.spatial(layer.weight, self._sources.get((layer.source, layer.axis)))
+            else:
+                of_results = bool(kernel) or outputs <= inputs
+                moments = self._results.get(name) if of_results else self._sources.get((layer.source, layer.axis))
+                matrix = layer.weight.reshape(outputs, -1)
+                found = decompose(matrix, moments, of_results=of_results, centred=layer.bias is not None)
+            self._decompositions[name, form] = found
+        return self._decompositions[name, form]
+
+
 def break_even(shape: tuple[int, ...]) -> float:
     """The rank at which the two products of an (outputs, inputs) weight need as many multiplications as one."""
     return shape[0] * shape[1] / (shape[0] + shape[1])
@@ -215,13 +310,3 @@ def _parts(data: Dataset, samples: int, multiple: int) -> tuple[Dataset, Dataset
         return data, make_dataset(data.rows(0, min(data.count, held_out)), None)
     at = data.count - held_out
     return make_dataset(data.rows(0, at), None), make_dataset(data.rows(at, data.count), None)
-
-
-def _table(times: Mapping[str, Mapping[Way, float]]) -> dict[str, dict[str, float]]:
-    return {
-        name: {
-            " ".join([form.value if form else "whole", *map(str, ranks)]): round(ms, 5)
-            for (form, ranks), ms in ways.items()
-        }
-        for name, ways in times.items()
-    }

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidConfig
+from penstock.offline.compress.options import Options
 from penstock.offline.compress.pruning.magnitude import (
     PruneOptions,
     masked,
@@ -27,7 +28,7 @@ from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
 from penstock.tensor import Array
 
 
-class NMOptions(msgspec.Struct, frozen=True):
+class NMOptions(Options, frozen=True):
     """The pattern, and the weights to leave unpruned."""
 
     n: Annotated[int, msgspec.Meta(ge=1)] = 2
@@ -42,9 +43,10 @@ def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
     """Return ``artifact`` with N of M weights kept. On a tie, the first weight is kept.
 
     The fact ``pattern`` gives each layer's share of the magnitude that was kept, or why the layer was left unpruned.
-    Raises InvalidConfig if N is not below M, and the errors of ``magnitude.prune``.
+    Raises InvalidConfig for numbers out of range, or if N is not below M, and the errors of ``magnitude.prune``.
     """
     options = options or NMOptions()
+    options.check()
     if options.n >= options.m:
         raise InvalidConfig(f"{options.n} of {options.m} weights kept leaves nothing to prune", "choose n below m")
     model = infer_shapes(read_proto(artifact))

@@ -1,40 +1,34 @@
-"""Bits per layer by sensitivity: the fewest that keep the model's answers within bounds while all other layers stay unchanged."""
+"""Choose bits per layer by sensitivity: the fewest that keep the model's answers within bounds with all other layers unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Accuracy
 from penstock.dataset import Dataset
 from penstock.errors import InvalidConfig
+from penstock.offline.compress.options import Count, NotNegative, Options
 from penstock.offline.compress.sharing.layers import find_layers
-from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share_only
+from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share
+from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import load_model
 
+_Bits = Annotated[int, msgspec.Meta(ge=1, le=MAX_BITS)]
 
-class BitsOptions(msgspec.Struct, frozen=True):
-    """The error and the loss allowed for one layer."""
 
-    max_relative_error: float = 0.02
-    """Of the worst output, with this layer alone shared. Errors of layers add up as squares, if they are independent."""
-    max_accuracy_loss: float = 0.001
-    """Of the metric that the data allow."""
-    least: int = 2
-    most: int = 8
-    threads: int = 1
+class BitsOptions(Options, frozen=True):
+    """The error and the loss that sharing one layer may cause."""
 
-    def check(self) -> None:
-        """Raises InvalidConfig for bounds that contradict each other."""
-        if not 1 <= self.least <= self.most <= MAX_BITS or self.max_relative_error < 0 or self.threads < 0:
-            raise InvalidConfig(f"{self} cannot be", f"1 <= least <= most <= {MAX_BITS}, and no negative bounds")
-
-    def holds(self, accuracy: Accuracy) -> bool:
-        """Whether a model that answers like this is good enough."""
-        return accuracy.relative_error <= self.max_relative_error and accuracy.loss.value <= self.max_accuracy_loss
+    max_relative_error: NotNegative = 0.02
+    """Relative error of the worst output. The squared errors of independent layers add up."""
+    max_accuracy_loss: NotNegative = 0.001
+    """Loss of the metric that the data allow."""
+    least: _Bits = 2
+    most: _Bits = 8
+    threads: Count = 1
 
 
 def choose_bits(
@@ -42,29 +36,35 @@ def choose_bits(
     data: Dataset,
     options: BitsOptions | None = None,
     share_options: ShareOptions | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = no_progress,
 ) -> ShareOptions:
-    """``share_options`` with the bits of each weight: the fewest that keep the bounds on ``data``, ``most`` where none does.
+    """Return ``share_options`` with the fewest bits of each weight that keep the bounds on ``data``, or ``most`` if none do.
 
-    Found by bisection, as fewer bits hardly ever answer better: some three runs over ``data`` a layer. Raises as ``share``, and
-    InvalidData if labels fit no output.
+    Bisection takes about three runs over ``data`` per layer. Raises InvalidData if labels fit no output, and the errors of
+    ``share``.
     """
     options = options or BitsOptions()
     options.check()
+    if options.least > options.most:
+        raise InvalidConfig(f"least is {options.least}, but most is {options.most}", "give least <= most")
     base = share_options or ShareOptions()
     judge = Judge(artifact, data, options.threads)
     layers = find_layers(load_model(artifact), frozenset(base.bits))
     names = [name for name, layer in layers.items() if layer.kind != "bias" and name not in base.bits]
-
-    def good(name: str, bits: int) -> bool:
-        return options.holds(judge.assess(share_only(artifact, name, bits)).accuracy)
-
     chosen = dict(base.bits)
-    for done, name in enumerate(names):
+    for done, name in enumerate(names, 1):
         low, high = options.least, options.most
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if good(name, middle) else (middle + 1, high)
+            accuracy = judge.assess(share(artifact, only(name, middle))).accuracy
+            good = accuracy.relative_error <= options.max_relative_error
+            good = good and accuracy.loss.value <= options.max_accuracy_loss
+            low, high = (low, middle) if good else (middle + 1, high)
         chosen[name] = low
-        on_progress(done + 1, len(names))
+        on_progress(done, len(names))
     return msgspec.structs.replace(base, bits=chosen)
+
+
+def only(name: str, bits: int) -> ShareOptions:
+    """Options that share one tensor and leave all others unchanged."""
+    return ShareOptions(conv_bits=0, fc_bits=0, bias_bits=0, bits={name: bits})

@@ -1,11 +1,10 @@
-"""Centroids trained after sharing: the gradient of a centroid is the sum of the gradients of its members (Han et al. 2016, §3.3).
+"""Train centroids after sharing: the gradient of a centroid is the sum of the gradients of its members (Han et al. 2016, §3.3).
 
-Which weight belongs to which centroid does not change, and zeros stay zero.
+The assignment of weights to centroids does not change, and zeros stay zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.sharing.layers import find_layers
+from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.compress.training.torch import Tensor, nn, torch
@@ -27,20 +27,20 @@ class CentroidOptions(msgspec.Struct, frozen=True):
     """How to train centroids."""
 
     fit: FitOptions = FitOptions(epochs=20, learning_rate=1e-4)
-    """The paper trains them a hundred times more slowly than the weights."""
+    """The paper uses a hundredth of the learning rate of the weights."""
     half_codebooks: bool = True
-    """Keep centroids that are FP16 numbers so, training through the rounding."""
+    """Keep FP16 centroids in FP16, training through the rounding."""
     max_centroids: int = 4096
-    """Tensors with more distinct values are no codebooks, and stay as they are."""
+    """Tensors with more distinct values do not count as shared, and stay unchanged."""
 
 
 class SharedWeight:
-    """A hook for ``TrainableModel.weight_hooks``: the weight is its centroids, wherever it is not zero."""
+    """A hook for ``TrainableModel.weight_hooks`` that computes a weight from its trainable centroids."""
 
     def __init__(self, array: Array, half: bool) -> None:
         values = np.unique(array)
         values = values[values != 0]
-        # Index 0 is zero, which is no parameter.
+        # Index 0 is the value zero, which is not trained.
         index = np.where(array == 0, 0, np.searchsorted(values, array) + 1)
         self.centroids = nn.Parameter(torch.tensor(values))
         self._index = torch.tensor(index.reshape(-1))
@@ -49,7 +49,7 @@ class SharedWeight:
 
     def __call__(self, _: Tensor) -> Tensor:
         centroids = self.centroids
-        if self._half:  # a cast passes gradients on
+        if self._half:  # gradients pass through a cast
             centroids = centroids.to(torch.float16).to(centroids.dtype)
         every = torch.cat([centroids.new_zeros(1), centroids])
         return every.index_select(0, self._index).reshape(self._shape)
@@ -60,12 +60,11 @@ def tune_centroids(
     teacher: Artifact,
     data: Dataset,
     options: CentroidOptions | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = no_progress,
 ) -> Artifact:
-    """``artifact``, as ``share`` left it, with its centroids trained to answer as ``teacher``, the model before it was shared.
+    """Train the centroids of ``artifact``, a result of ``share``, to answer as ``teacher``, the model before sharing.
 
-    Biases that share nothing stay as they are. Raises Unsupported if no FP32 weight is shared or the model cannot be trained, and
-    as ``recover``.
+    Raises Unsupported if no FP32 weight is shared or the model cannot be trained, and the errors of ``recover``.
     """
     options = options or CentroidOptions()
     model = TrainableModel(artifact)

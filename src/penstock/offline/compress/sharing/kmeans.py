@@ -1,7 +1,7 @@
-"""k-means of numbers: the best clustering there is, not the best that was found.
+"""Optimal k-means of numbers.
 
-In one dimension clusters are intervals of the sorted values, so dynamic programming finds the optimum (Wang and Song,
-"Ckmeans.1d.dp", 2011). Where an interval best begins only moves right with its end, so each row of the table takes
+In one dimension, clusters are intervals of the sorted values, so dynamic programming finds the optimum (Wang and Song,
+"Ckmeans.1d.dp", 2011). The best start of an interval moves right with its end, so each row of the table takes
 O(n log n) by divide and conquer, all midpoints of one level at once (Grønlund et al., "Fast exact k-means, k-medians and
 Bregman divergence clustering in 1D", 2017).
 """
@@ -15,22 +15,22 @@ import numpy as np
 from penstock.tensor import Array
 
 _EXACT_CELLS = 1 << 20
-"""Distinct values times clusters that the table may have; about a second."""
+"""Largest table, in distinct values times clusters: about a second of work."""
 _MAX_ROUNDS = 200
 
 
 class Clusters(NamedTuple):
-    """The centroids, FP64 rising, and whether no others are better."""
+    """The centroids, FP64 ascending, and whether they are optimal."""
 
     centroids: Array
     exact: bool
 
 
 def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> Clusters:
-    """At most ``count`` centroids that minimise the weighted squared distance of ``values``, FP64 [n] rising and distinct, n >= 1.
+    """At most ``count`` centroids that minimise the weighted squared distance to ``values``: FP64 [n], ascending, distinct, n >= 1.
 
-    ``grid`` restricts centroids to integers. With more than 2^20 / ``count`` values the optimum is that of as many bins of equal
-    width, improved by Lloyd's rounds on the values themselves, which is not exact.
+    ``grid`` restricts centroids to integers. More than 2^20 / ``count`` values are first put into that many bins of equal width.
+    Lloyd's algorithm then improves the optimum of the bins on the values themselves, so the result is not exact.
     """
     if len(values) <= count:
         return Clusters(values.copy(), True)
@@ -45,7 +45,7 @@ def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> 
 
 
 def lloyd(values: Array, weights: Array, centroids: Array, *, grid: bool = False) -> Array:
-    """Centroids moved to the means of their clusters until they rest, FP64 rising; ``values`` rise. Empty clusters vanish."""
+    """Move centroids to the means of their clusters until they converge. ``values`` ascend; empty clusters are dropped."""
     sums = _Sums(values, weights, grid)
     for _ in range(_MAX_ROUNDS):
         inner = np.searchsorted(values, (centroids[1:] + centroids[:-1]) / 2)
@@ -58,15 +58,15 @@ def lloyd(values: Array, weights: Array, centroids: Array, *, grid: bool = False
 
 
 def nearest(values: Array, centroids: Array) -> Array:
-    """The index of the centroid nearest to each value; the lower one of two."""
+    """The index of the centroid nearest to each value. On a tie, the lower one."""
     return np.asarray(np.searchsorted((centroids[1:] + centroids[:-1]) / 2, values))
 
 
 class _Sums:
-    """Means and squared distances of any interval of sorted values in constant time."""
+    """Means and squared distances of any interval of sorted values, in constant time."""
 
     def __init__(self, values: Array, weights: Array, grid: bool) -> None:
-        # Around their mean, so that differences of sums of squares keep their digits.
+        # Centred, so that differences of sums of squares keep their digits.
         self._shift = 0.0 if grid else float(np.average(values, weights=weights))
         self._grid = grid
         centred = values - self._shift
@@ -87,7 +87,7 @@ class _Sums:
 
 
 def _optimum(values: Array, weights: Array, count: int, grid: bool) -> Array:
-    """The table of Wang and Song: ``costs[i]`` is the least of the first ``i`` values in as many clusters as rows were made."""
+    """The table of Wang and Song. ``costs[i]`` is the least cost of the first ``i`` values in the current number of clusters."""
     size, count = len(values), min(count, len(values))
     sums = _Sums(values, weights, grid)
     ends = np.arange(1, size + 1)
@@ -104,7 +104,7 @@ def _optimum(values: Array, weights: Array, count: int, grid: bool) -> Array:
 
 
 def _next_row(costs: Array, sums: _Sums, clusters: int) -> tuple[Array, Array]:
-    """Least costs with one cluster more, ``clusters`` in all, and where the last of them best begins."""
+    """Least costs with one more cluster, ``clusters`` in all, and the best starts of the last one."""
     size = len(costs) - 1
     found = np.full(size + 1, np.inf)
     starts = np.full(size + 1, clusters - 1, np.int32)
@@ -122,7 +122,7 @@ def _next_row(costs: Array, sums: _Sums, clusters: int) -> tuple[Array, Array]:
 
 
 def _least(costs: Array, sums: _Sums, ends: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """For each of ``ends`` the least cost over beginnings ``low`` to ``high`` of the last cluster, and the first that has it."""
+    """For each of ``ends``, the least cost over starts ``low`` to ``high`` of the last cluster, and the first such start."""
     widths = high - low + 1
     first = widths.cumsum() - widths
     begins = np.arange(int(widths.sum())) - np.repeat(first - low, widths)

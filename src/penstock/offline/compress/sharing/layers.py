@@ -1,4 +1,4 @@
-"""The tensors of a model that can share values, and the kind of layer that each belongs to."""
+"""Find the tensors of a model that can share values, and the kind of layer that each belongs to."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class SharedTensor(NamedTuple):
     array: Array
     """FP32, FP16, or the 8-bit integers that DequantizeLinear reads."""
     zero: int
-    """The value that stands for zero: the zero point of integers."""
+    """The element that represents zero: the zero point of integers."""
 
 
 def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
-    """Weights and biases of Conv, ConvTranspose, Gemm and MatMul by name, float or behind DequantizeLinear, and those ``named``.
+    """Weights and biases of Conv, ConvTranspose, Gemm and MatMul, float or behind DequantizeLinear, and the tensors ``named``.
 
-    A tensor that several nodes read is there once, as conv if any of them is one. Raises Unsupported if there is none,
-    InvalidConfig if a named tensor is not there, InvalidModel if one is not finite.
+    A tensor that several nodes read appears once, as "conv" if any of them is a convolution. Raises Unsupported if there is no
+    weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
     """
     found = {}
     for name, value in model.graph.initializers.items():
@@ -48,20 +48,20 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
         if array is None or array.dtype not in (np.float32, np.float16, np.int8, np.uint8) or not array.size:
             continue
         if not np.isfinite(array).all():
-            raise InvalidModel(f"weight '{name}' holds NaN or infinity", "export the model again, or train it anew")
+            raise InvalidModel(f"weight '{name}' holds NaN or infinity", "train or export the model again")
         found[name] = SharedTensor(kind or "other", array, zero)
     if unknown := sorted(named - found.keys()):
-        raise InvalidConfig(f"no tensors that can share values are called {unknown}", f"there are {sorted(found)}")
+        raise InvalidConfig(f"no tensors that can share values are called {unknown}", f"choose from {sorted(found)}")
     if not any(layer.kind != "bias" for layer in found.values()):
         raise Unsupported(
             "the model has no Conv, Gemm or MatMul with constant weights, so there is nothing to share",
-            "store it as it is",
+            "use the model without weight sharing",
         )
     return found
 
 
 def _kind(value: ir.Value) -> tuple[Kind | None, int]:
-    """The role of ``value`` for the nodes that read it, and its zero point; None if it is not a weight."""
+    """The role of ``value`` in the nodes that read it, or None if it is no weight; and its zero point."""
     kinds: set[Kind] = set()
     zero = 0
     for node, index in value.uses():

@@ -1,10 +1,13 @@
-"""Distillation: a student learns to answer as a teacher does (Hinton, Vinyals, Dean 2015), with labels or without.
+"""Distillation: a student learns to answer as a teacher does (Hinton, Vinyals, Dean 2015), with or without labels.
 
-Each output has its term in the loss. Class scores, [n, classes] of a model with labels, have
-``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``, both softened by the temperature T; T² keeps the size of the gradient.
-Outputs that are probabilities are softened as their logarithms. Every other output has the squared error over the teacher's
-variance. Where no label says whether a row of numbers is class scores or values, it has both terms: they agree in their optimum.
-Hints (Romero et al. 2015, FitNets) are squared errors between tensors inside the graphs, over 1×1 adaptors that are thrown away.
+Each output has a term in the loss:
+
+- Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``, both softened by
+  the temperature T. T² keeps the size of the gradient. Probabilities are softened as their logarithms.
+- Values: the squared error over the teacher's variance.
+- Rows of numbers that may be either, without labels: both terms, which have the same optimum.
+
+Hints (Romero et al. 2015, FitNets) add squared errors between tensors inside the graphs, over 1×1 adaptors.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ from penstock.tensor import Array, Signature
 
 _TINY = 1e-12
 _PARITY = 1e-4
-"""Relative error of a float graph in torch against ONNX Runtime, above which nothing is trained: sums in another order differ by
-some 1e-6, an operator that is computed otherwise by far more. An INT8 graph may differ by a step of its integers."""
+"""Largest relative error of a float graph in torch against ONNX Runtime. Above it, training is refused.
+
+A different order of sums causes about 1e-6, a wrong operator far more. INT8 graphs are not checked: rounding may move their integers.
+"""
 
 
 class DistillOptions(Options, frozen=True):
@@ -43,11 +48,11 @@ class DistillOptions(Options, frozen=True):
 
     fit: FitOptions = FitOptions(epochs=100)
     temperature: Positive = 4.0
-    """T: how much the teacher's small probabilities count; 2 to 8 is usual."""
+    """T: how much the teacher's small probabilities count, usually 2 to 8."""
     teacher_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """The teacher's part of the loss beside the labels'; by default 0.7, and 1 without labels."""
+    """The teacher's share of the loss; the labels have the rest. By default 0.7, and 1 without labels."""
     hints: dict[str, str] = {}
-    """Tensors of the student by name, each with the teacher's tensor that it should resemble."""
+    """Tensors of the student by name, each with the teacher's tensor to resemble."""
     hint_weight: NotNegative = 1.0
 
 
@@ -58,11 +63,11 @@ class OutputKind(enum.Enum):
     PROBABILITIES = "probabilities"
     VALUES = "values"
     EITHER = "either"
-    """Logits or values: nothing says which."""
+    """Logits or values; without labels they cannot be told apart."""
 
 
 class DistillationLoss:
-    """The loss of a student against ``teacher``, of ``labels`` (int [samples]) if there are any."""
+    """The loss of a student against ``teacher``, and against ``labels`` (int [samples]) if given."""
 
     def __init__(self, student: Artifact, teacher: Teacher, labels: Array | None, options: DistillOptions) -> None:
         """Raises InvalidData if the labels fit no output, Unsupported if no output is of a float type."""
@@ -70,7 +75,10 @@ class DistillationLoss:
         outputs, known = [value.name for value in read_proto(student).graph.output], teacher.answers
         answers = {name: known[name] for name in outputs if name in known and known[name].dtype.kind == "f"}
         if not answers:
-            raise Unsupported("no output of the model is a float, so that nothing can be learned from it")
+            raise Unsupported(
+                "no output of the model is a float, so a student cannot learn from it",
+                "give a model with a float output",
+            )
         self.teacher, self.temperature = teacher, options.temperature
         self.labelled = "" if labels is None else make_reference(answers, labels).output
         self.labels = None if labels is None else torch.tensor(labels.astype(np.int64))
@@ -78,29 +86,32 @@ class DistillationLoss:
         self.share = (0.7 if labels is not None else 1.0) if share is None else share
         self.kinds = {name: _kind(array, name == self.labelled) for name, array in answers.items()}
         self._variances = {name: _variance(array) for name, array in answers.items()}
-        softened = _softmax_inputs(student)
+        probabilities = {name for name, kind in self.kinds.items() if kind is OutputKind.PROBABILITIES}
         self.logits = {
-            name: softened[name]
-            for name, kind in self.kinds.items()
-            if kind is OutputKind.PROBABILITIES and name in softened
+            node.output[0]: node.input[0]
+            for node in read_proto(student).graph.node
+            if node.op_type == "Softmax"
+            and node.output[0] in probabilities
+            and all(a.i == -1 for a in node.attribute if a.name == "axis")
         }
-        """For outputs of a Softmax, its input, whose logarithms do not underflow."""
+        """The inputs of Softmax outputs, whose logarithms do not underflow."""
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         answers = self.teacher(tensors, rows)
         return torch.stack([self._term(name, tensors, answers[name], rows) for name in self.kinds]).sum()
 
     def _term(self, name: str, tensors: Mapping[str, Tensor], answer: Tensor, rows: Tensor) -> Tensor:
-        given, kind, softened = tensors[name], self.kinds[name], self.logits.get(name, "")
+        given, kind = tensors[name], self.kinds[name]
         if given.shape != answer.shape:
             raise InvalidArgument(
-                f"output '{name}' has shape {list(given.shape)}, the teacher's {list(answer.shape)}",
+                f"output '{name}' has shape {list(given.shape)}, but the teacher's has {list(answer.shape)}",
                 "give a student whose outputs have the teacher's shapes",
             )
         if kind is OutputKind.VALUES:
             return self._squares(name, given, answer)
         if kind is OutputKind.PROBABILITIES:
-            given = tensors[softened] if softened in tensors else given.clamp_min(_TINY).log()
+            logits = tensors.get(self.logits.get(name, ""))
+            given = given.clamp_min(_TINY).log() if logits is None else logits
             answer = answer.clamp_min(_TINY).log()
         soft = soft_divergence(given, answer, self.temperature)
         if name == self.labelled and self.labels is not None:
@@ -112,7 +123,7 @@ class DistillationLoss:
 
 
 def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² KL(softmax(teacher / T) ‖ softmax(student / T)) over the last axis, the mean over all others."""
+    """T² KL(softmax(teacher / T) ‖ softmax(student / T)) over the last axis, averaged over the others."""
     given = functional.log_softmax(student / temperature, dim=-1).flatten(0, -2)
     target = functional.log_softmax(teacher / temperature, dim=-1).flatten(0, -2)
     return temperature**2 * functional.kl_div(given, target, reduction="batchmean", log_target=True)
@@ -121,10 +132,10 @@ def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Ten
 def recover(
     model: TrainableModel, data: Dataset, teacher: Artifact | Teacher, options: FitOptions, **hooks: Unpack[Hooks]
 ) -> FitReport:
-    """Train ``model`` in place to answer as ``teacher``, the model that it was before it was compressed. Labels join in.
+    """Train ``model`` in place to answer as ``teacher``, the model before compression. Labels are used if present.
 
-    Raises as ``fit``; InvalidData if labels fit no output or an answer of the teacher is not finite; InvalidModel if torch computes
-    the graph otherwise than ONNX Runtime.
+    Raises the errors of ``fit``; InvalidData if labels fit no output or an answer of the teacher is not finite; InvalidModel if
+    torch and ONNX Runtime compute different answers.
     """
     return _distill(model, data, teacher, DistillOptions(fit=options), hooks)
 
@@ -132,10 +143,10 @@ def recover(
 def distill(
     student: Artifact, teacher: Artifact, data: Dataset, options: DistillOptions | None = None, **hooks: Unpack[Hooks]
 ) -> Artifact:
-    """``student``, of any architecture and any weights, trained to answer as ``teacher``; both have the same inputs and outputs.
+    """Train ``student``, of any architecture, to answer as ``teacher``. Both need the same inputs and outputs.
 
-    Raises InvalidArgument if inputs or outputs differ, and as ``recover``; Unsupported if the student has an operator that cannot
-    be trained.
+    Raises InvalidArgument if inputs or outputs differ, Unsupported if the student has an operator that cannot be trained, and the
+    errors of ``recover``.
     """
     options = options or DistillOptions()
     check_signatures(signature_of(student), signature_of(teacher))
@@ -184,40 +195,29 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """Of an output over samples, all elements together; a constant output has its square, and zeros have 1."""
+    """The variance of an output over samples, averaged over its elements. Constant outputs: their square, or 1 for zeros."""
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())
     return spread if spread > 1e-9 * square else square or 1.0
 
 
-def _softmax_inputs(artifact: Artifact) -> dict[str, str]:
-    """The input of each Softmax over the last axis whose result is a graph output."""
-    graph = read_proto(artifact).graph
-    return {
-        node.output[0]: node.input[0]
-        for node in graph.node
-        if node.op_type == "Softmax" and all(a.i == -1 for a in node.attribute if a.name == "axis")
-    }
-
-
 def check_signatures(ours: Signature, theirs: Signature) -> None:
-    """Raise InvalidArgument, which says how they differ, if a student of ``ours`` cannot learn from a teacher of ``theirs``."""
+    """Raise InvalidArgument if a student with signature ``ours`` cannot learn from a teacher with ``theirs``."""
     for what in ("inputs", "outputs"):
         given = {spec.name: spec for spec in getattr(ours, what)}
         wanted = {spec.name: spec for spec in getattr(theirs, what)}
         if given.keys() != wanted.keys():
             raise InvalidArgument(
                 f"student and teacher differ: {what} {sorted(given)} in the student, {sorted(wanted)} in the teacher",
-                "name them alike, or take a student of the teacher's inputs and outputs",
+                "give a student with the teacher's inputs and outputs",
             )
         for name, spec in given.items():
-            other = wanted[name]
-            fits = len(spec.shape) == len(other.shape) and all(
-                -1 in pair or pair[0] == pair[1] for pair in zip(spec.shape, other.shape, strict=True)
-            )
-            if spec.datatype is not other.datatype or not fits:
+            ours_shown, theirs_shown = (f"{one.datatype.value} {list(one.shape)}" for one in (spec, wanted[name]))
+            fits = spec.datatype is wanted[name].datatype and len(spec.shape) == len(wanted[name].shape)
+            if not fits or any(
+                -1 not in pair and pair[0] != pair[1] for pair in zip(spec.shape, wanted[name].shape, strict=True)
+            ):
                 raise InvalidArgument(
-                    f"student and teacher differ: '{name}' is {spec.datatype.value} {list(spec.shape)} in the student, "
-                    f"{other.datatype.value} {list(other.shape)} in the teacher",
-                    "give a student of the teacher's inputs and outputs",
+                    f"student and teacher differ: '{name}' is {ours_shown} in the student, {theirs_shown} in the teacher",
+                    "give a student with the teacher's inputs and outputs",
                 )

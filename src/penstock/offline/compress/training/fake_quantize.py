@@ -1,12 +1,12 @@
-"""The integers of a quantised graph made trainable: float masters behind its initialisers, logarithms behind its scales.
+"""Make the integers of a quantised graph trainable: float masters replace its initialisers, logarithms its scales.
 
 The graph is the one that ONNX Runtime runs, and its QuantizeLinear and DequantizeLinear have straight-through gradients, so
-placement, ranges and rounding cannot differ. Here its constants become functions of what is trained:
+placement, ranges and rounding are identical. Its constants become functions of the trained parameters:
 
-- a scale is its first value times ``exp(t)``, so that it stays positive and learns in proportion; scales that operators share
-  stay shared. Zero points stay, so that zero remains an integer.
-- an integer weight is ``clamp(round(w / s) + z)`` of its FP32 master ``w`` (Esser et al., "Learned Step Size Quantization", 2020)
-- an INT32 bias is ``round(b / (s_x s_w))`` of its master, however the scales of input and weight change
+- A scale is its first value times ``exp(t)``, so it stays positive and learns in proportion. Shared scales stay shared. Zero points
+  do not change, so zero remains an integer.
+- An integer weight is ``clamp(round(w / s) + z)`` of its FP32 master ``w`` (Esser et al., "Learned Step Size Quantization", 2020).
+- An INT32 bias is ``round(b / (s_x s_w))`` of its master, with the current scales of input and weight.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class _Constant(NamedTuple):
 
 
 class FakeQuantization:
-    """Puts hooks on the constants of ``model``, an INT8 graph in QDQ form, that start at exactly what they hold."""
+    """Hooks on the constants of ``model``, an INT8 graph in QDQ form, that initially give exactly their values."""
 
     def __init__(
         self, model: TrainableModel, floats: Mapping[str, Array], data: Dataset, scale_rate: float = 100.0
     ) -> None:
-        """``floats`` are the FP32 weights that the integers were made of, by the name of the integers or that without
-        ``_quantized``; a weight that is not among them, or does not round to its integers, starts from these.
-        ``scale_rate`` is how many times faster than a weight the logarithm of a scale learns.
+        """``floats`` are the original FP32 weights, by the name of the integers with or without ``_quantized``. A weight that is
+        missing, or does not round to its integers, starts from the integers. ``scale_rate`` is how many times faster than a weight
+        the logarithm of a scale learns.
 
         Raises Unsupported if the model has no integer weights.
         """
@@ -59,13 +59,13 @@ class FakeQuantization:
         if not weights:
             raise Unsupported("the model has no integer weights", "quantise it first, in QDQ form")
         self.masters: dict[str, Any] = {}
-        """FP32 parameters by the name of the integers that they become."""
+        """FP32 parameters by the name of the integers."""
         self.logarithms: dict[str, Any] = {}
-        """Parameters by the name of the scale that they move."""
+        """Parameters by the name of the scale."""
         self.from_floats = 0
-        """Weights whose masters are the floats that they were made of."""
+        """The number of weights whose masters are the original floats."""
         largest = max(int(model.constant(c.name).to(torch.int32).abs().max()) for c in weights)
-        # Symmetric weights take the whole range in their largest element, unless that is reduced to 7 bits.
+        # The largest element of symmetric weights reaches the end of the range, which may be reduced to 7 bits.
         self._limit = _REDUCED if largest <= _REDUCED else _FULL
         for constant in weights:
             self._add_weight(constant, floats)
@@ -74,7 +74,7 @@ class FakeQuantization:
 
     @property
     def parameters(self) -> list[Any]:
-        """All that is trained: masters, logarithms, and the weights that stayed floats."""
+        """All trained parameters: masters, logarithms, and weights that are still floats."""
         return [*self.masters.values(), *self.logarithms.values(), *self.model.parameters()]
 
     def freeze_scales(self, frozen: bool) -> None:
@@ -97,12 +97,10 @@ class FakeQuantization:
         signed = self._kinds[constant.name] == TensorProto.INT8
         low, high = (-self._limit, self._limit) if signed else (0, 255)
         scale = along(model.constant(constant.scale), integers, constant.axis)
-        zero = (
-            along(model.constant(constant.zero_point), integers, constant.axis).float() if constant.zero_point else 0.0
-        )
-        dequantised = (integers.float() - zero) * scale
+        point = model.constant(constant.zero_point) if constant.zero_point else torch.zeros(1)
+        zero = along(point, integers, constant.axis).float()
+        start = (integers.float() - zero) * scale
         given = floats.get(constant.name, floats.get(constant.name.removesuffix("_quantized")))
-        start = dequantised
         if given is not None and given.shape == tuple(integers.shape):
             candidate = torch.tensor(given.astype(np.float32))
             rounded = torch.clamp(torch.round(candidate / scale) + zero, low, high)
@@ -140,7 +138,7 @@ class FakeQuantization:
         model = self.model
         start = model.constant(bias.scale).detach().clone()
         product = (model.constant(input_scale) * model.constant(weight_scale)).detach()
-        # 1 except for Gemm's beta, up to rounding.
+        # 1 up to rounding, except for Gemm's beta.
         factor = torch.where(torch.isclose(start, product, rtol=1e-5, atol=0.0), 1.0, start / product)
         value = model.constant(bias.name).double() * start.double()
         self.masters[bias.name] = master = nn.Parameter(value.float())
@@ -150,7 +148,7 @@ class FakeQuantization:
             return step.reshape(start.shape)
 
         def quantise(_: Tensor) -> Tensor:
-            # In FP64, because INT32 has more digits than FP32.
+            # FP64, because INT32 has more digits than FP32.
             return torch.clamp(round_through(master.double() / scale(start).double()), -_BIAS_LIMIT, _BIAS_LIMIT)
 
         model.weight_hooks[bias.scale] = scale
@@ -158,7 +156,7 @@ class FakeQuantization:
 
 
 def _constants(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> dict[str, _Constant]:
-    """The integer initialisers that a DequantizeLinear reads, by the name of its result."""
+    """The integer initialisers that a DequantizeLinear reads, by the name of its output."""
     found = {}
     for node in graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in kinds and node.input[1] in kinds:

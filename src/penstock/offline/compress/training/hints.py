@@ -1,4 +1,4 @@
-"""Hints: tensors inside the student held against tensors inside the teacher, over adaptors that are thrown away afterwards."""
+"""Hints: losses between tensors inside the student and tensors inside the teacher, over adaptors that are discarded afterwards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.offline.compress.training.trainable import TrainableModel
 
 
 class Hints:
-    """The mean over ``pairs`` (student's tensor: teacher's tensor) of the squared error over the teacher's variance."""
+    """The mean over ``pairs`` (student tensor to teacher tensor) of the squared error over the teacher's variance."""
 
     def __init__(
         self, model: TrainableModel, data: Dataset, teacher: Teacher, pairs: Mapping[str, str], seed: int
     ) -> None:
-        """Raises InvalidArgument if a tensor is unknown, or two differ in more than the number of channels."""
+        """Raises InvalidArgument if a tensor is unknown, or if two differ in more than the number of channels."""
         self.teacher, self.pairs = teacher, dict(pairs)
         self._adaptors: dict[str, tuple[int, Any]] = {}
         self._variances: dict[str, float] = {}
@@ -32,12 +32,14 @@ class Hints:
             raise InvalidArgument(f"the teacher was made without the tensors {missing}", "name them in its `also`")
         batches = TrainingBatches(model, data)
         with torch.no_grad():
-            found = batches.forward(batches.inputs(np.arange(max(1, batches.fixed))), list(pairs))
+            found = batches.forward(batches.inputs(np.arange(batches.unit)), list(pairs))
         generator = torch.Generator().manual_seed(seed)
         for name, target in pairs.items():
             answers = teacher.answers[target]
             axis = _channel_axis(name, found[name].shape[1:], answers.shape[1:])
-            self._adaptors[name] = axis, _adaptor(found[name].shape[axis], answers.shape[axis], generator)
+            ours, theirs = found[name].shape[axis], answers.shape[axis]
+            start = torch.eye(theirs) if ours == theirs else torch.randn(theirs, ours, generator=generator) / ours**0.5
+            self._adaptors[name] = axis, nn.Parameter(start)
             self._variances[name] = max(float(answers.var(axis=0).mean()), 1e-12)
 
     @property
@@ -55,19 +57,12 @@ class Hints:
 
 
 def _channel_axis(name: str, student: tuple[int, ...], teacher: tuple[int, ...]) -> int:
-    """The axis along which an adaptor works: 1 of images, the last one of sequences and vectors."""
+    """The channel axis: 1 for images, the last for sequences and vectors."""
     for axis in (1, len(student)) if len(student) == 3 else (len(student), 1):
         others = [size for place, size in enumerate(student, 1) if place != axis]
         if len(student) == len(teacher) and others == [s for place, s in enumerate(teacher, 1) if place != axis]:
             return axis
     raise InvalidArgument(
-        f"hint '{name}' has shape {list(student)} a sample, the teacher's tensor {list(teacher)}",
+        f"hint '{name}' has shape {list(student)} per sample, but the teacher's tensor has {list(teacher)}",
         "pair tensors that differ in the number of channels only",
     )
-
-
-def _adaptor(student: int, teacher: int, generator: Any) -> Any:
-    """A [teacher, student] matrix: the identity for equal widths, else random."""
-    if student == teacher:
-        return nn.Parameter(torch.eye(teacher))
-    return nn.Parameter(torch.randn(teacher, student, generator=generator) / student**0.5)

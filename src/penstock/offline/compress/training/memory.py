@@ -1,4 +1,4 @@
-"""The memory that training a model needs, estimated before it begins."""
+"""Estimate the memory that training a model needs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import ResourceExhausted
+from penstock.offline.optimize.graph import static_shape
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import DataType
 
 _COPIES = 6
-"""Of the weights: themselves, gradients, the optimiser's two moments, the best so far, the model's bytes."""
+"""Copies of the weights: themselves, gradients, the optimiser's two moments, the best so far, the model's bytes."""
 _PASSES = 2
-"""Every result is kept for the backward pass, with its gradient."""
+"""The backward pass needs every result and its gradient."""
 
 
 def training_bytes(artifact: Artifact, data: Dataset, batch: int) -> int:
-    """Bytes that training ``artifact`` in batches of ``batch`` samples of ``data`` takes: an estimate, which does not know what
-    operators need inside. Results whose shapes cannot be inferred count as nothing.
+    """Estimate the bytes that training ``artifact`` on batches of ``batch`` samples of ``data`` takes.
+
+    Work space inside operators, and results whose shapes cannot be inferred, are not counted.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(read_proto(artifact))
@@ -36,22 +38,16 @@ def training_bytes(artifact: Artifact, data: Dataset, batch: int) -> int:
             dim.dim_value = size
     graph = infer_shapes(proto).graph
     weights = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value is not None)
-    results = 0
-    for node in graph:
-        for value in node.outputs:
-            shape = value.shape.numpy() if value.shape is not None and value.shape.is_static() else None
-            results += _FLOAT_BYTES * math.prod(shape) if shape is not None else 0
-    return _COPIES * weights + _PASSES * calls * results
+    shapes = (static_shape(value) for node in graph for value in node.outputs)
+    elements = sum(math.prod(shape) for shape in shapes if shape is not None)
+    return _COPIES * weights + _PASSES * calls * elements * DataType.FP32.dtype.itemsize
 
 
 def check_training(artifact: Artifact, data: Dataset, batch: int, memory_bytes: int) -> None:
-    """Raises ResourceExhausted if training needs more than ``memory_bytes``; 0 if that is unknown."""
+    """Raise ResourceExhausted if training needs more than ``memory_bytes``; 0 means unknown."""
     needed = training_bytes(artifact, data, batch)
     if memory_bytes and needed > memory_bytes:
         raise ResourceExhausted(
-            f"training would need about {needed / (1 << 30):.1f} GiB of memory, there are {memory_bytes / (1 << 30):.1f}",
+            f"training would need about {needed / (1 << 30):.1f} GiB of memory, but {memory_bytes / (1 << 30):.1f} are available",
             "compress on a machine with more memory, or give smaller samples",
         )
-
-
-_FLOAT_BYTES = DataType.FP32.dtype.itemsize

@@ -1,4 +1,4 @@
-"""The options, callbacks and report of training."""
+"""Options, callbacks and report of training."""
 
 from __future__ import annotations
 
@@ -16,54 +16,59 @@ from penstock.offline.compress.training.torch import Tensor
 from penstock.tensor import Array
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""(inputs, outputs and further tensors by name; the batch's row numbers in the data, int64 [n]) to a scalar, the mean over rows."""
+"""Called with inputs, outputs and further tensors by name, and the batch's row numbers (int64 [n]). Returns the mean loss."""
 
 _WARM_UP = 0.05
-"""Share of the steps in which the learning rate rises to its full value."""
+"""Share of the steps in which the learning rate rises to its peak."""
 
 
 class FitOptions(Options, frozen=True):
     """How to train."""
 
     epochs: Positive = 20
-    """Passes over the rows; parts of one count."""
+    """Passes over the rows; may be a fraction."""
     learning_rate: Positive = 2e-3
-    """At its height."""
+    """Peak learning rate."""
     batch_size: Count = 32
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """SGD has Nesterov momentum of 0.9."""
+    """SGD uses Nesterov momentum of 0.9."""
     weight_decay: NotNegative = 0.0
-    """Of parameters with two axes or more; biases, scales and normalisation have none."""
+    """Weight decay of parameters with at least two axes. Biases, scales and normalisation parameters have none."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """How the learning rate goes on after the first 5 % of the steps, in which it rises."""
+    """The course of the learning rate after its rise in the first 5 % of the steps."""
     clip_norm: Positive | None = None
-    """Largest norm of the gradient of all parameters together."""
+    """Clip the gradient of all parameters together to this norm."""
     held_out: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    """Share of the rows, drawn by ``seed``, on which the loss is validated if there is no ``validate``; not trained on."""
+    """Share of the rows, drawn by ``seed``, that validate the loss instead of training, unless a ``validate`` hook is given."""
     patience: Count | None = None
-    """Validations in a row without a new best, after which to stop."""
+    """Stop after this many validations without a new best."""
     time_s: NotNegative | None = None
-    """Seconds after which to stop; the result then depends on the machine's speed."""
+    """Stop after this many seconds. The result then depends on the machine's speed."""
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
     threads: Count = 1
-    """Sums in several threads are rounded differently: the result depends on their number."""
+    """The result depends on the number of threads, since sums are rounded differently."""
 
 
-class FitReport(msgspec.Struct, frozen=True):
-    """The course of a training."""
+class FitReport(msgspec.Struct):
+    """The course of a training so far."""
 
-    losses: list[tuple[int, float]]
-    """(steps done, mean loss since the entry before), once an epoch."""
-    scores: list[tuple[int, float]]
-    """(steps done, validation score), before the first step and once an epoch; empty without validation."""
-    steps: int
-    best_step: int
-    """The step of the kept parameters: the one of the highest score, or without validation the last."""
-    stopped: Literal["finished", "patience", "time"]
-    seconds: float
+    losses: list[tuple[int, float]] = []
+    """(steps done, mean loss since the previous entry), once per epoch."""
+    scores: list[tuple[int, float]] = []
+    """(steps done, validation score), before the first step and once per epoch; empty without validation."""
+    steps: int = 0
+    best_step: int = 0
+    """The step whose parameters were kept: that of the highest score, or the last one without validation."""
+    stopped: Literal["", "finished", "patience", "time"] = ""
+    """Why the training ended; empty while it runs."""
+    seconds: float = 0.0
+    waited: int = 0
+    """Validations since the best."""
+    running: list[float] = []
+    """Losses of the steps since the last entry of ``losses``."""
 
     def facts(self) -> dict[str, Any]:
-        """The facts for provenance: everything except the seconds, which differ from run to run."""
+        """Facts for the provenance, without the seconds, which differ from run to run."""
         best = max((score for _, score in self.scores), default=None)
         return {
             "steps": self.steps,
@@ -78,21 +83,21 @@ class Hooks(TypedDict, total=False):
     """Optional arguments of ``fit``."""
 
     parameters: Iterable[Any] | None
-    """The parameters to train; by default all of the model's. The others are left as they are."""
+    """The parameters to train; by default all of the model's."""
     also: list[str]
-    """Tensors inside the graph that the loss wants to see."""
+    """Tensors inside the graph to pass to the loss."""
     before_step: Callable[[int, int], None]
-    """Called with (steps done, all steps) before each one."""
+    """Called with (steps done, all steps) before each step."""
     after_step: Callable[[], None] | None
-    """Called after each step: puts masks back."""
+    """Called after each step, for example to apply masks."""
     validate: Callable[[], float] | None
-    """A score, higher is better. The parameters of the best are kept, those before the first step included."""
+    """Returns a score. The parameters of the highest score are kept, which may be those before the first step."""
     augment: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
-    """Changes a batch of inputs. The loss must then judge by the inputs it sees, not by what it knows of the row numbers."""
+    """Changes a batch of inputs. The loss must then depend on the inputs it receives, not on the row numbers."""
     checkpoint: Path | None
-    """A file from which an interrupted run continues; after a finished run its result is returned at once. The file stays."""
+    """A file from which an interrupted run continues. A finished run returns its result at once."""
     depends_on: str
-    """Further inputs of the run, such as a teacher's digest: a checkpoint with others is refused."""
+    """Identifies further inputs of the run, such as a teacher. A checkpoint with another value is refused."""
     on_progress: Callable[[int, int], None]
     """Called with (steps done, all steps)."""
     clock: Clock

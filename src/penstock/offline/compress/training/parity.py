@@ -1,4 +1,4 @@
-"""Whether the torch module answers as ONNX Runtime does: asked before anything is trained."""
+"""Check, before training, that the torch module gives the answers of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidModel
-from penstock.offline.compress.training.torch import Tensor, torch
+from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded
@@ -18,18 +18,16 @@ _ROWS_TO_LOCATE = 8
 
 
 def parity(model: TrainableModel, data: Dataset, rows: int = 64) -> float:
-    """The largest relative error of the module's float outputs against ONNX Runtime, graph rewrites off.
+    """The largest ``relative_error`` of the module's float outputs against ONNX Runtime, without graph rewrites.
 
-    On the first ``rows`` samples, in one call, or in one of the model's fixed batch. The error of a tensor is
-    ``max |ours - theirs| / max |theirs|``, infinite where shapes, NaN or infinities differ. The weights of the module are
-    those of its graph only before training.
+    Runs the first ``rows`` samples, or the model's fixed batch, in one call. Meaningful only before training.
     """
     rows = model.fixed_rows or min(rows, data.count)
     return max(_errors(model, model.artifact, data, rows).values(), default=0.0)
 
 
 def check_parity(model: TrainableModel, data: Dataset, rows: int = 64, tolerance: float = 1e-5) -> float:
-    """``parity`` if it is at most ``tolerance``. Raises InvalidModel, which names the first tensor that differs, if not."""
+    """Return ``parity``. Raises InvalidModel, which names the first tensor that differs, if it exceeds ``tolerance``."""
     error = parity(model, data, rows)
     if error <= tolerance:
         return error
@@ -37,12 +35,15 @@ def check_parity(model: TrainableModel, data: Dataset, rows: int = 64, tolerance
     raise InvalidModel(
         f"the model computes otherwise in torch than in ONNX Runtime: relative error {error:.2g}, tolerance {tolerance:.2g}"
         + (f"; first divergent tensor: {where}" if where else ""),
-        "compress it by methods that need no training, and report the operator",
+        "use a compression method without training, and report the operator",
     )
 
 
 def relative_error(ours: Array, theirs: Array) -> float:
-    """``max |ours - theirs| / max |theirs|``; where the magnitude is zero the difference itself."""
+    """``max |ours - theirs| / max |theirs|``, or the difference if ``theirs`` is zero.
+
+    Infinite if the shapes, or the places of NaN and infinities, differ.
+    """
     if ours.shape != theirs.shape:
         return float("inf")
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
@@ -55,33 +56,32 @@ def relative_error(ours: Array, theirs: Array) -> float:
 
 
 def _first_divergence(model: TrainableModel, data: Dataset, tolerance: float) -> str:
-    """The first tensor in graph order, if any; of a model that ONNX Runtime lets show all of them."""
+    """The first tensor, in graph order, whose error exceeds ``tolerance``; empty if none does."""
     proto = read_proto(model.artifact)
-    made_by = {name: node.op_type for node in proto.graph.node for name in node.output if name}
     shown = {value.name for value in proto.graph.output}
-    made_by = {name: kind for name, kind in made_by.items() if kind != "Constant" or name in shown}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made_by if name not in shown)
-    showing = Artifact.from_bytes(proto.SerializeToString())
+    kinds = {
+        name: node.op_type
+        for node in proto.graph.node
+        for name in node.output
+        if name and (node.op_type != "Constant" or name in shown)
+    }
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in kinds if name not in shown)
     rows = model.fixed_rows or min(_ROWS_TO_LOCATE, data.count)
-    errors = _errors(model, showing, data, rows, also=tuple(made_by))
-    return next((f"'{name}' ({kind})" for name, kind in made_by.items() if errors.get(name, 0.0) > tolerance), "")
+    errors = _errors(model, Artifact.from_bytes(proto.SerializeToString()), data, rows, also=tuple(kinds))
+    return next((f"'{name}' ({kind})" for name, kind in kinds.items() if errors.get(name, 0.0) > tolerance), "")
 
 
 def _errors(
     model: TrainableModel, artifact: Artifact, data: Dataset, rows: int, also: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Relative errors of the outputs of ``artifact``; integers, of which a tie may flip one, are left out."""
+    """Relative errors of the float outputs of ``artifact``. Integers are skipped, since a tie may flip one."""
     sample = data.rows(0, rows)
     with loaded(artifact, as_written=True) as engine:
         theirs = engine.forward(sample)
     with torch.no_grad():
         ours = model(to_tensors(sample, model), also)
     return {
-        name: relative_error(_numpy(ours[name]), array)
+        name: relative_error(ours[name].to(torch.float64).numpy(), array)
         for name, array in theirs.items()
         if name in ours and array.dtype.kind == "f"
     }
-
-
-def _numpy(tensor: Tensor) -> Array:
-    return np.asarray(tensor.detach().to(torch.float64).numpy())

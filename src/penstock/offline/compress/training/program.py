@@ -1,10 +1,10 @@
-"""A graph read for training: nodes in order, constants, when each value is last used, and which constants are weights."""
+"""Read a graph for training: nodes in order, constants, the last use of each value, and the constants that are weights."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,11 +14,12 @@ from onnx import TensorProto, inliner, numpy_helper
 from penstock.errors import InvalidArgument, InvalidModel, Unsupported
 from penstock.offline.compress.training.operators import OPERATORS, Node
 from penstock.offline.compress.training.operators.elementwise import DTYPES, type_name
+from penstock.offline.compress.training.operators.registry import Operator
 from penstock.tensor import Array
 
 _OLDEST_OPSET = 9
 _MASK = 1e4
-"""Attention masks hold -1e4, the lowest float or minus infinity; no weight is as large as that."""
+"""Attention masks hold -1e4, the lowest float or minus infinity. No weight is as large."""
 _TRAINED = (np.float32, np.float64)
 _DOMAINS = {"ai.onnx": ""}
 _STILL_WORKS = (
@@ -27,22 +28,27 @@ _STILL_WORKS = (
 )
 
 
-class Input(msgspec.Struct, frozen=True):
-    """An input of the graph; a free dimension is None."""
+Shape = tuple[int | None, ...] | None
+"""The shape of an input. A free dimension is None; an unknown rank is None as a whole."""
 
-    name: str
-    shape: tuple[int | None, ...] | None
+
+class ProgramStep(NamedTuple):
+    """One node to compute."""
+
+    node: Node
+    run: Callable[..., Any]
+    """The function of its operator."""
+    freed: tuple[str, ...]
+    """Values that no later node reads."""
 
 
 class Program(msgspec.Struct, frozen=True):
-    """The program of a graph. ``runs[i]`` is the function of ``nodes[i]``, after which the values ``last_uses[i]`` are freed."""
+    """The program of a graph."""
 
-    inputs: tuple[Input, ...]
+    inputs: dict[str, Shape]
     outputs: dict[str, int]
     """ONNX type by name."""
-    nodes: tuple[Node, ...]
-    runs: tuple[Any, ...]
-    last_uses: tuple[tuple[str, ...], ...]
+    steps: tuple[ProgramStep, ...]
     constants: dict[str, Array]
     weights: frozenset[str]
     """Names of the constants that are trained."""
@@ -51,51 +57,48 @@ class Program(msgspec.Struct, frozen=True):
 def read_program(proto: onnx.ModelProto, frozen: Collection[str], trained: Collection[str]) -> Program:
     """Read a checked model. Local functions are inlined.
 
-    Raises Unsupported, which names all operators that cannot be computed, for sequences, old opsets and odd types;
-    InvalidArgument if ``frozen`` names no constant, or ``trained`` none of FP32.
+    Raises Unsupported, naming all operators that cannot be computed, also for sequences, old opsets and other types;
+    InvalidArgument if ``frozen`` or ``trained`` names no constant, or ``trained`` one that is not FP32.
     """
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
     opset = _opset(proto)
     _refuse_operators(proto.graph)
     constants = {name: _array(tensor) for name, tensor in constant_tensors(proto.graph).items()}
-    protos = [node for node in proto.graph.node if node.op_type != "Constant"]
     constants |= _plain_constants(proto.graph)
-    nodes = tuple(_node(node, opset) for node in protos)
+    protos = [node for node in proto.graph.node if node.op_type != "Constant"]
+    nodes = [_node(node, opset) for node in protos]
     operators = [OPERATORS[_key(node)] for node in protos]
     _check_names(constants, frozen, trained)
-    chosen = _weights(constants, list(zip(nodes, operators, strict=True)))
+    chosen = _weights(constants, zip(nodes, operators, strict=True))
     outputs = {value.name: value.type.tensor_type.elem_type for value in proto.graph.output}
+    runs = [operator.run for operator in operators]
     return Program(
-        inputs=tuple(_input(value) for value in proto.graph.input if value.name not in constants),
+        inputs={value.name: _shape(value) for value in proto.graph.input if value.name not in constants},
         outputs=outputs,
-        nodes=nodes,
-        runs=tuple(operator.run for operator in operators),
-        last_uses=_last_uses(nodes, outputs),
+        steps=tuple(map(ProgramStep, nodes, runs, _last_uses(nodes, outputs))),
         constants=constants,
         weights=frozenset((chosen | set(trained)) - set(frozen)),
     )
 
 
 def constant_tensors(graph: onnx.GraphProto) -> dict[str, TensorProto]:
-    """The tensors of a graph by the name under which nodes read them: initialisers, and values of Constant nodes."""
+    """The tensors that nodes of a graph read, by name: initialisers, and values of Constant nodes."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Constant":
-            found |= {
-                name: attribute.t for name in node.output for attribute in node.attribute if attribute.name == "value"
-            }
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value":
+                found[node.output[0]] = attribute.t
     return found
 
 
-def _weights(constants: dict[str, Array], nodes: list[tuple[Node, Any]]) -> set[str]:
+def _weights(constants: dict[str, Array], nodes: Iterable[tuple[Node, Operator]]) -> set[str]:
     """FP32 (or FP64) constants that training may change.
 
-    A weight operand of an operator that has such is one whatever its size; any other differentiable operand is one if it
-    has more than one element and does not look like a mask. What some operator needs fixed is none.
+    Weight operands of operators count, and other differentiable operands of more than one element that do not look like a
+    mask. Constants that an operator needs fixed do not.
     """
-    found: set[str] = set()
-    barred: set[str] = set()
+    found, barred = set[str](), set[str]()
     for node, operator in nodes:
         for position, name in enumerate(node.inputs):
             array = constants.get(name)
@@ -103,20 +106,16 @@ def _weights(constants: dict[str, Array], nodes: list[tuple[Node, Any]]) -> set[
                 continue
             if position in operator.fixed:
                 barred.add(name)
-            elif position in operator.weights or (array.size > 1 and not _is_mask(array)):
+            elif position in operator.weights or (array.size > 1 and (np.abs(array) < _MASK).all()):
                 found.add(name)
     return found - barred
-
-
-def _is_mask(array: Array) -> bool:
-    return bool((~(np.abs(array) < _MASK)).any())
 
 
 def _opset(proto: onnx.ModelProto) -> int:
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     if 0 < opset < _OLDEST_OPSET:
         raise Unsupported(
-            f"the model is of opset {opset}, and training needs {_OLDEST_OPSET} or newer",
+            f"the model has opset {opset}, but training needs {_OLDEST_OPSET} or newer",
             "convert it with onnx.version_converter",
         )
     return int(opset)
@@ -127,32 +126,28 @@ def _key(node: onnx.NodeProto) -> tuple[str, str]:
 
 
 def _refuse_operators(graph: onnx.GraphProto) -> None:
-    kinds = {value.type.WhichOneof("value") for value in (*graph.input, *graph.output)} - {"tensor_type", None}
     missing = Counter(_key(node) for node in graph.node if node.op_type != "Constant" and _key(node) not in OPERATORS)
     if missing:
-        named = ", ".join(
-            f"{domain + '.' if domain else ''}{op_type} ({count})"
-            for (domain, op_type), count in sorted(missing.items())
-        )
-        raise Unsupported(f"the model has operators that cannot be trained: {named}", _STILL_WORKS)
-    if kinds:
-        raise Unsupported("the model has inputs or outputs that are no tensors", _STILL_WORKS)
+        named = [f"{'.'.join(filter(None, key))} ({count})" for key, count in sorted(missing.items())]
+        raise Unsupported(f"the model has operators that cannot be trained: {', '.join(named)}", _STILL_WORKS)
+    if {value.type.WhichOneof("value") for value in (*graph.input, *graph.output)} - {"tensor_type", None}:
+        raise Unsupported("the model has inputs or outputs that are not tensors", _STILL_WORKS)
 
 
 def _array(tensor: TensorProto) -> Array:
     if tensor.data_type not in DTYPES:
         kind = type_name(tensor.data_type)
-        raise Unsupported(f"'{tensor.name}' is of type {kind}, which cannot be trained with", _STILL_WORKS)
+        raise Unsupported(f"'{tensor.name}' is of type {kind}, which training does not support", _STILL_WORKS)
     try:
         return np.asarray(numpy_helper.to_array(tensor))
-    except Exception as error:  # a payload that does not fit the shape: numpy and protobuf raise what they like
+    except Exception as error:  # numpy and protobuf raise various types for a payload that does not fit the shape
         raise InvalidModel(
             f"the payload of '{tensor.name}' does not fit its shape", "export the model again"
         ) from error
 
 
 def _plain_constants(graph: onnx.GraphProto) -> dict[str, Array]:
-    """Constant nodes that hold numbers instead of a tensor."""
+    """The values of Constant nodes that hold numbers instead of a tensor."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     found = {}
     for node in graph.node:
@@ -184,27 +179,27 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
     return _array(value) if isinstance(value, TensorProto) else value
 
 
-def _input(value: onnx.ValueInfoProto) -> Input:
+def _shape(value: onnx.ValueInfoProto) -> Shape:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
-        return Input(value.name, None)
-    dims = tensor.shape.dim
-    return Input(value.name, tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims))
+        return None
+    return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
 
 
-def _last_uses(nodes: tuple[Node, ...], outputs: Collection[str]) -> tuple[tuple[str, ...], ...]:
+def _last_uses(nodes: list[Node], outputs: Collection[str]) -> list[tuple[str, ...]]:
+    """For each node, the values to free after it."""
     seen = set(outputs)
     freed: list[tuple[str, ...]] = []
     for node in reversed(nodes):
-        # A value that no node reads is freed at once.
+        # An output that no node reads is freed at once.
         fresh = [name for name in dict.fromkeys((*node.inputs, *node.outputs)) if name and name not in seen]
         seen.update(fresh)
         freed.append(tuple(fresh))
-    return tuple(reversed(freed))
+    return freed[::-1]
 
 
 def _check_names(constants: dict[str, Array], frozen: Collection[str], trained: Collection[str]) -> None:
     if unknown := sorted({*frozen, *trained} - constants.keys()):
-        raise InvalidArgument(f"no constants of the model are called {unknown}", "give names of initialisers")
+        raise InvalidArgument(f"no constants of the model are called {unknown}", "give the names of initialisers")
     if wrong := sorted(name for name in trained if constants[name].dtype not in _TRAINED):
         raise InvalidArgument(f"{wrong} are not FP32 and cannot be trained", "train the scales of integers instead")

@@ -1,6 +1,6 @@
 """Quantisation-aware training: train the INT8 graph, starting from post-training quantisation.
 
-The teacher is the float model, so no labels are needed. What comes back is the same graph with other integers and scales.
+The teacher is the float model, so no labels are needed. The result is the same graph with other integers and scales.
 """
 
 from __future__ import annotations
@@ -39,19 +39,7 @@ class QatOptions(Options, frozen=True):
     scale_rate: NotNegative = 100.0
     """How many times faster than a weight the logarithm of a scale learns."""
     frozen_after: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.8
-    """Share of the steps after which the scales stay; the weights go on."""
-
-
-class Agreement(msgspec.Struct, frozen=True):
-    """The answers of the torch module against those of ONNX Runtime, in steps of the output.
-
-    A step is the scale of a quantised output, and 1/255 of the range of its values of one that is a float.
-    """
-
-    within_one_step: float
-    """Share of the samples whose outputs differ by at most one step everywhere."""
-    largest: float
-    """Steps."""
+    """Share of the steps after which the scales stay fixed while the weights train on."""
 
 
 def train_quantized(
@@ -63,12 +51,11 @@ def train_quantized(
     teacher: Artifact | Teacher | None = None,
     **hooks: Unpack[Hooks],
 ) -> Artifact:
-    """``quantized`` with its integers and scales trained to answer as ``teacher``, by default ``original``, the float model that
-    ``quantized`` was made of. Graph, types and zero points stay as they are.
+    """Train the integers and scales of ``quantized`` to answer as ``teacher``, by default ``original``, its float model.
 
-    The best on rows held out is kept, and what is not better in ONNX Runtime than ``quantized`` on them is dropped: then the
-    bytes are those of ``quantized``, and the fact ``kept`` says "start". Raises Unsupported if there are no integer weights, and
-    as ``recover``.
+    Graph, types and zero points stay the same. The best parameters on held-out rows are kept. If they are not better than
+    ``quantized`` there in ONNX Runtime, the result has the bytes of ``quantized``, and the fact ``kept`` is "start". Raises
+    Unsupported if there are no integer weights, and the errors of ``recover``.
     """
     options = options or QatOptions()
     options.check()
@@ -100,14 +87,18 @@ def train_quantized(
     facts |= {
         "kept": "trained" if better else "start",
         "held_out_loss": [round(before, 6), round(after, 6)],
-        "agreement": msgspec.to_builtins(agreed),
+        "agreement": agreed,
     }
     return quantized.derive(trained.data if better else quantized.data, "qat", plain, facts)
 
 
-def agreement(model: TrainableModel, artifact: Artifact, data: Dataset, *, as_written: bool = False) -> Agreement:
-    """Hold ``model`` against ``artifact`` in ONNX Runtime, which runs integer kernels with a rounding of their own, or the operators
-    ``as_written``.
+def agreement(
+    model: TrainableModel, artifact: Artifact, data: Dataset, *, as_written: bool = False
+) -> dict[str, float]:
+    """Compare the answers of ``model`` with those of ``artifact`` in ONNX Runtime, fused or ``as_written``.
+
+    Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the share of
+    samples ``within_one_step`` everywhere, and the ``largest`` difference.
     """
     theirs = answers_of(artifact, data, as_written=as_written)
     batches = TrainingBatches(model, data)
@@ -120,8 +111,9 @@ def agreement(model: TrainableModel, artifact: Artifact, data: Dataset, *, as_wr
         step = steps.get(name) or float(np.ptp(array)) / _STEPS or 1.0
         difference = np.abs(ours - array).reshape(data.count, -1).max(axis=1, initial=0.0)
         worst = np.maximum(worst, difference / step)
-    # Floats that are a step apart differ by a rounding more or less.
-    return Agreement(round(float((worst <= 1 + 1e-3).mean()), 4), round(float(worst.max()), 3))
+    # Allow for the rounding of floats that are one step apart.
+    within = float((worst <= 1 + 1e-3).mean())
+    return {"within_one_step": round(within, 4), "largest": round(float(worst.max()), 3)}
 
 
 def _output_steps(model: TrainableModel) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The model to learn from: an artifact in ONNX Runtime, its answers to the whole data kept, or given live to changed inputs."""
+"""The teacher: an artifact in ONNX Runtime whose answers to all data are kept, or computed live for changed inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Teacher:
-    """The answers of ``artifact`` to the rows of ``data``: computed once, kept in memory, and in the folder ``cache`` if given."""
+    """The answers of ``artifact`` to the rows of ``data``, computed once and kept in memory, and in the folder ``cache`` if given."""
 
     def __init__(
         self,
@@ -41,23 +41,21 @@ class Teacher:
         also: Collection[str] = (),
         cache: Path | None = None,
         live: bool = False,
-        threads: int = 1,
     ) -> None:
-        """``also`` names FP32 tensors inside the graph to be kept as well. A ``live`` teacher answers the inputs that the
-        student sees, which augmentation changes, rather than the rows they were made of.
+        """``also`` names further FP32 tensors inside the graph. A ``live`` teacher answers the augmented inputs of the student.
 
         Raises InvalidArgument if a tensor is unknown, InvalidData if an answer is NaN or infinite, ResourceExhausted if the
-        answers need more memory than there is.
+        answers do not fit into memory.
         """
         self.digest = artifact.digest
         exposed = _expose(artifact, also)
-        self._live = get_engine("onnxruntime").load(exposed, {"threads": threads}) if live else None
-        self.answers = _answers(exposed, data, cache, threads)
-        """FP32 where the answer is a float of any width, one row a sample."""
+        self._live = get_engine("onnxruntime").load(exposed, {"threads": 1}) if live else None
+        self.answers = _answers(exposed, data, cache)
+        """One row per sample; floats of any width as FP32."""
         self._tensors = {name: torch.tensor(array) for name, array in self.answers.items()}
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """The answers to a batch, of which ``tensors`` holds the inputs, and ``rows`` the row numbers (int64 [n])."""
+        """The answers to a batch: ``tensors`` holds its inputs, ``rows`` its row numbers (int64 [n])."""
         if self._live is None:
             return {name: tensor[rows] for name, tensor in self._tensors.items()}
         inputs = {name: tensors[name].numpy() for name in self._live.signature.input_names}
@@ -65,38 +63,34 @@ class Teacher:
 
 
 def _expose(artifact: Artifact, also: Collection[str]) -> Artifact:
-    """``artifact`` with the tensors ``also`` as further outputs."""
+    """``artifact`` with the tensors ``also`` as additional outputs."""
     if not also:
         return artifact
     proto = read_proto(artifact)
-    known = {name for node in proto.graph.node for name in node.output}
-    unknown = sorted(set(also) - known)
-    if unknown:
+    if unknown := sorted(set(also) - {name for node in proto.graph.node for name in node.output}):
         raise InvalidArgument(f"the teacher has no tensor {unknown}", "take the names from its graph")
-    outputs = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(
-        onnx.helper.make_tensor_value_info(name, DataType.FP32.onnx, None)
-        for name in dict.fromkeys(also)
-        if name not in outputs
-    )
+    outputs = [value.name for value in proto.graph.output]
+    added = [name for name in dict.fromkeys(also) if name not in outputs]
+    proto.graph.output.extend(onnx.helper.make_tensor_value_info(name, DataType.FP32.onnx, None) for name in added)
     return Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
 
 
-def _answers(artifact: Artifact, data: Dataset, cache: Path | None, threads: int) -> dict[str, Array]:
+def _answers(artifact: Artifact, data: Dataset, cache: Path | None) -> dict[str, Array]:
     origin = f"{artifact.digest} {data.digest} {onnxruntime.__version__}"
     file = None if cache is None else cache / f"teacher-{sha256(origin.encode())[:32]}.kept"
     if file is not None:
-        with contextlib.suppress(InvalidArgument):  # one that is damaged is written anew
+        with contextlib.suppress(InvalidArgument):  # a damaged file is replaced
             found = read_checkpoint(file, _Kept)
             if found is not None and found.origin == origin:
                 return found.answers
-    with loaded(artifact, threads) as model:
+    with loaded(artifact) as model:
         _check_memory(model, data)
         computed = _run(model, data)
     for name, array in computed.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InvalidData(
-                f"the teacher's '{name}' is NaN or infinite on some samples", "clean the data, or mend the teacher"
+                f"the teacher's '{name}' is NaN or infinite on some samples",
+                "remove such samples, or repair the teacher",
             )
     if file is not None:
         write_checkpoint(file, _Kept(origin, computed))
@@ -104,7 +98,7 @@ def _answers(artifact: Artifact, data: Dataset, cache: Path | None, threads: int
 
 
 def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
-    """The answers that are numbers; text teaches nothing."""
+    """The numeric answers; text is left out."""
     return {
         name: array.astype(np.float32) if DataType.from_numpy(array.dtype).is_float else array
         for name, array in answers(model, data).items()
@@ -113,14 +107,14 @@ def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
 
 
 def _check_memory(model: LoadedModel, data: Dataset) -> None:
-    """Raise ResourceExhausted before computing answers that would not fit."""
+    """Raise ResourceExhausted if the answers would not fit into memory."""
     rows = model.signature.smallest_batch
     bytes_per_row = sum(array.nbytes for array in model.forward(data.rows(0, rows)).values()) / rows
-    # Pieces, their concatenation and the tensors made of them are in memory together.
+    # Pieces, their concatenation and the tensors are in memory at once.
     needed, usable = 3 * bytes_per_row * data.count, usable_memory()
     if usable and needed > usable:
         raise ResourceExhausted(
             f"the teacher's answers to {data.count} samples need {needed / (1 << 30):.1f} GiB, "
-            f"and there are {usable / (1 << 30):.1f} GiB of memory",
+            f"but {usable / (1 << 30):.1f} GiB of memory are available",
             "give fewer samples, or name fewer tensors as hints",
         )

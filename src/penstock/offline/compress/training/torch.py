@@ -1,4 +1,4 @@
-"""The only import of torch, an optional package. Without torch it raises EngineUnavailable, which says how to install it."""
+"""The only import of torch, an optional package. Raises EngineUnavailable if it is not installed."""
 
 from __future__ import annotations
 

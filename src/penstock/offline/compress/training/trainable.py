@@ -1,4 +1,4 @@
-"""An ONNX graph as a torch module, and its weights written back into the same graph: nothing is exported a second time."""
+"""Run an ONNX graph as a torch module, and write its trained weights back into the same graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError
 from penstock.offline.compress.training.operators import Node
 from penstock.offline.compress.training.operators.elementwise import DTYPES
-from penstock.offline.compress.training.program import Input, constant_tensors, read_program
+from penstock.offline.compress.training.program import Shape, constant_tensors, read_program
 from penstock.offline.compress.training.torch import Tensor, nn, torch
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
@@ -24,17 +24,16 @@ Hook = Callable[[Tensor], Tensor]
 class TrainableModel(nn.Module):  # type: ignore[misc]
     """An ONNX graph whose FP32 weights are parameters, computed on the CPU.
 
-    A weight is an FP32 constant (initialiser or Constant node) that is the weight, bias or scale operand of an operator
-    that has one, or any other differentiable operand of more than one element that holds no mask (a value of 1e4 or more).
-    Settings (bounds of Clip, statistics of BatchNormalization, scales of QuantizeLinear and Resize) are none. ``frozen``
-    names weights to leave as they are, ``trained`` constants to train nevertheless. Integers stay exact, FP16 and BF16
-    constants as they are: train in FP32, and change the precision afterwards.
+    An FP32 constant is a weight if it is the weight, bias or scale operand of an operator that has one, or any other
+    differentiable operand of more than one element whose values are all below 1e4 (others are masks). Settings, such as the
+    bounds of Clip or the statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged,
+    ``trained`` other constants to train. Integers stay exact. FP16 and BF16 constants are not trained.
 
-    A weight that several nodes read is one parameter. BatchNormalization keeps its statistics, whatever ``train()`` says.
+    A weight that several nodes read is one parameter. BatchNormalization keeps its statistics, regardless of ``train()``.
     ``double()`` gives the same model in FP64.
 
-    Raises InvalidModel if the bytes are no ONNX model; Unsupported, which names every operator without an implementation
-    and how often it is there, and says what still works; InvalidArgument if ``frozen`` or ``trained`` names no constant.
+    Raises InvalidModel if the bytes are not an ONNX model; Unsupported, naming every operator without an implementation;
+    InvalidArgument if ``frozen`` or ``trained`` names no constant.
     """
 
     def __init__(self, artifact: Artifact, *, frozen: Collection[str] = (), trained: Collection[str] = ()) -> None:
@@ -42,17 +41,17 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         self.artifact = artifact
         program = read_program(read_proto(artifact), frozen, trained)
         self._program = msgspec.structs.replace(program, constants={})
-        self.input_names = [entry.name for entry in program.inputs]
+        self.input_names = list(program.inputs)
         self.output_names = list(program.outputs)
         self.weights: dict[str, Any] = {}
-        """Parameters by the name of their constant."""
+        """Parameters by constant name."""
         self.weight_hooks: dict[str, Hook] = {}
-        """By name of a constant: applied to it whenever it is read; differentiable, keeps the shape."""
+        """Applied to a constant, by name, whenever it is read. Must be differentiable and keep the shape."""
         self.value_hooks: dict[str, Hook] = {}
-        """By name of an input or a computed tensor: applied to it as soon as it is there."""
-        self._computed = {name for node in program.nodes for name in node.outputs} | set(self.input_names)
+        """Applied to an input or a computed tensor, by name, as soon as it is available."""
+        self._computed = {name for step in program.steps for name in step.node.outputs} | set(self.input_names)
         self._keys: dict[str, str] = {}
-        # Names of ONNX may hold dots, those of torch may not.
+        # ONNX names may contain dots, torch names may not.
         for index, (name, array) in enumerate(program.constants.items()):
             tensor, key = _to_tensor(array), f"constant{index}"
             self._keys[name] = key
@@ -64,19 +63,19 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
 
     @property
     def fixed_rows(self) -> int | None:
-        """How many samples every call must have; None if that is free."""
-        return next((entry.shape[0] for entry in self._program.inputs if entry.shape), None)
+        """The number of samples that every call must have; None if it is free."""
+        return next((shape[0] for shape in self._program.inputs.values() if shape), None)
 
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
-        """The outputs, and the tensors and constants that ``also`` names, all after their hooks, by name.
+        """The outputs, and the tensors and constants in ``also``, by name and after their hooks.
 
-        Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names what is not there, or if a
-        node cannot be computed.
+        Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names an unknown tensor, or if a node
+        cannot be computed.
         """
         self._check_names(also)
-        values = {entry.name: self._hooked(entry.name, _fit(entry, inputs)) for entry in self._program.inputs}
+        values = {name: self._hooked(name, _fit(name, shape, inputs)) for name, shape in self._program.inputs.items()}
         kept = {name: values[name] for name in also if name in values}
-        for node, run, freed in zip(self._program.nodes, self._program.runs, self._program.last_uses, strict=True):
+        for node, run, freed in self._program.steps:
             for name in node.inputs:
                 if name and name not in values:
                     values[name] = self.constant(name)
@@ -88,14 +87,12 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
             del operands
             for name in freed:
                 values.pop(name, None)
-        for name in also:
-            if name in self._keys:
-                kept[name] = self.constant(name)
+        kept |= {name: self.constant(name) for name in also if name in self._keys}
         outputs = {name: self._output(name, kind, values) for name, kind in self._program.outputs.items()}
         return kept | outputs
 
     def constant(self, name: str) -> Tensor:
-        """The constant ``name`` as the graph sees it: after its hook. Raises InvalidArgument if there is none."""
+        """The constant ``name`` after its hook. Raises InvalidArgument if there is none."""
         if name not in self._keys:
             raise InvalidArgument(f"the model has no constant '{name}'")
         stored = getattr(self, self._keys[name])
@@ -103,10 +100,9 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         return stored if hook is None else hook(stored)
 
     def to_artifact(self, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """The same graph with each weight as the graph sees it.
+        """The same graph with the current weights, after their hooks.
 
-        Nothing but payloads changes. Raises InvalidArgument if a hook changed a shape, InvalidModel if a weight is not
-        finite.
+        Raises InvalidArgument if a hook changed a shape, InvalidModel if a weight is not finite.
         """
         proto = read_proto(self.artifact)
         tensors = constant_tensors(proto.graph)
@@ -122,7 +118,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
     def _output(self, name: str, kind: int, values: dict[str, Tensor]) -> Tensor:
         value = values[name] if name in values else self.constant(name)
         dtype = DTYPES.get(kind, value.dtype)
-        # A quantised tensor is computed as floats.
+        # Quantised tensors are computed as floats.
         return value.to(dtype) if value.is_floating_point() and not dtype.is_floating_point else value
 
     def _check_names(self, also: Collection[str]) -> None:
@@ -131,11 +127,11 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         if unknown := sorted(self.value_hooks.keys() - self._computed):
             raise InvalidArgument(f"value hooks name {unknown}, which the model does not compute")
         if unknown := sorted(self.weight_hooks.keys() - self._keys.keys()):
-            raise InvalidArgument(f"weight hooks name {unknown}, which are no constants of the model")
+            raise InvalidArgument(f"weight hooks name {unknown}, which are not constants of the model")
 
 
 def to_tensors(arrays: Mapping[str, Array], model: TrainableModel) -> dict[str, Tensor]:
-    """The arrays that are inputs of ``model``, as tensors."""
+    """Convert the arrays that are inputs of ``model``."""
     return {name: _to_tensor(arrays[name]) for name in model.input_names if name in arrays}
 
 
@@ -143,26 +139,24 @@ def _to_tensor(array: Array) -> Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
     try:
-        # torch neither owns nor protects numpy's memory.
+        # Copied, because torch shares the memory of the array.
         return torch.from_numpy(np.array(array, order="C"))
     except TypeError:
-        raise InvalidArgument(f"an array of type {array.dtype} cannot be trained with") from None
+        raise InvalidArgument(f"training does not support arrays of type {array.dtype}") from None
 
 
-def _fit(entry: Input, inputs: Mapping[str, Tensor]) -> Tensor:
-    if entry.name not in inputs:
-        raise InvalidArgument(f"input '{entry.name}' is missing", f"given are {sorted(inputs)}")
-    got = tuple(inputs[entry.name].shape)
-    if entry.shape is not None and (
-        len(got) != len(entry.shape)
-        or any(want not in (None, size) for want, size in zip(entry.shape, got, strict=True))
+def _fit(name: str, shape: Shape, inputs: Mapping[str, Tensor]) -> Tensor:
+    if name not in inputs:
+        raise InvalidArgument(f"input '{name}' is missing", f"given are {sorted(inputs)}")
+    got = tuple(inputs[name].shape)
+    if shape is not None and (
+        len(got) != len(shape) or any(want not in (None, size) for want, size in zip(shape, got, strict=True))
     ):
-        wanted = ["?" if size is None else size for size in entry.shape]
         raise InvalidArgument(
-            f"input '{entry.name}' has shape {wanted}, but is given {list(got)}",
+            f"input '{name}' has shape {['?' if size is None else size for size in shape]}, but is given {list(got)}",
             "export the model with a free batch axis, or give batches of its size",
         )
-    return inputs[entry.name]
+    return inputs[name]
 
 
 def _compute(node: Node, run: Callable[..., Any], operands: list[Tensor | None]) -> tuple[Tensor, ...]:
@@ -170,7 +164,7 @@ def _compute(node: Node, run: Callable[..., Any], operands: list[Tensor | None])
         results = run(node, *operands)
     except PenstockError:
         raise
-    except Exception as error:  # torch raises what it likes on shapes and types that do not fit
+    except Exception as error:  # torch raises various types for shapes and types that do not fit
         first = str(error).strip().partition("\n")[0][:300]
         raise InvalidArgument(f"'{node.outputs[0]}' ({node.op_type}) cannot be computed: {first}") from error
     results = results if isinstance(results, tuple) else (results,)
@@ -183,7 +177,7 @@ def _write(name: str, tensor: TensorProto, value: Tensor) -> None:
     if tuple(value.shape) != tuple(tensor.dims):
         raise InvalidArgument(
             f"the hook of '{name}' changed its shape from {list(tensor.dims)} to {list(value.shape)}",
-            "hooks keep shapes; change the graph instead",
+            "hooks must keep shapes; change the graph instead",
         )
     if not torch.isfinite(value).all():
         raise InvalidModel(f"'{name}' is not finite: training diverged", "lower the learning rate")

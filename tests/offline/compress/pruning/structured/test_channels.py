@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from networks import Network
-from penstock.offline.compress.pruning.structured.coupling import Group
+from penstock.offline.compress.pruning.structured.coupling import ChannelGroup
 from penstock.offline.compress.pruning.structured.cut import Structure
 
 Build = Callable[[Network, str], str]
 
 
-def groups(build: Build, exact: bool = True) -> list[Group]:
+def groups(build: Build, exact: bool = True) -> list[ChannelGroup]:
     """The groups of x (2, 3, 8, 8), a Conv to 4 channels called ``first``, ``build``, a Conv to 5 channels."""
     n = Network()
     first = n.op("Conv", "x", n.normal(4, 3, 1, 1), name="first")
@@ -41,7 +41,7 @@ FREE: dict[str, Build] = {
 FROZEN: dict[str, tuple[Build, str]] = {
     "softmax": (lambda n, x: n.op("Softmax", x, axis=1), "Softmax 'softmax1' runs over it"),
     "pad": (lambda n, x: n.op("Pad", x, n.weight(np.array([0, 1, 0, 0, 0, -1, 0, 0]))), "Pad 'pad1' pads it"),
-    "mean": (lambda n, x: n.op("Add", x, n.op("ReduceMean", x, axes=[1])), "may stretch it|runs over it"),
+    "mean": (lambda n, x: n.op("Add", x, n.op("ReduceMean", x, axes=[1])), "may broadcast it|runs over it"),
 }
 
 

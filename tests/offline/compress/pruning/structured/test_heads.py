@@ -11,7 +11,7 @@ import pytest
 from networks import Network
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.offline.compress.pruning.structured.coupling import Group
+from penstock.offline.compress.pruning.structured.coupling import ChannelGroup
 from penstock.offline.compress.pruning.structured.cut import Structure
 from prunable_networks import without_what_they_lead_to
 
@@ -82,14 +82,14 @@ def test_units_are_found_and_half_of_them_cut(name: str) -> None:
     np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-def stuck(build: Build) -> Group:
+def stuck(build: Build) -> ChannelGroup:
     return structure(build).group("first")
 
 
 FROZEN: dict[str, tuple[Build, str]] = {
     "slice in steps": (
         lambda n, x: (n.op("Slice", x, ints(n, 0), ints(n, 12), ints(n, 1), ints(n, 2)), 6),
-        "takes it in steps",
+        "has a step other than 1",
     ),
     "a sum over products": (
         lambda n, x: (n.op("MatMul", x, n.op("MatMul", n.op("Transpose", x), x)), 12),
@@ -97,7 +97,7 @@ FROZEN: dict[str, tuple[Build, str]] = {
     ),
     "gather of one position": (
         lambda n, x: (n.op("Unsqueeze", n.op("Gather", x, n.weight(np.array(3)), axis=1), ints(n, 1)), 1),
-        "takes out single positions",
+        "takes single positions",
     ),
 }
 

@@ -31,7 +31,7 @@ def test_each_norm_sees_what_those_before_it_make_now() -> None:
     got = refresh_norms(artifact, data)
     assert got.provenance[-1].facts == {"norms": 2, "samples": 12}
     model = TrainableModel(got)
-    norms = [node for node in model._program.nodes if node.op_type == "BatchNormalization"]
+    norms = [node for node, *_ in model._program.steps if node.op_type == "BatchNormalization"]
     fed = [
         model(to_tensors(data.rows(at, at + 2), model), [node.inputs[0] for node in norms])  # its fixed batch is 2
         for at in range(0, 12, 2)
@@ -55,7 +55,7 @@ def test_outputs_of_a_norm_have_mean_bias_and_variance_of_scale() -> None:
     loaded = get_engine("onnxruntime").load(refresh_norms(artifact, data, batch_size=7), {"threads": 1})
     y = loaded.forward(data.inputs)["y"].astype(np.float64)
     model = TrainableModel(artifact)
-    (node,) = (node for node in model._program.nodes if node.op_type == "BatchNormalization")
+    (node,) = (node for node, *_ in model._program.steps if node.op_type == "BatchNormalization")
     scale, bias = (model.weights[name].detach().numpy() for name in node.inputs[1:3])
     # epsilon, 1e-5, is added to the variance, and the data go through FP32.
     np.testing.assert_allclose(y.mean(axis=(0, 2, 3)), bias, atol=1e-4)

@@ -23,7 +23,7 @@ Block = tuple[slice, slice]
 
 
 def matmul(coupling: Coupling, node: ir.Node) -> None:
-    """A product with a weight matrix [K, N], or of two activations, whose batch axes are joined and whose summed axis is frozen."""
+    """A product with a weight matrix [K, N] is a layer. A product of activations joins batch axes and freezes the summed axis."""
     left, right = node.inputs
     if graph.is_constant(right) and len(weights_of(node, 1).shape) == 2 and coupling.read(left):
         x = coupling.read(left)
@@ -276,7 +276,7 @@ def slices(coupling: Coupling, node: ir.Node) -> None:
     """An axis with labels needs constant bounds and step 1; the bounds are rewritten."""
     x = list(coupling.read(node.inputs[0]))
     if graph.input_of(node, 1) is None or not x:
-        raise Unsupported(f"{describe(node)} has its bounds as attributes, as before opset 10")
+        raise Unsupported(f"{describe(node)} has its bounds as attributes, or an input of unknown rank")
     if not any(labels is not None for labels in x):
         coupling.axes[node.outputs[0]] = x
         return

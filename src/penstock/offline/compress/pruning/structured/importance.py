@@ -1,6 +1,6 @@
-"""The importance of each unit of each group, from weights alone or with data. ``taylor.py`` uses gradients.
+"""Score the importance of each unit, from weights alone or with data. ``taylor.py`` uses gradients.
 
-A score is what cutting the unit loses; those of a group add up to 1, so that scores of several groups can be weighed.
+The scores of a group add up to 1, so that groups can be compared.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from penstock.offline.optimize import graph
 from penstock.tensor import Array
 
 Scores = dict[str, Array]
-"""By group: FP64 [units], not negative."""
+"""FP64 [units] by group, not negative."""
 
 
 def importance(
     structure: Structure, kind: str, data: Dataset | None, threads: int = 1, on_progress: Progress = no_progress
 ) -> Scores:
-    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if that needs data and there are none."""
+    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if data are needed but None."""
     if kind == "norm":
         return by_norm(structure)
     if kind == "batch-norm":
@@ -35,15 +35,15 @@ def importance(
 
 
 def by_norm(structure: Structure) -> Scores:
-    """Squared norm of all weights that make or read the unit (Fang et al. 2023, §3.3), each tensor's in shares of its sum."""
+    """Squared norm of all weights that make or read the unit (Fang et al. 2023, §3.3), normalised per tensor."""
     slots = [slot for slot in structure.slots if slot.role != "goes along"]
     return gather(structure, [(slot, shares(_energy(slot))) for slot in slots])
 
 
 def by_batch_norm(structure: Structure) -> Scores:
-    """γ² of the BatchNormalization over the unit (Liu et al., "Network Slimming", 2017); before it is folded into weights.
+    """γ² of the BatchNormalization over the unit (Liu et al., "Network Slimming", 2017). It must not be folded into weights yet.
 
-    Groups without one have their norm.
+    Groups without BatchNormalization are scored by norm.
     """
     slots = [slot for slot in structure.slots if slot.node.op_type == "BatchNormalization" and slot.operand == 1]
     scales = gather(structure, [(slot, shares(_energy(slot))) for slot in slots])
@@ -53,9 +53,9 @@ def by_batch_norm(structure: Structure) -> Scores:
 def by_activation(
     structure: Structure, data: Dataset, *, threads: int = 1, batch_size: int = 32, on_progress: Progress = no_progress
 ) -> Scores:
-    """Mean square of the unit's activation times the squared norm of the weights that read it, over ``data``.
+    """Mean square of the unit's activation over ``data``, times the squared norm of the weights that read it.
 
-    It is the energy that layers lose with the unit, in shares of the layer's, if channels are uncorrelated.
+    If channels are uncorrelated, this is the share of a layer's energy that is lost with the unit.
     Raises InvalidData if the data do not fit the model.
     """
     readers: dict[str, list[ChannelSlot]] = defaultdict(list)
@@ -67,14 +67,13 @@ def by_activation(
     taps = Taps(structure.artifact, data, batch_size=batch_size, threads=threads)
     for name, array in taps.run(list(readers), on_progress):
         axis = array.ndim - 1 if readers[name][0].node.op_type == "MatMul" else 1
-        others = tuple(other for other in range(array.ndim) if other != axis)
-        squares[name] = squares.get(name, 0.0) + np.square(array, dtype=np.float64).sum(axis=others)
+        squares[name] = squares.get(name, 0.0) + _squares(array, axis)
     terms = [(slot, shares(squares[name] * _energy(slot))) for name, slots in readers.items() for slot in slots]
     return gather(structure, terms)
 
 
 def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scores:
-    """Add up per unit what each slot says of its positions; each group's sum is 1. Raises InvalidData for NaN, infinity."""
+    """Add up per unit the values of each slot's positions, normalised per group. Raises InvalidData for NaN or infinity."""
     found: Scores = {}
     for group in structure.groups:
         total = np.zeros(group.units)
@@ -84,7 +83,7 @@ def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scor
             total += np.bincount(numbers[mine], weights=values[mine], minlength=group.units)
         if not np.isfinite(total).all():
             raise InvalidData(
-                f"the weights of '{group.name}' or what they are given are not finite", "repair the model"
+                f"the weights or the inputs of '{group.name}' are not finite", "repair the model, or clean the data"
             )
         found[group.name] = shares(total)
     return found
@@ -99,5 +98,10 @@ def _energy(slot: ChannelSlot) -> Array:
     """The sum of squares at each position of the slot's axis."""
     array = graph.constant(slot.value)
     assert array is not None
-    others = tuple(axis for axis in range(array.ndim) if axis != slot.axis)
-    return np.asarray(np.square(array, dtype=np.float64).sum(axis=others))
+    return _squares(array, slot.axis)
+
+
+def _squares(array: Array, axis: int) -> Array:
+    """The sum of squares at each position of ``axis``."""
+    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    return np.asarray(np.square(rows, dtype=np.float64).sum(axis=1))

@@ -1,4 +1,4 @@
-"""How long the layers of a model take at any widths, measured one by one: the latency table."""
+"""The latency table: the time that each layer of a model takes at any width, measured in isolation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from penstock.tensor import Array
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SECONDS = 0.04
-"""The key of one measurement: a layer at one width."""
+"""Time to spend on measuring one layer at one width."""
 
 _Axes = list[tuple[Labels | None, int]]
-"""Of each axis of an operand what is cut with it, and its length."""
+"""For each axis of an operand, its labels and its length."""
 
 
 class TimedLayer(NamedTuple):
-    """A node at certain widths; equal ones take equal time."""
+    """A node at certain widths. Equal ones take equal time."""
 
     node: bytes
     """Operator and attributes, serialised."""
@@ -39,9 +39,9 @@ class TimedLayer(NamedTuple):
 
 
 class LatencyTable:
-    """Milliseconds of the layers of a model at any widths, each measured in ONNX Runtime when first asked for.
+    """Milliseconds of the layers of a model at any widths, each measured in ONNX Runtime on first use.
 
-    ``sample`` gives the shapes of activations; the time is that of its rows. All widths of one question run interleaved.
+    ``sample`` determines the shapes of activations. All new widths of one call are measured interleaved.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LatencyTable:
         threads: int,
         known: dict[TimedLayer, float] | None = None,
     ) -> None:
-        """``known`` are milliseconds from before, to which those measured here are added."""
+        """``known`` holds earlier measurements. New ones are added to it."""
         self._structure, self._threads = structure, threads
         self._nodes = [node for node in structure.model.graph if node.op_type in _LAYERS and node.domain == ""]
         names = [value.name for node in self._nodes for value in node.inputs if value and not graph.is_constant(value)]
@@ -64,7 +64,7 @@ class LatencyTable:
         self._ms = {} if known is None else known
 
     def totals(self, plans: Sequence[Kept]) -> list[float]:
-        """Milliseconds of all layers together, for each of ``plans``."""
+        """Milliseconds of all layers together, for each plan."""
         wanted = [[self._layer(node, count) for node in self._nodes] for count in map(self._structure.count, plans)]
         self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
         return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]
@@ -107,27 +107,21 @@ class LatencyTable:
                 inputs = zip(model.signature.input_names, given, strict=True)
                 runs[name] = feed(model, {key: rng.standard_normal(shape, np.float32) for key, shape in inputs})
             timings = interleave(runs, _SECONDS * len(runs)) if runs else {}
-        # What is compared was not all measured at one time, so the disturbances of any time are left out: a low quantile.
+        # A low quantile excludes disturbances, since compared layers may be measured at different times.
         self._ms.update({named[name]: timing.percentile_ms(10) for name, timing in timings.items()})
 
     def _model(self, layer: TimedLayer) -> Artifact:
-        """A model of the layer alone, weights drawn at random."""
+        """A model that consists of the layer, with random weights."""
         node = onnx.NodeProto.FromString(layer.node)
-        names = [f"x{index}" for index in range(len(layer.shapes))]
-        node.input.extend(names)
+        node.input.extend(f"x{index}" for index in range(len(layer.shapes)))
         node.output.append("y")
         rng = np.random.default_rng(0)
-        pairs = list(zip(names, layer.shapes, layer.constant, strict=True))
-        weights = [
-            onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-            for name, shape, constant in pairs
-            if constant
-        ]
-        inputs = [
-            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-            for name, shape, constant in pairs
-            if not constant
-        ]
+        weights, inputs = [], []
+        for name, shape, constant in zip(node.input, layer.shapes, layer.constant, strict=True):
+            if constant:
+                weights.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+            else:
+                inputs.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
         output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
         body = onnx.helper.make_graph([node], "layer", inputs, [output], weights)
         made = onnx.helper.make_model(body, opset_imports=self._opsets, ir_version=self._structure.model.ir_version)

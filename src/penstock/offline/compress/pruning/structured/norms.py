@@ -1,4 +1,4 @@
-"""Recompute the statistics of BatchNormalization after a cut, which needs neither labels nor training."""
+"""Recompute the statistics of BatchNormalization after a cut, without labels or training."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
 
-def refresh_norms(
-    artifact: Artifact,
-    data: Dataset,
-    *,
-    batch_size: int = 64,
-    threads: int = 1,
-    on_progress: Progress = no_progress,
-) -> Artifact:
-    """``artifact`` with mean and variance of every BatchNormalization as ``data`` gives them, in the graph's order, so that each
-    sees what those before it make now (Li et al., "EagleEye", 2020, §3.3). A model without any comes back as it is.
+def refresh_norms(artifact: Artifact, data: Dataset, *, batch_size: int = 64, threads: int = 1) -> Artifact:
+    """Recompute the mean and variance of every BatchNormalization on ``data``, in graph order (Li et al., "EagleEye", 2020, §3.3).
 
-    Nodes whose statistics are computed or shared keep them. Raises InvalidData if the data do not fit the model or a tensor
-    becomes NaN or infinite.
+    Nodes with computed or shared statistics keep them. A model without BatchNormalization is returned unchanged. Raises
+    InvalidData if the data do not fit the model, or a tensor becomes NaN or infinite.
     """
     proto = read_proto(artifact)
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -38,13 +30,12 @@ def refresh_norms(
         and all(name in constants and uses[name] == 1 for name in node.input[3:5])
     ]
     current = artifact
-    for done, node in enumerate(nodes, 1):
+    for node in nodes:
         mean, variance = _moments(current, data, node.input[0], batch_size, threads)
         for name, values in zip(node.input[3:5], (mean, variance), strict=True):
             old = numpy_helper.to_array(constants[name])
             constants[name].CopyFrom(numpy_helper.from_array(values.astype(old.dtype), name))
         current = Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
-        on_progress(done, len(nodes))
     if current is artifact:
         return artifact
     about = {"norms": len(nodes), "samples": data.count}
@@ -52,7 +43,7 @@ def refresh_norms(
 
 
 def _moments(artifact: Artifact, data: Dataset, tensor: str, batch_size: int, threads: int) -> tuple[Array, Array]:
-    """Mean and variance of each channel, axis 1, over all samples and positions, FP64."""
+    """FP64 mean and variance of each channel, axis 1, over all samples and positions."""
     count, total, squares = 0, np.zeros(1), np.zeros(1)
     for _, array in Taps(artifact, data, batch_size=batch_size, threads=threads).run([tensor]):
         others = tuple(axis for axis in range(array.ndim) if axis != 1)

@@ -1,6 +1,6 @@
-"""Structured pruning with recovery: cut a little, train what is left to answer as the original, look, and go on.
+"""Structured pruning with recovery: cut a little, train the rest to answer as the original, judge, and repeat.
 
-Needs the extra ``torch``. ``structured.narrow`` cuts once and does not train.
+Needs the extra ``torch``. ``search.narrow`` cuts once and does not train.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.offline.compress.options import Count, NotNegative, Options, Share
+from penstock.offline.compress.options import NotNegative, Share
 from penstock.offline.compress.pruning.rounds import RoundEntry, Rounds, last_good
 from penstock.offline.compress.pruning.structured.cut import Structure
-from penstock.offline.compress.pruning.structured.importance import Scores, importance
+from penstock.offline.compress.pruning.structured.importance import importance
 from penstock.offline.compress.pruning.structured.latency import LatencyTable, TimedLayer
 from penstock.offline.compress.pruning.structured.norms import refresh_norms
-from penstock.offline.compress.pruning.structured.search import apply, cuttable, measured_speedup, probe
+from penstock.offline.compress.pruning.structured.search import CutOptions, apply, cuttable, measured_speedup, probe
 from penstock.offline.compress.pruning.structured.taylor import by_taylor
 from penstock.offline.compress.pruning.structured.widths import best_units, fastest_for_least, make_grid
 from penstock.offline.compress.taps import Progress, no_progress
@@ -31,43 +31,37 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge, hold_out
 
 
-class ShrinkOptions(Options, frozen=True):
+class ShrinkOptions(CutOptions, frozen=True, kw_only=True):
     """The goal, the steps, and the allowed loss."""
 
     speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
-    """How many times faster the model shall be at one sample a call."""
+    """How many times faster the model becomes at one sample per call."""
     contract: Contract = Contract()
     """The contract that every round must meet on the held-out data; its latency is ignored."""
     share: Share = 0.1
-    """Share of the layers' present time that a round takes away, or one step of width if that is more."""
+    """Share of the layers' current time that a round removes, but at least one step of width."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
-    """The most cuts."""
+    """Largest number of cuts."""
     importance: Literal["activation", "norm", "batch-norm", "taylor"] = "activation"
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
     second_chance: NotNegative = 3.0
-    """Where a round does not meet the contract, it is trained for this many times ``fit.epochs`` more; 0 for never."""
-    block: Count = 16
-    """Widths are multiples of this, as in ``NarrowOptions``."""
+    """Train a round that fails the contract for this many times ``fit.epochs`` more; 0 disables this."""
     least: Share = 0.125
-    """Share of its units that a group keeps at least."""
-    heads: bool = True
-    exact: bool = True
-    threads: Count = 1
-    """Threads with which latency is measured."""
+    """Smallest share of its units that a group keeps."""
 
 
 class Round(RoundEntry, frozen=True, kw_only=True):
-    """What one round came to."""
+    """The result of one round."""
 
     cut: bool
-    """Whether it cut, or trained on."""
+    """Whether the round cut, or only trained."""
     narrowed: list[str]
-    """The groups that were cut, in this round or in the one that it trains on."""
+    """The groups that were cut, in this round or in the one that it continues."""
     units: dict[str, int]
-    """What each group has left."""
+    """Units left, by group."""
     speedup: float
-    """Of the whole model against the original, measured on this machine."""
+    """Measured speed-up of the whole model against the original."""
 
 
 def shrink(
@@ -80,15 +74,14 @@ def shrink(
     on_progress: Progress = no_progress,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
-    """The fastest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
+    """Return the fastest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
 
-    Each round cuts and distils from ``artifact``; labels join in if ``data`` has them. Where a round fails for good, the groups
-    that it cut stay as they were before, and others go on. The run ends when the speed-up is reached, nothing is left to cut, or
-    ``is_over`` says so before a round. ``folder`` keeps every round: a run of the same model, data and options goes on from there,
-    also to another speed-up. Facts: every round; the one ``chosen``; whether it ``reached`` the speed-up. Widths depend on what
-    this machine measures.
-    Raises ContractUnmet, with the rounds, if none met the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut
-    or the model has operators that cannot be trained; InvalidArgument if ``folder`` holds another run.
+    Each round cuts, then distils from ``artifact``, using labels if ``data`` has them. If a round finally fails, its groups keep their
+    previous widths and others are cut. The run ends when the speed-up is reached, nothing is left to cut, or ``is_over()`` is true.
+    ``folder`` keeps every round, so a later call with the same arguments continues there, also to another speed-up. The facts hold
+    every round, the one ``chosen``, and whether it ``reached`` the speed-up. Widths depend on measurements.
+    Raises ContractUnmet, with the rounds, if none meets the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut
+    or an operator cannot be trained; InvalidArgument if ``folder`` holds another run.
     """
     options = options or ShrinkOptions()
     options.check()
@@ -104,8 +97,8 @@ def shrink(
         if not rounds.take(lambda _, move=move: shrinker.round(rounds, *move)):  # type: ignore[misc]
             break
     on_progress(options.rounds + 1, options.rounds + 1)
-    nothing = "nothing could be cut that would save time"
-    why = rounds.entries[-1].objection if rounds.entries else "there was no time for a round" if is_over() else nothing
+    why = "there was no time for a round" if is_over() else "no cut would save time"
+    why = rounds.entries[-1].objection if rounds.entries else why
     model, facts = rounds.result(
         f"no round of structured pruning meets the contract: {why}",
         "allow a larger loss, more epochs, smaller steps, or give more data",
@@ -115,7 +108,7 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """Whether to cut (true) or to train on (false), and from which round; None at the goal or when the cuts are used up. Pure."""
+    """Whether to cut (or only train), and the round to start from. None at the goal, or after the last cut."""
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
     good = last_good(rounds)
@@ -124,14 +117,14 @@ def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, in
 
 
 def given_up(rounds: Sequence[Round]) -> set[str]:
-    """The groups that failed for good when they were narrowed: they stay as they are. Pure."""
+    """The groups whose narrowing finally failed."""
     trained_on = {entry.start for entry in rounds if not entry.cut}
     failed = [entry for number, entry in enumerate(rounds) if entry.objection and number not in trained_on]
     return {name for entry in failed for name in entry.narrowed}
 
 
 class _Shrinker:
-    """Makes the rounds of one run: cuts, trains, measures."""
+    """Performs the rounds of one run: cuts, trains, measures."""
 
     def __init__(self, artifact: Artifact, data: Dataset, options: ShrinkOptions) -> None:
         self.original, self.data, self.options = artifact, data, options
@@ -143,7 +136,7 @@ class _Shrinker:
         self._known: dict[TimedLayer, float] = {}
 
     def round(self, rounds: Rounds[Round], cut: bool, start: int) -> tuple[Artifact, Round] | None:
-        """The next round: a cut of the model of round ``start``, or more training of it; None if nothing is left to cut."""
+        """Cut the model of round ``start`` and train it, or only train it further. None if nothing is left to cut."""
         model = rounds.models[start]
         if cut:
             model, narrowed = self._cut(model, given_up(rounds.entries))
@@ -158,14 +151,17 @@ class _Shrinker:
         return model, Round(cut=cut, start=start, narrowed=narrowed, units=units, speedup=round(faster, 3))
 
     def _cut(self, model: Artifact, left_alone: Collection[str]) -> tuple[Artifact, list[str]]:
-        """The model narrowed by a share of its time, and the groups that were cut; none if nothing would save time."""
+        """The model narrowed by a share of its time, and the groups that were cut, if any."""
         structure = Structure(model, exact=self.options.exact)
-        scores = self._scores(structure)
+        if self.options.importance == "taylor":
+            scores = by_taylor(structure, self.data)
+        else:
+            scores = importance(structure, self.options.importance, self.data, self.options.threads)
         table = LatencyTable(structure, self._sample, self.options.threads, self._known)
         units, grids = {}, {}
         for group in structure.groups:
             origin = self._groups.get(group.name)
-            # The last head, or the last group of a convolution, is no unit any more.
+            # A single remaining head, or group of a convolution, is not a unit any more.
             if group.name in left_alone or origin is None or not group.cuttable:
                 continue
             if group.unit_size == origin.unit_size:
@@ -177,15 +173,10 @@ class _Shrinker:
         narrowed = [name for name in counts if counts[name] < units[name]]
         return apply(structure, best_units(structure, scores, counts), "cut", self.options), narrowed
 
-    def _scores(self, structure: Structure) -> Scores:
-        if self.options.importance == "taylor":
-            return by_taylor(structure, self.data)
-        return importance(structure, self.options.importance, self.data, self.options.threads)
-
     def _trained(self, start: Artifact, number: int, times: float) -> Artifact:
         fit = self.options.fit
         fit = msgspec.structs.replace(fit, epochs=times * fit.epochs, seed=fit.seed + number)
-        # What BatchNormalization knew of its inputs was true before the cut; training alone is slow to make up for that.
+        # Training alone is slow to correct statistics of BatchNormalization from before the cut.
         model = TrainableModel(refresh_norms(start, self.data, threads=fit.threads))
         report = recover(model, self.data, self._teacher, fit)
         return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())

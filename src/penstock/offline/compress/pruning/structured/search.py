@@ -1,6 +1,6 @@
-"""Structured pruning: channels and heads taken out, so that what is left is a smaller dense model, faster on any engine.
+"""Structured pruning: remove channels and attention heads, which leaves a smaller dense model that is faster on any engine.
 
-Without training here: that costs accuracy, little for the first few percent. ``structured_recovery.py`` wins it back.
+``narrow`` cuts without training, which costs accuracy. ``recovery.py`` trains as well.
 """
 
 from __future__ import annotations
@@ -35,29 +35,34 @@ from penstock.perf.measure import repeat_rows, speedup
 from penstock.tensor import Array
 
 _ROUNDS = 4
-"""How often the goal of the layers is set anew when the whole model is not as fast as they promise."""
+"""How often to tighten the goal of the layers if the whole model is slower than they promise."""
 _MEASURE_S = 1.0
 
 
-class NarrowOptions(Options, frozen=True):
-    """The width to cut to, and the choice of units."""
+class CutOptions(Options, frozen=True, kw_only=True):
+    """What may be cut."""
 
-    width: Share = 0.75
-    """Share of its units that each group keeps; the most that it keeps if ``speedup`` is given, where 1 is usual."""
-    speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
-    """How many times faster the model shall be at one sample a call: widths then differ, chosen by measured latency."""
-    importance: Literal["norm", "batch-norm", "activation"] = "norm"
-    """Which units go: see ``importance.py``. ``activation`` needs data."""
     block: Count = 16
     """Widths are multiples of this: 16 for AVX-512, 8 for AVX2 and NEON. Groups narrower than 4 blocks take smaller steps."""
     heads: bool = True
-    """Whether attention heads are cut as well as channels."""
+    """Cut attention heads as well as channels."""
     exact: bool = True
-    """Leave channels alone that a LayerNormalization or a mean runs over, since what stays would change with them."""
-    least: Share = 0.25
-    """Share of its units that a group keeps at least when ``speedup`` asks for more."""
+    """Keep channels that a LayerNormalization or a mean runs over, since cutting them changes the others."""
     threads: Count = 1
-    """Threads with which latency is measured."""
+    """Threads to measure latency with."""
+
+
+class NarrowOptions(CutOptions, frozen=True, kw_only=True):
+    """The width to cut to, and the choice of units."""
+
+    width: Share = 0.75
+    """Share of its units that each group keeps. With ``speedup``, the largest share, usually 1."""
+    speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
+    """How many times faster the model becomes at one sample per call. Widths then differ, chosen by measured latency."""
+    importance: Literal["norm", "batch-norm", "activation"] = "norm"
+    """Ranks the units, see ``importance.py``. ``activation`` needs data."""
+    least: Share = 0.25
+    """Smallest share of its units that a group keeps with ``speedup``."""
 
 
 def narrow(
@@ -68,14 +73,13 @@ def narrow(
     scores: Scores | None = None,
     on_progress: Progress = no_progress,
 ) -> Artifact:
-    """``artifact`` without its least important channels and heads. Facts: units before and after, by group; parameters.
+    """Return ``artifact`` without its least important channels and heads.
 
-    With ``data``, of which no labels are needed, every BatchNormalization that is left takes its statistics anew: most of what
-    a cut loses at once comes from those. ``scores`` take the place of ``options.importance``, such as those of
-    ``taylor.by_taylor``. With ``speedup`` the result depends on what this machine measures; without, the same arguments give the
-    same bytes.
-    Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if
-    the speed-up cannot be had.
+    ``data``, without labels, recompute the statistics of BatchNormalization, which cause most of the immediate loss of a cut.
+    ``scores``, such as those of ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``, the result depends on
+    measurements; otherwise it is deterministic. The facts are the units by group and the parameters, before and after.
+    Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if the
+    speed-up is not reached.
     """
     options.check()
     structure = Structure(artifact, exact=options.exact)
@@ -92,13 +96,13 @@ def narrow(
 
 
 def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
-    """The groups to cut. Raises Unsupported, with the reasons, if there are none."""
+    """The groups that can be cut. Raises Unsupported, with the reasons, if there are none."""
     names = [group.name for group in structure.groups if group.cuttable and (heads or group.unit_size == 1)]
     if not names:
         reasons = "; ".join(dict.fromkeys(group.reason for group in structure.groups if group.reason))
         raise Unsupported(
             f"no channels of the model can be cut: {reasons or 'it has no layers with constant weights'}",
-            "it needs layers whose channels only other layers of it read; penstock prune makes zeros instead"
+            "cut channels that only inner layers read, or set weights to zero with penstock prune"
             if reasons and "not constant" not in reasons
             else "prune before quantisation, and export with constant weights",
         )
@@ -106,10 +110,7 @@ def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
 
 
 def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, **facts: object) -> Artifact:
-    """The cut model as an artifact, checked: ONNX's checker accepts it, it loads, its outputs have the shapes of before.
-
-    Raises PenstockError if that fails, which would be a bug of the analysis.
-    """
+    """Cut, and check that the model is valid, loads, and answers in the same shapes. Raises PenstockError if not, which is a bug."""
     origin = structure.artifact
     data = structure.cut(kept)
     groups = {name: [structure.group(name).units, len(numbers)] for name, numbers in kept.items()}
@@ -123,7 +124,7 @@ def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, 
 
 
 def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
-    """The fewest rows that the model takes: of ``data``, or made up. Raises InvalidData if the model refuses them all."""
+    """The smallest batch of ``data``, or of generated inputs. Raises InvalidData if the model rejects all generated inputs."""
     with loaded(artifact) as model:
         rows = model.signature.smallest_batch
         if data is not None:
@@ -133,13 +134,13 @@ def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
                 with contextlib.suppress(PenstockError):
                     model.forward(sample)
                     return dict(sample)
-    raise InvalidData("the model refuses every input that was made up for it", "give data")
+    raise InvalidData("the model rejects every generated input", "give data")
 
 
 def _fast_enough(
     structure: Structure, scores: Scores, grids: Mapping[str, Grid], options: NarrowOptions, sample: dict[str, Array]
 ) -> Artifact:
-    """Narrow the layers until the whole model, measured, is as fast as asked for."""
+    """Narrow the layers until the whole model is measured to be fast enough."""
     assert options.speedup is not None
     table = LatencyTable(structure, sample, options.threads)
     widest = uniform(structure, grids, options.width)
@@ -156,13 +157,13 @@ def _fast_enough(
     if found < options.speedup:
         raise Unsupported(
             f"the model becomes {found:.2f} times faster, not {options.speedup:g} times",
-            f"ask for less; no group keeps fewer than {options.least:.0%} of its units",
+            f"ask for a lower speed-up; every group keeps at least {options.least:.0%} of its units",
         )
     return made
 
 
 def measured_speedup(before: Artifact, after: Artifact, sample: Mapping[str, Array], threads: int) -> float:
-    """How many times faster ``after`` answers ``sample``, calls interleaved."""
+    """How many times faster ``after`` answers ``sample``, with interleaved calls."""
     timings = race({"before": before, "after": after}, sample, _MEASURE_S, threads)
     return speedup(timings["before"], timings["after"]).value
 
@@ -174,7 +175,7 @@ def _answer_shapes(artifact: Artifact, sample: Mapping[str, Array]) -> dict[str,
 
 
 def _parameters(data: bytes) -> int:
-    """Elements of all float initialisers."""
+    """The number of elements in all float initialisers."""
     tensors = onnx.load_model_from_string(data).graph.initializer
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
     return sum(int(onnx.numpy_helper.to_array(tensor).size) for tensor in tensors if tensor.data_type in floats)

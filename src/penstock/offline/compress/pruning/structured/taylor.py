@@ -1,4 +1,4 @@
-"""First-order Taylor importance: the change of the loss if a unit is removed. Needs the extra ``torch``."""
+"""First-order Taylor importance: the estimated change of the loss if a unit is removed. Needs the extra ``torch``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.tensor import Array
 def by_taylor(
     structure: Structure, data: Dataset, *, batch_size: int = 16, on_progress: Progress = no_progress
 ) -> Scores:
-    """``|Σ g w|`` over the weights that read the unit, the mean over batches (Molchanov et al., "Importance Estimation for
-    Neural Network Pruning", 2019, §3.1: a gate on the unit's output has just this derivative).
+    """The mean over batches of ``|Σ g w|`` over the weights that read the unit, which is the derivative of a gate on its output
+    (Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019, §3.1).
 
-    The loss is the labels' cross-entropy; without labels that of the model's own arg-max, since its own answers would give no
-    gradient; where outputs are no class scores, half their mean square. Small batches tell more than one large.
-    On data that the model hardly errs on, gradients are small; the other importances chose better there.
+    The loss is the cross-entropy of the labels, or without labels of the model's own arg-max. If outputs are not class scores, it
+    is half their mean square. Small batches are more informative than one large batch. On data with few errors, gradients are
+    small, and the other importances choose better.
     Raises Unsupported if the model has operators that cannot be trained, InvalidData if the labels fit no output.
     """
     model = TrainableModel(Artifact.from_bytes(to_bytes(structure.model)))

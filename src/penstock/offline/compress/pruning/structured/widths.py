@@ -1,7 +1,7 @@
-"""Which widths: the same share of every group, or those that lose least for the milliseconds that they save.
+"""Choose widths: the same share of every group, or those that lose least for the milliseconds that they save.
 
-FLOPs are no guide on a CPU: kernels work in blocks of 8 or 16 channels, so that 45 of 64 channels are slower than 48, and a
-layer may be bound by memory. So widths are multiples of a block, and each layer is measured at the widths in question.
+FLOPs do not predict time on a CPU: kernels work in blocks of 8 or 16 channels, so 45 of 64 channels are slower than 48, and a
+layer may be memory-bound. So widths are multiples of a block, and each layer is measured.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from penstock.offline.compress.pruning.structured.latency import LatencyTable
 
 _TINY = 1e-9
 _FARTHEST = 3
-"""Strides at once that the search tries."""
+"""Largest number of strides that one step of the search takes."""
 _STEPS = 8
-"""Into about how many steps a group's width is divided in the search."""
+"""Approximate number of strides across a group's width."""
 
 Counts = Mapping[str, int]
-"""By group, how many units stay; of those that are not named, all."""
+"""The number of units that stay, by group. Other groups stay whole."""
 
 
 class Grid(NamedTuple):
-    """The widths that a group may take, in units: multiples of ``step``, from ``floor`` on."""
+    """The widths that a group may take, in units: multiples of ``step`` from ``floor`` on."""
 
     step: int
     stride: int
-    """How far the search goes at a time, a multiple of ``step``."""
+    """Step of the search, a multiple of ``step``."""
     floor: int
 
     def nearest(self, count: float) -> int:
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
 
 def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
-    """Widths are multiples of ``block`` channels, less for a group of under four blocks; at least the share ``least``."""
+    """The multiples of ``block`` channels from the share ``least`` on. Groups of under four blocks take smaller steps."""
     step = block // math.gcd(block, group.unit_size)
     while step > 1 and 4 * step > group.units:
         step //= 2
@@ -55,13 +55,13 @@ def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
 
 
 def uniform(structure: Structure, grids: Mapping[str, Grid], width: float) -> dict[str, int]:
-    """``width`` of the units of each group, rounded to its grid."""
+    """The share ``width`` of the units of each group, rounded to its grid."""
     units = {name: structure.group(name).units for name in grids}
     return {name: min(units[name], grid.nearest(units[name] * width)) for name, grid in grids.items()}
 
 
 def best_units(structure: Structure, scores: Scores, counts: Counts) -> dict[str, list[int]]:
-    """The units of highest score, frozen ones first of all; of equal ones those that come first."""
+    """The frozen units and those of highest score. On a tie, the first ones."""
     kept = {}
     for name, count in counts.items():
         rank = scores[name].copy()
@@ -78,11 +78,11 @@ def fastest_for_least(
     goal_ms: float,
     grids: Mapping[str, Grid],
 ) -> tuple[dict[str, int], float]:
-    """Widths at which all layers together take ``goal_ms``, and their time; greedy from ``widest`` down.
+    """Search greedily, from ``widest`` down, for widths at which all layers together take ``goal_ms``. Also returns their time.
 
-    Each step narrows the group that loses the least per millisecond saved; what it loses is the logarithm of the share of its
-    score that stays, so that the last half of a group costs as much as the first. Where no single stride saves time, longer
-    ones are tried; stops early where they do not either.
+    Each step narrows the group with the least loss per millisecond saved. The loss is the negative logarithm of the share of the
+    score that stays, so each halving of a group costs the same. If no single stride saves time, longer ones are tried. The search
+    ends early if none does.
     """
     counts = dict(widest)
     plan = best_units(structure, scores, counts)

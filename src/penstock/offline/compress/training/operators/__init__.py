@@ -1,4 +1,4 @@
-"""ONNX operators in torch, differentiable where mathematics allows it; each family registers itself in ``OPERATORS``."""
+"""ONNX operators in torch, differentiable wherever possible. Each family registers itself in ``OPERATORS``."""
 
 from importlib import import_module
 

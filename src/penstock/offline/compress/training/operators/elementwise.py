@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, logic and activations, element by element, with numpy's broadcasting."""
+"""Elementwise arithmetic, comparison, logic and activations, with numpy's broadcasting."""
 
 from __future__ import annotations
 
@@ -23,75 +23,52 @@ DTYPES = {
     TensorProto.UINT16: torch.uint16,
     TensorProto.BOOL: torch.bool,
 }
-"""The torch type of each ONNX type that can be held."""
+"""The torch type of each supported ONNX type."""
 
 
 def type_name(kind: int) -> str:
-    """ONNX's name of a type; its number if there is none."""
-    return next((name for name, number in TensorProto.DataType.items() if number == kind), str(kind))
+    """ONNX's name of a type, or its number if there is none."""
+    return str(TensorProto.DataType.Name(kind)) if kind in TensorProto.DataType.values() else str(kind)
 
 
+_SAME_NAME = "Abs Acos Add Asin Atan Cos Cosh Erf Exp Log Mul Neg Reciprocal Sigmoid Sin Sinh Sqrt Sub Tan Tanh Where"
+_SAME_NAME_IN_FUNCTIONAL = "HardSwish Mish Relu Softsign"
+_SAME_NAME_FIXED = "Ceil Floor IsNaN Round Sign"
+"""The derivative of these is zero or does not exist."""
+
+table({name: getattr(torch, name.lower()) for name in _SAME_NAME.split()})
+table({name: getattr(functional, name.lower()) for name in _SAME_NAME_IN_FUNCTIONAL.split()})
+table({name: getattr(torch, name.lower()) for name in _SAME_NAME_FIXED.split()}, fixed=None)
 table(
     {
-        "Abs": torch.abs,
-        "Acos": torch.acos,
-        "Add": torch.add,
-        "Asin": torch.asin,
-        "Atan": torch.atan,
-        "Cos": torch.cos,
-        "Cosh": torch.cosh,
         "Div": lambda x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc"),
         "Elu": lambda x, *, alpha=1.0: functional.elu(x, alpha),
-        "Erf": torch.erf,
-        "Exp": torch.exp,
         "Gelu": lambda x, *, approximate="none": functional.gelu(x, approximate=approximate),
         "HardSigmoid": lambda x, *, alpha=0.2, beta=0.5: torch.clamp(x * alpha + beta, 0, 1),
-        "HardSwish": functional.hardswish,
         "LeakyRelu": lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha),
-        "Log": torch.log,
         "Mean": lambda *inputs: reduce(torch.add, inputs) / len(inputs),
-        "Mish": functional.mish,
-        "Mul": torch.mul,
-        "Neg": torch.neg,
-        "Reciprocal": torch.reciprocal,
-        "Relu": functional.relu,
         "Selu": lambda x, *, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875: (
             functional.elu(x, alpha) * gamma
         ),
-        "Sigmoid": torch.sigmoid,
-        "Sin": torch.sin,
-        "Sinh": torch.sinh,
         "Softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
-        "Softsign": functional.softsign,
-        "Sqrt": torch.sqrt,
-        "Sub": torch.sub,
-        "Tan": torch.tan,
-        "Tanh": torch.tanh,
-        "Where": torch.where,
     }
 )
 table({"Pow": lambda x, y: torch.pow(x, y).to(x.dtype)}, fixed=(1,))
 table({"PRelu": lambda x, slope: torch.where(x < 0, x * slope, x)}, weights=(1,))
-# Their derivative is zero or does not exist.
 table(
     {
         "And": torch.logical_and,
-        "Ceil": torch.ceil,
         "Equal": torch.eq,
-        "Floor": torch.floor,
         "Greater": torch.gt,
         "GreaterOrEqual": torch.ge,
         "IsInf": lambda x, *, detect_positive=1, detect_negative=1: (
             (torch.isposinf(x) & bool(detect_positive)) | (torch.isneginf(x) & bool(detect_negative))
         ),
-        "IsNaN": torch.isnan,
         "Less": torch.lt,
         "LessOrEqual": torch.le,
         "Mod": lambda x, y, *, fmod=0: torch.fmod(x, y) if fmod else torch.remainder(x, y),
         "Not": torch.logical_not,
         "Or": torch.logical_or,
-        "Round": torch.round,
-        "Sign": torch.sign,
         "Xor": torch.logical_xor,
     },
     fixed=None,

@@ -1,4 +1,4 @@
-"""Elements chosen by index, by rank or by condition; indices may be negative."""
+"""Operators that select elements by index, by rank or by condition. Indices may be negative."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scatter_nd(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
 
 @operator("OneHot", fixed=None)
 def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
-    """Indices out of range give a row without a one."""
+    """Indices out of range give a row of off-values."""
     (classes,) = ints(depth)
     axis = node.get("axis", -1)
     at = indices.to(torch.int64)
@@ -49,7 +49,7 @@ def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tenso
 
 @operator("TopK")
 def top_k(node: Node, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Of equal values those of lower index come first, as ONNX wants and ``torch.topk`` does not."""
+    """On a tie, the lower index comes first, as ONNX requires and ``torch.topk`` does not."""
     count, axis = (node.get("k") if k is None else int(k)), node.get("axis", -1)
     order = torch.sort(x, dim=axis, descending=bool(node.get("largest", 1)), stable=True)
     return order.values.narrow(axis, 0, count), order.indices.narrow(axis, 0, count)

@@ -8,9 +8,9 @@ from penstock.offline.compress.training.torch import Tensor, functional, torch
 
 @operator("BatchNormalization", weights=(1, 2), fixed=(3, 4))
 def batch_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """By the statistics in the file, which stay."""
+    """Normalise by the statistics in the file."""
     if node.get("training_mode", 0):
-        raise node.unsupported("statistics of the batch at inference")
+        raise node.unsupported("a BatchNormalization with training_mode=1")
     return functional.batch_norm(x, mean, variance, scale, bias, eps=node.get("epsilon", 1e-5))
 
 
@@ -29,12 +29,12 @@ def layer_normalization(
 
 
 def _lp_normalization(x: Tensor, *, p: int = 2, axis: int = -1) -> Tensor:
-    """A row of zeros stays, as in ONNX Runtime."""
+    """Rows of zeros stay zero, as in ONNX Runtime."""
     norm = torch.linalg.vector_norm(x, p, axis, keepdim=True)
     return x / torch.where(norm == 0, 1.0, norm)
 
 
-# GroupNormalization as of opset 21; the older form, one scale per group, is withdrawn from ONNX.
+# GroupNormalization of opset 21. ONNX withdrew the older form with one scale per group.
 table(
     {
         "GroupNormalization": lambda x, scale, bias, *, num_groups=1, epsilon=1e-5: torch.group_norm(

@@ -1,4 +1,4 @@
-"""Pools over spatial windows, and over whole planes."""
+"""Pooling over spatial windows, and over whole planes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def max_pool(node: Node, x: Tensor) -> Tensor:
 
 @operator("AveragePool")
 def average_pool(node: Node, x: Tensor) -> Tensor:
-    """Sums of windows by the number of elements in them; padding counts only if ``count_include_pad``."""
+    """The sum of each window over its number of elements. Padding counts only with ``count_include_pad``."""
     windows = _read(node, x)
     overhang = _overhang(node, windows, x)
     ones = torch.ones_like(x[:1, :1])
@@ -39,7 +39,7 @@ def lp_pool(node: Node, x: Tensor) -> Tensor:
     windows, p = _read(node, x), node.get("p", 2)
     padded = pad(windows.pad(x), *_overhang(node, windows, x))
     sums = _window_sums(padded.abs() ** p, windows)
-    # The root has no derivative at zero; that of what it is made of is zero.
+    # The root has no derivative at zero, so it is not computed there.
     positive = sums > 0
     return torch.where(positive, torch.where(positive, sums, 1.0) ** (1 / p), 0.0)
 
@@ -60,9 +60,9 @@ def _read(node: Node, x: Tensor) -> Windows:
 
 
 def _overhang(node: Node, windows: Windows, x: Tensor) -> tuple[list[int], list[int]]:
-    """Padding beyond the node's own that a last, partial window needs in ``ceil_mode``: before (none) and behind.
+    """Additional padding for the last, partial window in ``ceil_mode``: before (none) and behind.
 
-    A window that would start behind the data and its padding in front is dropped.
+    A window that would start in the padding behind is dropped.
     """
     none = [0] * len(windows.kernel)
     if not node.get("ceil_mode", 0):

@@ -1,4 +1,4 @@
-"""Operators along axes: reductions, Softmax, the place of the largest."""
+"""Operators along axes: reductions, Softmax, ArgMax."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ table(
 
 
 def _over_axis(function: Callable[..., Tensor], node: Node, x: Tensor) -> Tensor:
-    """Along ``axis``; before opset 13 over all axes from ``axis`` on, together."""
+    """Apply along ``axis``. Before opset 13, apply over all axes from ``axis`` on at once."""
     if node.opset >= 13:
         return function(x, dim=node.get("axis", -1))
     axis = node.get("axis", 1) % x.ndim

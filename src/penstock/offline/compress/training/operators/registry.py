@@ -12,11 +12,11 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.training.torch import Tensor
 
 Run = Callable[..., Any]
-"""``(node, *inputs) -> Tensor``, or a tuple of them; an input that is left out is None."""
+"""``(node, *inputs) -> Tensor``, or a tuple of them. An omitted input is None."""
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One node: its attributes as Python values, text as ``str`` and tensors as numpy arrays."""
+    """One node. Attributes are Python values: text as ``str``, tensors as numpy arrays."""
 
     op_type: str
     inputs: tuple[str, ...]
@@ -28,24 +28,24 @@ class Node(msgspec.Struct, frozen=True):
         return self.attributes.get(name, default)
 
     def ints(self, name: str, tensor: Tensor | None) -> list[int] | None:
-        """The integers of what is an input in newer opsets, an attribute in older ones; None if it is neither."""
+        """Integers that are an input in newer opsets and an attribute in older ones, or None."""
         return self.get(name) if tensor is None else ints(tensor)
 
     def unsupported(self, what: str) -> Unsupported:
         return Unsupported(
             f"'{self.outputs[0]}' ({self.op_type}): {what} cannot be trained",
-            "compress the model by the methods that need no training, or export it without",
+            "use a compression method without training, or export the model without it",
         )
 
 
 class Operator(NamedTuple):
-    """How to compute one type of operator, and which of its inputs may be trained."""
+    """How to compute one type of operator, and which of its inputs can be trained."""
 
     run: Run
     weights: frozenset[int]
-    """Positions of inputs that are weights whatever their size."""
+    """Positions of inputs that are weights regardless of their size."""
     fixed: frozenset[int] | None
-    """Positions of float inputs that are settings, not weights; None if no input of the operator can be trained."""
+    """Positions of float inputs that are settings, not weights. None: no input can be trained."""
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
@@ -66,7 +66,7 @@ def operator(
 
 
 def call(function: Callable[..., Any], node: Node, *inputs: Tensor | None) -> Any:
-    """``function`` of the inputs, and of those attributes that it takes by keyword only, with their defaults."""
+    """Call ``function`` with the inputs, and with the attributes that it has keyword-only parameters for."""
     keywords = getattr(function, "__kwdefaults__", None) or {}
     return function(*inputs, **{name: node.attributes[name] for name in keywords if name in node.attributes})
 
@@ -78,7 +78,7 @@ def table(
     weights: tuple[int, ...] = (),
     fixed: tuple[int, ...] | None = (),
 ) -> None:
-    """Register operators that differ in a function: each is computed as ``how(function, node, *inputs)``."""
+    """Register several operators, each computed as ``how(function, node, *inputs)``."""
     for name, function in functions.items():
         operator(name, weights=weights, fixed=fixed)(partial(how, function))
 

@@ -1,19 +1,9 @@
-"""Resize: each axis in turn, as a weighted sum of a few source elements."""
+"""Resize: one axis after the other, each as a weighted sum of source elements."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from penstock.offline.compress.training.operators.registry import Node, ints, operator
 from penstock.offline.compress.training.torch import Tensor, torch
-
-
-class _Rule(NamedTuple):
-    """How places of the result map to places of the source."""
-
-    mode: str
-    coordinates: str
-    nearest: str
 
 
 @operator("Resize", fixed=(1, 2))
@@ -32,34 +22,31 @@ def resize(
     elif scales is not None:
         for axis, factor in zip(axes, scales.tolist(), strict=True):
             lengths[axis], factors[axis] = int(x.shape[axis] * factor), factor
-    coordinates = "asymmetric" if node.opset < 11 else node.get("coordinate_transformation_mode", "half_pixel")
-    nearest = "old" if node.opset < 11 else node.get("nearest_mode", "round_prefer_floor")
-    return _resize(node, x, lengths, factors, _Rule(node.get("mode", "nearest"), coordinates, nearest))
-
-
-def _resize(node: Node, x: Tensor, lengths: list[int], factors: list[float], rule: _Rule) -> Tensor:
     for axis, (length, factor) in enumerate(zip(lengths, factors, strict=True)):
-        source = x.shape[axis]
-        if length == source and factor == 1:
-            continue
-        places = _places(node, rule.coordinates, source, length, factor)
-        view = [-1 if d == axis else 1 for d in range(x.ndim)]
-        if rule.mode == "nearest":
-            # Before opset 11 ONNX Runtime takes the next element when it shrinks an axis, the last when it grows one.
-            nearest = rule.nearest if rule.nearest != "old" else "ceil" if factor < 1 else "floor"
-            x = x.index_select(axis, _nearest(nearest, places).clamp(0, source - 1))
-        elif rule.mode in ("linear", "bilinear", "trilinear"):
-            below = torch.floor(places)
-            share = (places - below).to(x.dtype).reshape(view)
-            low, high = (x.index_select(axis, at.long().clamp(0, source - 1)) for at in (below, below + 1))
-            x = low * (1 - share) + high * share
-        else:
-            raise node.unsupported(f"a Resize of mode '{rule.mode}'")
+        if length != x.shape[axis] or factor != 1:
+            x = _resize_axis(node, x, axis, length, factor)
     return x
 
 
-def _places(node: Node, coordinates: str, source: int, length: int, factor: float) -> Tensor:
-    """For each element of the result, its place in the source; FP32 as in ONNX Runtime, which decides ties."""
+def _resize_axis(node: Node, x: Tensor, axis: int, length: int, factor: float) -> Tensor:
+    source, mode = x.shape[axis], node.get("mode", "nearest")
+    places = _places(node, source, length, factor)
+    if mode == "nearest":
+        rounding = node.get("nearest_mode", "round_prefer_floor")
+        if node.opset < 11:  # as in ONNX Runtime
+            rounding = "ceil" if factor < 1 else "floor"
+        return x.index_select(axis, _nearest(rounding, places).clamp(0, source - 1))
+    if mode not in ("linear", "bilinear", "trilinear"):
+        raise node.unsupported(f"a Resize of mode '{mode}'")
+    below = torch.floor(places)
+    share = (places - below).to(x.dtype).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    low, high = (x.index_select(axis, at.long().clamp(0, source - 1)) for at in (below, below + 1))
+    return low * (1 - share) + high * share
+
+
+def _places(node: Node, source: int, length: int, factor: float) -> Tensor:
+    """The position in the source of each result element. FP32, so that ties fall as in ONNX Runtime."""
+    coordinates = "asymmetric" if node.opset < 11 else node.get("coordinate_transformation_mode", "half_pixel")
     at = torch.arange(length, dtype=torch.float32)
     if coordinates == "asymmetric":
         return at / factor

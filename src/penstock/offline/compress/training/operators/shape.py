@@ -1,4 +1,4 @@
-"""Operators that move elements, and those that compute shapes, exact in int64."""
+"""Operators that move elements, and those that compute shapes in int64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ table(
 
 @operator("Dropout", fixed=(1,))
 def dropout(node: Node, x: Tensor, *_ratio_and_mode: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
-    """As in inference: nothing is dropped."""
+    """Dropout is the identity, as in inference."""
     return x if len(node.outputs) == 1 else (x, torch.ones_like(x, dtype=torch.bool))
 
 
@@ -89,7 +89,7 @@ def slice_(
 @operator("Split")
 def split(node: Node, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
     axis, count = node.get("axis", 0), len(node.outputs)
-    # Without lengths the parts are equal; the last is shorter where that cannot be.
+    # Without lengths the parts are equal, except for a shorter last one.
     chosen = node.ints("split", lengths) or -(-x.shape[axis] // count)
     return tuple(torch.split(x, chosen, dim=axis))
 
@@ -113,7 +113,7 @@ def pad(
 
 
 def _padded_positions(node: Node, mode: str, length: int, before: int, behind: int) -> Tensor:
-    """Which element of ``length`` stands in each place of a padded axis."""
+    """The source element of each position of a padded axis of ``length`` elements."""
     at = torch.arange(-before, length + behind)
     if mode == "edge":
         return at.clamp(0, length - 1)

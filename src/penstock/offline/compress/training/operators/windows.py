@@ -1,4 +1,4 @@
-"""Windows that slide over spatial axes: what Conv, ConvTranspose and the pools share."""
+"""Windows that slide over spatial axes, for Conv, ConvTranspose and pooling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.offline.compress.training.torch import Tensor, functional
 
 
 class Windows(NamedTuple):
-    """One number for each spatial axis."""
+    """One number per spatial axis."""
 
     kernel: list[int]
     stride: list[int]
@@ -17,11 +17,11 @@ class Windows(NamedTuple):
     begin: list[int]
     """Padding before the first element."""
     end: list[int]
-    """Padding behind the last element."""
+    """Padding after the last element."""
 
     @property
     def reach(self) -> list[int]:
-        """The extent of the kernel with its gaps."""
+        """The extent of the dilated kernel."""
         return [(size - 1) * gap + 1 for size, gap in zip(self.kernel, self.dilation, strict=True)]
 
     def pad(self, x: Tensor, value: float = 0.0) -> Tensor:
@@ -29,7 +29,7 @@ class Windows(NamedTuple):
 
 
 def read_windows(node: Node, kernel: list[int], sizes: list[int]) -> Windows:
-    """The windows of ``node`` over spatial ``sizes``; ``auto_pad`` resolved as for Conv and the pools."""
+    """The windows of ``node`` over spatial ``sizes``, with ``auto_pad`` resolved as for Conv and pooling."""
     rank = len(kernel)
     stride, dilation = (list(node.get(name) or [1] * rank) for name in ("strides", "dilations"))
     pads = list(node.get("pads") or [0] * (2 * rank))
@@ -48,7 +48,7 @@ def read_windows(node: Node, kernel: list[int], sizes: list[int]) -> Windows:
 
 
 def share(totals: list[int], upper: bool) -> tuple[list[int], list[int]]:
-    """Padding before and behind; the odd element goes behind if ``upper``."""
+    """Split padding into before and after. An odd element goes after if ``upper``."""
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (small, large) if upper else (large, small)
 
