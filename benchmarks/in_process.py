@@ -21,6 +21,7 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.repository.triton.auto_complete import complete
 from penstock.online.repository.triton.check import parse
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
@@ -79,7 +80,7 @@ class InProcess:
         )
         batcher._answers._log = log(statistics)  # noqa: SLF001 - to measure what it costs
         self._batcher = batcher
-        check = InputCheck("m", model.signature, config.max_request_rows)
+        check = InputCheck(described, config.max_request_rows)
         handle = Handle("1", described, check, batcher, [model], [Instance("m-0", model, batcher)])
         handle.start()
         self._repository = ServedModels()
@@ -91,7 +92,7 @@ class InProcess:
         connections = Connections(config.max_connections)
         access = Access(None, clock)
         table, resources = AccessTable(access), make_resources(self.dataplane, control, access, config)
-        self._http = HttpContext(resources, table, config, connections)
+        self._http = HttpContext(resources, table, config, connections, ByteBudget(0))
         self.service = GrpcService(self.dataplane, control, table, config.max_pipelined)
         self._h2 = h2_connection.H2Context(self.service.methods, config, connections, clock)
 

@@ -19,7 +19,7 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.processes.group import ProcessGroup, SocketGroup
-from penstock.online.server.shared_memory.registry import Lease, SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
 from penstock.telemetry.statistics import Failure
 from penstock.telemetry.trace_settings import TraceSettings
@@ -158,7 +158,7 @@ def test_unregistering_waits_for_the_users_in_all_processes_and_keeps_nobody_els
         async with processes(tmp_path, registries) as planes:
             key = f"/{memory.name}"
             await planes[0].register_shared_memory("r", key, 0, 100)
-            lease = Lease(registries[1])
+            lease = registries[1].lease()
             array = lease.array("r", 0, 16, DataType.FP32, (4,))
             leaving = asyncio.ensure_future(planes[0].unregister_shared_memory("r"))
             while any(registry.status() for registry in registries):

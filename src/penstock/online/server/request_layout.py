@@ -72,7 +72,7 @@ class RequestLayout(msgspec.Struct):
         """
         if not self.shared and not self.placed:
             return self.form
-        lease = Lease(memory)
+        lease = memory.lease()
         try:
             for tensor, part in self.shared:
                 if tensor.size_bytes not in (VARIABLE, part.byte_size):

@@ -15,7 +15,7 @@ import tritonclient.utils.shared_memory as shm
 from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unsupported
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.shared_memory.registry import Lease, SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.tensor import DataType
 
 BYTES = 64 << 10
@@ -56,7 +56,7 @@ def test_what_the_client_writes_is_read_and_what_is_written_the_client_reads(
 ) -> None:
     values = np.arange(rows * 4).reshape(rows, 4).astype(datatype.dtype)
     shm.set_shared_memory_region(region, [values], offset=16)
-    lease = Lease(memory)
+    lease = memory.lease()
     array = lease.array("r", 16, values.nbytes, datatype, (rows, 4))
     assert array.dtype == datatype.dtype
     assert not array.flags.writeable
@@ -72,7 +72,7 @@ def test_text_is_decoded_and_encoded(region: Any, memory: SharedMemory) -> None:
     values = np.array([[b"", b"a\0b", "é".encode(), b"x" * 300]], np.object_)
     wire = triton.serialize_byte_tensor(values)
     shm.set_shared_memory_region(region, [wire])
-    lease = Lease(memory)
+    lease = memory.lease()
     array = lease.array("r", 0, len(wire.item()), DataType.BYTES, (1, 4))
     assert array.tolist() == values.tolist()
     lease.place("r", 4096, 4096).write(array)
@@ -82,7 +82,7 @@ def test_text_is_decoded_and_encoded(region: Any, memory: SharedMemory) -> None:
 
 def test_a_large_input_is_no_copy(region: Any, memory: SharedMemory) -> None:
     shm.set_shared_memory_region(region, [np.zeros(BYTES, np.uint8)])
-    lease = Lease(memory)
+    lease = memory.lease()
     array = lease.array("r", 0, 32768, DataType.FP32, (8192,))
     shm.set_shared_memory_region(region, [np.ones(8192, np.float32)])
     assert array[0] == 1
@@ -104,7 +104,7 @@ def test_a_large_input_is_no_copy(region: Any, memory: SharedMemory) -> None:
     ],
 )
 def test_bounds_of_tensors(memory: SharedMemory, offset: Any, byte_size: Any, message: str) -> None:
-    lease = Lease(memory)
+    lease = memory.lease()
     with pytest.raises(InvalidArgument, match=message):
         lease.array("r", offset, byte_size, DataType.FP32, (1,))
     with pytest.raises(InvalidArgument, match=message):
@@ -113,7 +113,7 @@ def test_bounds_of_tensors(memory: SharedMemory, offset: Any, byte_size: Any, me
 
 
 def test_a_size_that_is_not_the_shape_s_is_refused(memory: SharedMemory) -> None:
-    lease = Lease(memory)
+    lease = memory.lease()
     with pytest.raises(InvalidArgument, match="takes 8 bytes, but 12 bytes were given"):
         lease.array("r", 0, 12, DataType.FP32, (2,))
     with pytest.raises(InvalidArgument):
@@ -122,7 +122,7 @@ def test_a_size_that_is_not_the_shape_s_is_refused(memory: SharedMemory) -> None
 
 
 def test_an_output_that_does_not_fit_is_refused_and_nothing_written(region: Any, memory: SharedMemory) -> None:
-    lease = Lease(memory)
+    lease = memory.lease()
     with pytest.raises(InvalidArgument, match=r"with the request \(12 bytes\) should be at least 16 bytes to hold"):
         lease.place("r", 0, 12).write(np.ones(4, np.float32))
     lease.release()
@@ -139,7 +139,7 @@ def test_what_is_copied_counts_until_the_request_ends() -> None:
         with path.open("xb") as file:
             file.truncate(size)
         memory.register("sparse", key, 0, size)
-        lease, other = Lease(memory), Lease(memory)
+        lease, other = memory.lease(), memory.lease()
         assert lease.array("sparse", 0, 1 << 20, DataType.UINT8, (1 << 20,)).sum() == 0
         for taker, count in ((lease, 1), (other, 1 << 20), (other, size)):
             with pytest.raises(Unavailable):
@@ -158,7 +158,7 @@ def test_names(region: Any, memory: SharedMemory) -> None:
     with pytest.raises(AlreadyExists, match="shared memory region 'r' already in manager"):
         memory.register("r", region.key, 0, 8)
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'x'"):
-        Lease(memory).array("x", 0, 4, DataType.FP32, (1,))
+        memory.lease().array("x", 0, 4, DataType.FP32, (1,))
     with pytest.raises(NotFound, match="Unable to find system shared memory region: 'x'"):
         memory.status("x")
     for name in ("", "x" * 1025):
@@ -188,7 +188,7 @@ def test_switched_off_all_is_refused() -> None:
     with pytest.raises(Unsupported, match="client shared memory is switched off"):
         memory.register("r", "/k", 0, 8)
     with pytest.raises(Unsupported):
-        Lease(memory).place("r", 0, 8)
+        memory.lease().place("r", 0, 8)
     with pytest.raises(Unsupported):
         memory.status()
     with pytest.raises(Unsupported):
@@ -215,12 +215,12 @@ def test_by_default_it_is_on_where_clients_are_local(settings: dict[str, Any], e
 def test_unregister_waits_for_users_and_is_at_once_unknown_to_others(region: Any, memory: SharedMemory) -> None:
     async def story() -> None:
         shm.set_shared_memory_region(region, [np.zeros(BYTES, np.uint8)])
-        lease = Lease(memory)
+        lease = memory.lease()
         array = lease.array("r", 0, 32768, DataType.FP32, (8192,))
         leaving = asyncio.ensure_future(unregister(memory, "r"))
         await asyncio.sleep(0)
         with pytest.raises(NotFound):
-            Lease(memory).place("r", 0, 8)
+            memory.lease().place("r", 0, 8)
         memory.register("r", region.key, 0, 16)
         assert memory.status("r")[0]["byte_size"] == 16
         await asyncio.sleep(0)
@@ -236,7 +236,7 @@ def test_unregister_waits_for_users_and_is_at_once_unknown_to_others(region: Any
 
 def test_the_last_user_closes_it_though_nobody_waits_any_more(region: Any, memory: SharedMemory) -> None:
     async def story() -> None:
-        lease = Lease(memory)
+        lease = memory.lease()
         lease.place("r", 0, 8)
         leaving = asyncio.ensure_future(unregister(memory))
         await asyncio.sleep(0)
@@ -275,7 +275,7 @@ def test_any_interleaving_of_users_ends_with_nothing_mapped(region: Any, seed: i
             await asyncio.sleep(0)
 
     async def infer(name: str, number: int) -> None:
-        lease = Lease(memory)
+        lease = memory.lease()
         try:
             placement = lease.place(name, number * 4, 4)
             for _ in range(choose.randrange(5)):

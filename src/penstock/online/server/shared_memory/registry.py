@@ -70,6 +70,10 @@ class SharedMemory:
         for region in [region for region in self._leaving if name in ("", region.name)]:
             await region.closed.wait()
 
+    def lease(self) -> Lease:
+        """An empty lease, for one request."""
+        return Lease(self)
+
     def find(self, name: str) -> Region:
         """The region ``name``. Raises NotFound, Unsupported."""
         region = self._regions.get(name)
