@@ -50,7 +50,7 @@ def test_a_student_that_learns_nothing_more(penstock, student: Path) -> None:
         (("--student", "text.onnx"), 2, "student 'text.onnx': the file is not an ONNX model"),
         (("--teacher", "text.onnx", "--student", "student.onnx"), 2, "teacher 'text.onnx': the file is not an ONNX model"),
         (("--student", "student.onnx", "--temperature", "0"), 2, "--temperature must be greater than 0, got 0"),
-        (("--student", "student.onnx", "--teacher-share", "2"), 2, "all there is, or more"),
+        (("--student", "student.onnx", "--teacher-share", "2"), 2, "must be below 1"),
         (("--student", "out.onnx"), 2, "would overwrite"),
         ((), 2, "Missing option '--student'"),
     ],
