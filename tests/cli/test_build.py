@@ -124,7 +124,7 @@ def test_a_model_that_is_not_one(penstock, folder: Path) -> None:
     (folder / "bad.onnx").write_text("not a model")
     done = penstock("build", "bad.onnx", "--evaluate", "data.npz", "-o", "out.bundle")
     assert done.code == 2
-    assert "error: this is not an ONNX file" in done.err
+    assert "error: the file is not an ONNX model" in done.err
     assert penstock("build", "none.onnx", "--evaluate", "data.npz", "-o", "out.bundle").code == 3
     assert penstock("build", "data.npz", "--evaluate", "data.npz", "-o", "out.bundle").code == 2
 

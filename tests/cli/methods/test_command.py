@@ -47,7 +47,7 @@ def bad_files(folder: Path) -> None:
     [
         (("none.onnx",), 3, "no model file 'none.onnx'"),
         (("data.npz",), 2, "is not a model file"),
-        (("text.onnx",), 2, "model 'text.onnx': this is not an ONNX file"),
+        (("text.onnx",), 2, "model 'text.onnx': the file is not an ONNX model"),
         (("folder.onnx",), 2, "model 'folder.onnx' is a folder"),
         (("some.coded",), 2, "penstock share some.coded --decode"),
         (("linear.onnx", "-o", "pipe.onnx"), 2, "'pipe.onnx' cannot be written: it is not a regular file"),

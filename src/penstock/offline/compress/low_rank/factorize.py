@@ -97,7 +97,7 @@ class _Factory:
         self.layers = {layer.name: layer for layer in layers(self._model())}
         if not self.layers:
             if any(node.op_type == "DequantizeLinear" for node in self._proto.graph.node):
-                raise Unsupported("the model is quantised already", "give the float model, and quantise afterwards")
+                raise Unsupported("the model is already quantised", "give the float model, and quantise afterwards")
             needs = "low rank needs Gemm, MatMul or Conv with constant FP32 weights"
             raise Unsupported("the model has no layer to split", needs)
         self._artifact = artifact
