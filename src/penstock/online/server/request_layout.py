@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import TEXT, AnswerForm
-from penstock.online.server.shared_memory.registry import Lease, SharedMemory
+from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import Parameters
 from penstock.tensor import Array, DataType
 

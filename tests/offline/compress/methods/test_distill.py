@@ -48,7 +48,11 @@ def test_a_student_that_learns_nothing_more(penstock, student: Path) -> None:
         (("--student", "other.onnx"), 2, "student and teacher differ: 'y' is FP32 [-1, 5] in the student"),
         (("--student", "renamed.onnx"), 2, "student and teacher differ: inputs ['a'] in the student, ['x'] in the"),
         (("--student", "text.onnx"), 2, "student 'text.onnx': the file is not an ONNX model"),
-        (("--teacher", "text.onnx", "--student", "student.onnx"), 2, "teacher 'text.onnx': the file is not an ONNX model"),
+        (
+            ("--teacher", "text.onnx", "--student", "student.onnx"),
+            2,
+            "teacher 'text.onnx': the file is not an ONNX model",
+        ),
         (("--student", "student.onnx", "--temperature", "0"), 2, "--temperature must be greater than 0, got 0"),
         (("--student", "student.onnx", "--teacher-share", "2"), 2, "must be below 1"),
         (("--student", "out.onnx"), 2, "would overwrite"),
