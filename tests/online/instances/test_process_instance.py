@@ -24,8 +24,7 @@ from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Code, InvalidModel, PenstockError, Unavailable
-from penstock.online.instances.process_halt import Halt
-from penstock.online.instances.process_instance import InstanceRestarting, ProcessModel
+from penstock.online.instances.process_instance import Halt, InstanceRestarting, ProcessModel
 from penstock.online.scheduler.base import InstanceDied
 from penstock.tensor import Array, DataType, TensorSpec
 
@@ -205,7 +204,7 @@ def test_repeated_deaths_are_waited_out_by_the_clock(load: Loader) -> None:
     for delay_s in (0.5, 1.0):
         kill(model)
         until(lambda: not model.healthy)
-        with pytest.raises(InstanceRestarting, match="is being started again") as caught:
+        with pytest.raises(InstanceRestarting, match="is being restarted") as caught:
             model.forward(X)
         assert caught.value.code is Code.UNAVAILABLE
         assert caught.value.retry_after_s == pytest.approx(delay_s)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from penstock.clock import SystemClock
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable
 from penstock.online.instances.instance import Instance
-from penstock.online.scheduler.batch import merge, split
 from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy, TimeoutAction
 from penstock.online.scheduler.brief_runs import BRIEF_NS, NEEDED
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.forming import Batch
+from penstock.online.scheduler.layout import merge, split
 from penstock.online.scheduler.queue import Pending
 from penstock.request import Deadline, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import BatchTimes, Failure, Reason

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.online.repository.loading.scheduling import layout_of
 from penstock.online.repository.triton.schema import typed
-from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
+from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest, merge, split
 from penstock.online.scheduler.queue import Pending
 from penstock.protocol.messages import ModelConfig
 from penstock.request import InferRequest
@@ -180,3 +180,27 @@ def test_outputs_cannot_take_dimensions_that_the_input_has_not() -> None:
             output=[tensor("y", [-1, -1])],
             batch_output=[{"target_name": ["y"], "source_input": ["x"]}],
         )
+
+
+def inputs(rows: int, seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {"x": random.standard_normal((rows, 3)), "ids": random.integers(0, 9, (rows,))}
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20))
+def test_split_undoes_merge(rows: list[int]) -> None:
+    requests = [inputs(count, seed) for seed, count in enumerate(rows)]
+    for given_back, sent in zip(split(merge(requests), rows), requests, strict=True):
+        for name in sent:
+            np.testing.assert_array_equal(given_back[name], sent[name])
+
+
+def test_a_single_request_is_not_copied() -> None:
+    single = inputs(2, 0)
+    assert merge([single])["x"] is single["x"]
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (), (5,)])
+def test_outputs_that_do_not_follow_the_rows_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PenstockError, match="output 'y' has shape"):
+        split({"y": np.zeros(shape)}, [1, 1])

@@ -1,63 +1,65 @@
-"""What a process instance and its child say to each other: messages over a socket pair, tensors not among them.
+"""The messages between a process instance and its child, sent over a socket pair. Tensors are in shared memory instead.
 
-Each is its length and its MessagePack form. With most engines one message answers another. A Python model's process and its parent
-talk both ways at once: while the model executes it may ask other models, and its answers may come after it has executed::
+Each message is its length, followed by its MessagePack form. With most engines a message is answered by exactly one other. The process
+of a Python model and its parent both send at any time: the model may call other models while it executes, and may answer later::
 
     parent                          child
     Execute   ──────────────────▶             requests; their inputs lie in the arena of inputs
-              ◀──────────────────   Answered  one answer of a decoupled model, or the question whether any is wanted
+              ◀──────────────────   Answered  an answer of a decoupled model, or a check whether the client has cancelled
     Taken     ──────────────────▶             the tensors have been copied, so their arena is free
               ◀──────────────────   Asked     a request to another model
-    Taken, Replied … ───────────▶             its answers, each followed by the child's Taken
-              ◀──────────────────   Executed  the outcomes, which lie in the arena of outputs
+    Taken, Replied … ───────────▶             its answers, each acknowledged by the child's Taken
+              ◀──────────────────   Executed  the outcomes; outputs lie in the arena of outputs
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.artifact import FileEntry
 from penstock.errors import PenstockError, revive
-from penstock.online.instances.tensor_arena import TensorSlot
+from penstock.online.instances.tensor_arena import TensorArena, TensorSlot
 from penstock.request import InferRequest
-from penstock.tensor import Signature, TensorSpec
+from penstock.tensor import Array, Signature, TensorSpec
 
+_log = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 
 Stages = dict[str, tuple[int, int]]
-"""By the name of a stage how often it ran and how many nanoseconds it took, since the last message that told."""
+"""Count and total nanoseconds of each stage since the message before, by the stage's name."""
 
 
 class Load(msgspec.Struct, tag=True):
-    """To the child: load the model, whose files are in the memory that it inherited."""
+    """Request to load the model, whose files are in the inherited memory."""
 
     engine: str
     format: str
     digest: str
     path: str
-    """Where the bytes came from; empty if from no file."""
+    """The model's file; empty if it has none."""
     options: dict[str, Any]
     cores: tuple[int, ...]
-    """Core ids to run on; empty: any."""
+    """Core ids to run on; empty means any."""
     name: str = ""
-    """As in ``Artifact``."""
+    """``Artifact.name``."""
     beside: tuple[FileEntry, ...] = ()
-    """As in ``Artifact``; without a ``path`` their contents follow the main file's bytes."""
+    """``Artifact.beside``. Without a ``path``, the contents follow the main file's bytes."""
 
 
 class Loaded(msgspec.Struct, tag=True):
     signature: Signature
     optional_inputs: tuple[TensorSpec, ...] = ()
-    """Those beside the signature's that need not be given."""
+    """Inputs that have a default value in the model; not part of the signature."""
     decoupled: bool = False
+    """For Python models only, like ``max_batch``; see ``RequestModel``."""
     max_batch: int | None = None
-    """As of a ``RequestModel``, which a Python model is."""
 
 
 class Forward(msgspec.Struct, tag=True):
@@ -75,64 +77,67 @@ class Failed(msgspec.Struct, tag=True):
     hint: str
 
     @classmethod
-    def of(cls, error: PenstockError) -> Failed:
+    def of(cls, error: Exception) -> Failed:
+        """Convert ``error``. The parent learns only the type of an unexpected one; the log gets the traceback."""
+        if not isinstance(error, PenstockError):
+            _log.error("the model failed", exc_info=error)
+            error = PenstockError(f"the model failed: {type(error).__name__}")
         return cls(type(error).__name__, error.message, error.hint)
 
     def error(self) -> PenstockError:
-        """The error anew."""
         return revive(self.kind, self.message, self.hint)
 
 
 class Execute(msgspec.Struct, tag=True):
     first: int
-    """Number of the first request; the others follow."""
+    """Number of the first request; the numbers of the others follow."""
     requests: list[InferRequest]
-    """Without their inputs, which are told apart."""
+    """The requests without their inputs."""
     inputs: list[list[TensorSlot]]
 
 
-Told = list[TensorSlot] | Failed | None
-"""The outcome of a request: its outputs, or the error; None: none yet."""
+OutcomeSlots = list[TensorSlot] | Failed | None
+"""The outcome of a request: outputs, an error, or None if there is none yet."""
 
 
 class Executed(msgspec.Struct, tag=True):
-    outcomes: list[Told]
+    outcomes: list[OutcomeSlots]
     stages: Stages
 
 
 class Answered(msgspec.Struct, tag=True):
     number: int
-    outcome: Told
+    outcome: OutcomeSlots
     final: bool
     stages: Stages
 
 
 class Taken(msgspec.Struct, tag=True):
-    """The tensors of the other's last message have been copied."""
+    """Acknowledgement: the tensors of the other side's last message have been copied."""
 
     wanted: bool = True
-    """Whether anybody wants more answers."""
+    """False once the client has cancelled the request."""
 
 
 class Asked(msgspec.Struct, tag=True):
     number: int
     request: InferRequest
-    """Without its inputs."""
+    """The request without its inputs."""
     inputs: list[TensorSlot]
     decoupled: bool
 
 
 class Replied(msgspec.Struct, tag=True):
     number: int
-    """Of the question."""
-    outcome: Told
+    """Number of the ``Asked`` message."""
+    outcome: OutcomeSlots
     final: bool
     model: tuple[str, str]
-    """Name and version of who answers."""
+    """Name and version of the model that answers."""
 
 
 class Dropped(msgspec.Struct, tag=True):
-    """No more answers to the question ``number`` are wanted."""
+    """The model has cancelled its call ``number``."""
 
     number: int
 
@@ -145,7 +150,7 @@ class Said(msgspec.Struct, tag=True):
 
 
 class MetricChanged(msgspec.Struct, tag=True):
-    """A metric that the model keeps has changed."""
+    """A metric of the model has changed."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -153,7 +158,7 @@ class MetricChanged(msgspec.Struct, tag=True):
     labels: dict[str, str]
     value: float
     replaces: bool
-    """Whether ``value`` is the new one, or added."""
+    """True if ``value`` replaces the metric's value, False if it is added."""
 
 
 Replies = Taken | Asked | Replied | Dropped | Said | MetricChanged
@@ -161,27 +166,41 @@ Message = Load | Loaded | Forward | Forwarded | Failed | Execute | Executed | An
 
 
 def without_inputs(request: InferRequest) -> InferRequest:
-    """``request`` as messages carry it."""
+    """The part of ``request`` that messages contain."""
     return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None)
 
 
+def write_outcome(outcome: Mapping[str, Array] | PenstockError | None, arena: TensorArena) -> OutcomeSlots:
+    """Convert the outcome of a request; outputs replace the content of ``arena``."""
+    if isinstance(outcome, PenstockError):
+        return Failed.of(outcome)
+    return None if outcome is None else arena.write(outcome)
+
+
+def read_outcome(outcome: OutcomeSlots, arena: TensorArena) -> dict[str, Array] | PenstockError | None:
+    """The reverse of ``write_outcome``; outputs are copied."""
+    if isinstance(outcome, Failed):
+        return outcome.error()
+    return None if outcome is None else arena.copy(outcome)
+
+
 class Channel:
-    """One end of the socket pair; one thread at a time may send, and one receive."""
+    """One end of the socket pair. One thread at a time may send, and one may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self._ahead = bytearray()
-        """Of the messages after the last one received, what has come."""
+        """Bytes that have arrived after the last message."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
 
     def send(self, message: Message) -> None:
-        """Raises OSError if the other end is gone."""
+        """Send ``message``. Raises OSError if the other end is closed."""
         data = self._encode(message)
         self.socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Message:
-        """The next message; blocks. Raises EOFError or OSError if the other end is gone."""
+        """Wait for the next message. Raises EOFError or OSError if the other end is closed."""
         data = self._ahead
         while len(data) < _LENGTH.size:
             data += self._read()

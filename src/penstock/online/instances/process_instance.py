@@ -1,8 +1,8 @@
-"""A model in a child process: if it crashes or hangs, the server and other models go on.
+"""A model in a child process. If it crashes or hangs, the server and its other models continue.
 
-Tensors pass through shared memory without pickling: inputs are copied into it once and outputs out of it once. If the
-process dies, the batch that it was at fails, and no other; it is started again at once, and after repeated deaths with growing delays
-(``restart``). Meanwhile the model is not ``healthy``: calls wait a moment and then fail, saying when to ask again.
+Tensors pass through shared memory: inputs are copied into it once, outputs out of it once, and nothing is pickled. If the process
+dies, only its current batch fails. It is restarted at once, and after repeated deaths with growing delays (see ``restart``). Until
+it is back, the model is not ``healthy``: calls wait up to a second, then fail with the time after which to retry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from penstock.engines.base import LoadedModel, Options
 from penstock.errors import Code, PenstockError, Unavailable
 from penstock.online.instances.process_channel import Failed, Forward, Forwarded, Load, Loaded, Message
 from penstock.online.instances.process_child import WORKER, ProcessChild
-from penstock.online.instances.process_halt import Halt
 from penstock.online.instances.tensor_arena import TensorArena
 from penstock.online.restart import restart_delay_s
 from penstock.online.scheduler.base import InstanceDied
@@ -29,28 +28,58 @@ from penstock.tensor import Array, Signature, TensorSpec
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
-"""How long a call waits for a process that is started again. Also bounds how fast an instance that has none fails batches
-that others could have taken."""
+"""Longest wait of a call for a restarting process. It also limits the rate at which an instance without a process fails batches."""
 _LOOK_S = 0.05
-_REMEMBERED = 32
+_MAX_DEATHS = 32
 
 
 class InstanceRestarting(InstanceDied):
-    """What runs the model has died more than once and is not back yet."""
+    """The model's process has died and is not back yet."""
 
     code = Code.UNAVAILABLE
 
 
+class Halt:
+    """Ends processes that are still loading their models, which may take for ever. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """The reason why no model may be loaded; empty while models may be."""
+        self._lock = threading.Lock()
+        self._loading: set[ModelProcess] = set()
+
+    def hold(self, process: ModelProcess) -> None:
+        """Register ``process``, which is about to load its model. Raises Unavailable after ``end``."""
+        with self._lock:
+            if self.reason:
+                raise Unavailable(self.reason)
+            self._loading.add(process)
+
+    def release(self, process: ModelProcess) -> None:
+        """Remove ``process``, which has loaded its model or failed to. Idempotent."""
+        with self._lock:
+            self._loading.discard(process)
+
+    def end(self, reason: str) -> None:
+        """Kill all registered processes at once, and refuse further ones."""
+        with self._lock:
+            self.reason = reason
+            loading, self._loading = self._loading, set()
+        for process in loading:
+            _log.warning("a process that is still loading its model is ended: %s", reason)
+            process.end_at_once()
+
+
 class ModelProcess:
-    """A model whose engine lives in a child process, which is started again when it dies; made by ``load``."""
+    """A model in a child process that is restarted when it dies; created by ``load``."""
 
     reentrant = False
     worker = WORKER
-    """The module that the child runs."""
+    """Module that the child runs."""
     end_s = 2.0
-    """How long the child may take to end when it is asked to."""
+    """Longest wait for the child to end by itself before it is killed."""
     least_load_s = 60.0
-    """How long it may take to load the model at least, where calls have a limit: starting takes longer than answering."""
+    """Least time-out for loading if calls have a time-out: loading takes longer than answering."""
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
@@ -60,15 +89,15 @@ class ModelProcess:
         self._clock = clock
         self._model_file = os.dup(model_file)
         self._inputs, self._outputs = TensorArena.create(), TensorArena.create()
-        self._deaths: deque[float] = deque(maxlen=_REMEMBERED)
+        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self._keeper: threading.Thread
         self._changed = threading.Condition()
         # The rest is guarded by the condition.
         self._child: ProcessChild | None = None
-        """The one to call; None while there is none."""
+        """The child that takes calls, if there is one."""
         self._starting: ProcessChild | None = None
         self._closed = self._unloaded = False
-        """Closed: no child is called or started any more."""
+        """Closed: no child is called or started again."""
 
     @classmethod
     def load(  # noqa: PLR0913, PLR0917 - what is loaded, and how it is run
@@ -84,8 +113,8 @@ class ModelProcess:
     ) -> Self:
         """Load ``artifact``, whose bytes are in ``model_file`` (see ``Artifact.in_memory``), in a new process that runs on ``cores``.
 
-        A call of more than ``timeout_s`` ends the process, and so does loading for longer than that and ``least_load_s``; 0 waits for
-        ever. ``halt`` may end it until its ``release``. Raises what the engine raises.
+        The process is ended if a call takes longer than ``timeout_s``, or loading longer than ``least_load_s`` too; 0 means no limit.
+        ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
         """
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
@@ -107,17 +136,17 @@ class ModelProcess:
 
     @property
     def healthy(self) -> bool:
-        """Whether there is a process to call."""
+        """True if there is a process to call."""
         return self._child is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None while there is none."""
+        """Id of the process; None while there is none."""
         child = self._child
         return child.pid if child else None
 
     def unload(self) -> None:
-        """End the process and give all memory back."""
+        """End the process and free all memory."""
         with self._changed:
             if self._unloaded:
                 return
@@ -135,7 +164,7 @@ class ModelProcess:
         self._give_back()
 
     def end_at_once(self) -> None:
-        """End the process, whatever it is at, and start it no more; ``unload`` gives the memory back. Any thread may call it."""
+        """Kill the process and do not restart it; ``unload`` frees the memory. Any thread may call it."""
         with self._changed:
             self._closed = True
             for child in (self._child, self._starting):
@@ -143,18 +172,17 @@ class ModelProcess:
                     child.kill()
             self._changed.notify_all()
 
+    def hear(self, message: Message) -> None:
+        """Handle a message that the child sends unasked."""
+
     def _take_facts(self, loaded: Loaded) -> None:
-        """What the child says of the model."""
         self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
 
-    def hear(self, message: Message) -> None:
-        """What the child says without being asked."""
-
     def _attach(self, child: ProcessChild) -> None:
-        """``child`` has loaded the model, and is about to be called."""
+        """Called when ``child`` has loaded the model, before its first call."""
 
     def _call(self, call: Callable[[ProcessChild], None]) -> ProcessChild:
-        """Call the child, and the next one if it had died before, so that this batch is none that it ran."""
+        """Call the child. If it had already died, so that it did not receive the batch, call the next one."""
         while True:
             child = self._wait_for_child()
             try:
@@ -169,7 +197,7 @@ class ModelProcess:
         self._lose(child)
         return InstanceDied(
             f"the model took longer than {self._timeout_s:g} s, so its process was ended",
-            "if it needs longer, raise 'model_timeout_s'",
+            "raise 'model_timeout_s' if the model needs more time",
         )
 
     def _died(self, child: ProcessChild) -> InstanceDied:
@@ -185,18 +213,18 @@ class ModelProcess:
             if self._child is None:
                 left = max(0.0, self._restart_at() - self._clock.now())
                 raise InstanceRestarting(
-                    "the model's process died and is being started again", "try again later", retry_after_s=left
+                    "the model's process died and is being restarted", "try again later", retry_after_s=left
                 )
             return self._child
 
     def _lose(self, child: ProcessChild) -> None:
-        """Call it no more; its keeper sees to the rest."""
+        """Stop calling ``child``; the keeper replaces it."""
         with self._changed:
             if self._child is child:
                 self._child = None
 
     def _keep(self, child: ProcessChild | None) -> None:
-        """The keeper's thread: start a child again whenever it has died."""
+        """The keeper's thread: replace a child that has died."""
         while child is not None:
             how, pid = child.wait(), child.pid
             with self._changed:
@@ -206,16 +234,16 @@ class ModelProcess:
                     return
                 self._deaths.append(self._clock.now())
             delay_s = restart_delay_s(self._deaths, self._clock.now())
-            _log.error("the process %d of a model ended with %s; started again in %.1f s", pid, how, delay_s)
+            _log.error("the process %d of a model ended with %s; restarting it in %.1f s", pid, how, delay_s)
             child = self._restart()
 
     def _restart(self) -> ProcessChild | None:
-        """A new child, after as many attempts as it takes; None once unloaded."""
+        """Start a child, with as many attempts as necessary; None once unloaded."""
         while self._is_due():
             try:
                 child, _ = self._start()
             except PenstockError as error:
-                _log.error("a model's process could not be started again: %s", error)
+                _log.error("a model's process could not be restarted: %s", error)
                 self._deaths.append(self._clock.now())
                 continue
             with self._changed:
@@ -228,10 +256,10 @@ class ModelProcess:
         return None
 
     def _is_due(self) -> bool:
-        """Wait until a child may be started; False once unloaded."""
+        """Wait until the next start is due; False once unloaded."""
         with self._changed:
             while not self._closed and (left := self._restart_at() - self._clock.now()) > 0:
-                # Not all of it: the clock need not be the system's.
+                # In short steps: the clock may not be the system's.
                 self._changed.wait(min(left, _LOOK_S))
             return not self._closed
 
@@ -239,7 +267,7 @@ class ModelProcess:
         return self._deaths[-1] + restart_delay_s(self._deaths, self._deaths[-1]) if self._deaths else 0.0
 
     def _files(self) -> tuple[int, ...]:
-        """What the child inherits."""
+        """Descriptors that the child inherits."""
         return self._model_file, self._inputs.file, self._outputs.file
 
     def _start(self) -> tuple[ProcessChild, Loaded]:
@@ -259,7 +287,7 @@ class ModelProcess:
             if isinstance(error, TimeoutError):
                 raise PenstockError(
                     f"the model took longer than {load_s:g} s to load, so its process was ended",
-                    "if it needs longer, raise 'model_timeout_s'",
+                    "raise 'model_timeout_s' if the model needs more time",
                 ) from None
             raise
         finally:
@@ -276,7 +304,7 @@ class ProcessModel(ModelProcess, LoadedModel):
     """A model of any engine in a child process."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """As ``LoadedModel.forward``. Raises InstanceDied if the process ends or is ended before it has answered."""
+        """Run once, see ``LoadedModel``. Raises InstanceDied if the process dies or takes too long."""
         child = self._call(lambda child: child.send(Forward(self._inputs.write(inputs))))
         try:
             answer = child.receive(self._timeout_s)

@@ -113,7 +113,7 @@ def test_bytes_outputs_hold_bytes(processes: Processes, element: str) -> None:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)])]
     """
     (outcome,) = ask(processes.load(body, STRINGS), [InferRequest("m", {"x": np.array([b"a"], object)})])
-    assert "must hold bytes or text" in outcome.message
+    assert "must contain bytes or text" in outcome.message
 
 
 def test_a_traceback_is_logged_and_not_told(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,8 +30,8 @@ WRONG = {
     "another type": ("return [1]", "found type 'int'"),
     "no output": ("return [pb_utils.InferenceResponse([])]", "gave no output 'y'"),
     "another output": ('return [answer("z", x)]', "gave the output 'z', which its configuration does not have"),
-    "no dtype of ours": ('return [answer("y", x.astype(complex))]', "output 'y' is of dtype complex128"),
-    "objects": ('return [answer("y", x.astype(object))]', "output 'y' holds a float, and must hold bytes or text"),
+    "no dtype of ours": ('return [answer("y", x.astype(complex))]', "output 'y' has the unsupported dtype complex128"),
+    "objects": ('return [answer("y", x.astype(object))]', "output 'y' contains a float, must contain bytes or text"),
     "too large": ('return [answer("y", np.broadcast_to(np.float32(0), (1, 1 << 40)))]', "tensors of .* bytes are more"),
     "an exception": ("raise ValueError('bad value')", "message: ValueError: bad value$"),
     "several lines": ("raise ValueError('first\\nsecond')", "message: ValueError: first second$"),
@@ -101,7 +101,7 @@ def test_wrong_answers_are_told(coded: PythonProcess, case: str) -> None:
         ("raise KeyboardInterrupt", "message: KeyboardInterrupt"),
         ("raise ValueError('no')", "ValueError: no"),
         ("requests[0].get_response_sender().send()", "the final flag must be set"),
-        ("requests[0].get_response_sender().send(1)", "it is no InferenceResponse"),
+        ("requests[0].get_response_sender().send(1)", "expected an InferenceResponse, got int"),
     ],
 )
 def test_mistakes_of_a_decoupled_model_end_the_request(coded_stream: PythonProcess, code: str, message: str) -> None:
@@ -141,9 +141,9 @@ def test_what_a_model_does_to_its_process_does_not_keep_it_from_answering(coded:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("pb_utils.MetricFamily('nv_a', '', 'gauge')", "no name for a metric"),
+        ("pb_utils.MetricFamily('nv_a', '', 'gauge')", "not a valid metric name"),
         ("pb_utils.MetricFamily('a', '', 'histogram')", "must be a COUNTER or a GAUGE"),
-        ("pb_utils.MetricFamily('a', '', 'gauge').Metric({'-': ''})", "no name for a label"),
+        ("pb_utils.MetricFamily('a', '', 'gauge').Metric({'-': ''})", "not a valid label name"),
         ("pb_utils.MetricFamily('a', '', 'gauge').Metric().set(float('nan'))", "cannot become nan"),
         ("pb_utils.MetricFamily('b', '', 'counter').Metric().set(1)", "cannot be set"),
         ("pb_utils.MetricFamily('b', '', 'counter').Metric().increment(-1)", "cannot be incremented by -1"),
@@ -179,19 +179,19 @@ def test_what_is_configured_stays(processes: Processes) -> None:
     ("body", "options", "message"),
     [
         ("def nothing(self): pass", {}, "no function 'execute'"),
-        (IDENTITY, {}, "not known what the model takes and gives"),
+        (IDENTITY, {}, "inputs and outputs are unknown"),
         (COMPLETES + IDENTITY, config(32), "'max_batch_size' is 32, above the model's 16"),
-        (COMPLETES.replace("return config", "return None") + IDENTITY, {}, "returned no model configuration"),
+        (COMPLETES.replace("return config", "return None") + IDENTITY, {}, "did not return its argument"),
         (
             "def initialize(self, args):\n    1 / 0" + IDENTITY,
             None,
             r"failed in line 8 .*ZeroDivisionError: division by",
         ),
         ("import absent_module" + IDENTITY, None, r"failed in line 7 while it was imported: ModuleNotFoundError"),
-        ("def execute(self: pass", None, "it is no Python: line 7: "),
+        ("def execute(self: pass", None, "not valid Python: line 7: "),
         ("import os; os._exit(3)" + IDENTITY, None, "ended with exit status 3 while it loaded the model"),
         ("import os; os.abort()" + IDENTITY, None, "ended with signal SIGABRT while it loaded the model"),
-        ("x = '\0'" + IDENTITY, None, "model.py holds null bytes"),
+        ("x = '\0'" + IDENTITY, None, "model.py contains null bytes"),
         (IDENTITY, config(parameters={"EXECUTION_ENV_PATH": {"string_value": "e"}}), "'EXECUTION_ENV_PATH' is not"),
     ],
 )

@@ -12,10 +12,10 @@ _KEYS = {"name", "data_type", "dims", "optional"}
 
 
 class AutoCompletion:
-    """What ``auto_complete_config`` is given and returns. A contradiction to the configuration's file raises ValueError."""
+    """The argument and result of ``auto_complete_config``. A conflict with the user's configuration raises ValueError."""
 
     def __init__(self, options: PythonOptions) -> None:
-        self._given = options.max_batch
+        self._max_batch = options.max_batch
         self._config: dict[str, Any] = {
             **options.config,
             "name": options.name,
@@ -35,11 +35,11 @@ class AutoCompletion:
         self._add("output", dict(output))
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        if self._given is None:
+        if self._max_batch is None:
             self._config["max_batch_size"] = int(max_batch_size)
-        elif self._given > max_batch_size:
+        elif self._max_batch > max_batch_size:
             raise ValueError(
-                f"the configuration's 'max_batch_size' is {self._given}, above the model's {max_batch_size}"
+                f"the configuration's 'max_batch_size' is {self._max_batch}, above the model's {max_batch_size}"
             )
 
     def set_dynamic_batching(self) -> None:
@@ -47,34 +47,32 @@ class AutoCompletion:
 
     def set_model_transaction_policy(self, transaction_policy: Mapping[str, bool]) -> None:
         if unknown := set(transaction_policy) - {"decoupled"}:
-            raise ValueError(f"the transaction policy has no {sorted(unknown)}")
+            raise ValueError(f"unknown fields of the transaction policy: {sorted(unknown)}")
         self._config["model_transaction_policy"] = dict(transaction_policy)
 
     def _add(self, field: str, tensor: dict[str, Any]) -> None:
         if unknown := set(tensor) - _KEYS:
-            raise ValueError(f"an {field} has no {sorted(unknown)}")
+            raise ValueError(f"unknown fields of an {field}: {sorted(unknown)}")
         (spec,) = specs_of([tensor], batched=False)
-        for known in self._config[field]:
-            if known["name"] != spec.name:
-                continue
-            if not known.get("dims"):
-                known.update(tensor)
-            elif specs_of([known], batched=False) != (spec,):
-                raise ValueError(f"{field} '{spec.name}' differs from the configuration's")
-            return
-        self._config[field].append({**tensor, "dims": list(spec.shape)})
+        known = next((one for one in self._config[field] if one["name"] == spec.name), None)
+        if known is None:
+            self._config[field].append({**tensor, "dims": list(spec.shape)})
+        elif not known.get("dims"):
+            known.update(tensor)
+        elif specs_of([known], batched=False) != (spec,):
+            raise ValueError(f"{field} '{spec.name}' differs from the configuration's")
 
 
 ModelConfig = AutoCompletion
-"""The name that models know it by."""
+"""The name that models import."""
 
 
 def completed(model: type, options: PythonOptions) -> dict[str, Any]:
-    """The configuration, completed by ``model`` if it does that. Raises InvalidModel, and what the model raises."""
+    """The configuration after ``auto_complete_config`` of ``model``, if any. Raises InvalidModel, and the model's exceptions."""
     config = AutoCompletion(options)
     complete = getattr(model, "auto_complete_config", None)
     if complete is not None:
         config = complete(config)
         if not isinstance(config, AutoCompletion):
-            raise InvalidModel("auto_complete_config returned no model configuration", "return what it was given")
+            raise InvalidModel("auto_complete_config did not return its argument", "return the configuration")
     return config.as_dict()

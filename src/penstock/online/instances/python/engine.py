@@ -1,6 +1,6 @@
 """Models written in Python: a ``model.py`` as Triton's Python backend takes it, or in Penstock's own typed form.
 
-A model's code may do anything to its process, so the server loads it in a child process only.
+A model's code can do anything to its process, so the server loads it only in a child process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from penstock.artifact import Artifact, Format
 from penstock.engines.base import (
     Finding,
-    LoadedModel,
     Options,
     RequestModel,
     Severity,
@@ -25,8 +24,8 @@ from penstock.engines.base import (
 )
 from penstock.errors import InvalidModel
 from penstock.online.instances.python.backend_utils import as_module
-from penstock.online.instances.python.host import Host, Stages, here
-from penstock.online.instances.python.module import import_model, source_file, told
+from penstock.online.instances.python.host import Host, StageTimes, here
+from penstock.online.instances.python.module import import_model, model_errors, source_file
 from penstock.online.instances.python.options import PythonOptions
 from penstock.online.instances.python.triton_model import TritonModel
 from penstock.online.instances.python.typed import is_marked
@@ -39,17 +38,17 @@ _FIXED_COST_BYTES = 64 << 20
 
 
 class PythonEngine:
-    """Runs ``model.py`` in this process, which it changes: one model in one process."""
+    """Runs ``model.py`` in this process. A process can load one model only, because loading changes the process."""
 
     name = "python"
     version = platform.python_version()
     formats = frozenset({Format.PYTHON})
 
     def __init__(self, host: Host | None = None) -> None:
-        """``host`` is what the model may ask for; without, it is on its own."""
+        """``host`` gives the model access to the server."""
         self._host = host or Host()
-        self.stages = Stages()
-        """Of the model that is loaded."""
+        self.stages = StageTimes()
+        """The stages of the loaded model."""
 
     def gpus(self) -> int:
         return 0
@@ -58,22 +57,26 @@ class PythonEngine:
         typed = typed_options(self.name, options, PythonOptions)
         findings = check_artifact(artifact, self.formats)
         if "EXECUTION_ENV_PATH" in typed.parameters:
-            message = "'EXECUTION_ENV_PATH' is not supported: a model runs with the server's own Python"
-            findings.append(Finding(Severity.ERROR, message, "install what it needs beside Penstock, and leave it out"))
+            message = "'EXECUTION_ENV_PATH' is not supported: models run with the server's Python"
+            findings.append(
+                Finding(Severity.ERROR, message, "remove it, and install the model's packages beside Penstock")
+            )
         if b"\0" in artifact.data:
-            return [*findings, Finding(Severity.ERROR, "model.py holds null bytes", "save it as UTF-8 text")]
+            return [*findings, Finding(Severity.ERROR, "model.py contains null bytes", "save it as UTF-8 text")]
         try:
             compile(artifact.data, source_file(artifact), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
-            findings.append(Finding(Severity.ERROR, f"it is no Python: {line}{getattr(error, 'msg', error)}"))
+            findings.append(
+                Finding(Severity.ERROR, f"model.py is not valid Python: {line}{getattr(error, 'msg', error)}")
+            )
         return findings
 
     def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        """What the interpreter takes; what the model takes is not known before it runs."""
+        """The memory of the interpreter. The model's own memory is unknown before it runs."""
         return Resources(memory_bytes=_FIXED_COST_BYTES, cores=1)
 
-    def load(self, artifact: Artifact, options: Options) -> LoadedModel | RequestModel:
+    def load(self, artifact: Artifact, options: Options) -> RequestModel:
         typed = typed_options(self.name, options, PythonOptions)
         refuse_errors(self.validate(artifact, options))
         file = source_file(artifact)
@@ -83,10 +86,10 @@ class PythonEngine:
         if typed.threads:
             os.environ.setdefault("OMP_NUM_THREADS", str(typed.threads))
         sys.modules[_TRITON_MODULE] = as_module(_TRITON_MODULE)
-        with told(file, "while it was imported"):
+        with model_errors(file, "while it was imported"):
             module = import_model(artifact)
         found = _find(module)
-        with told(file, "while it was loaded"):
+        with model_errors(file, "while it was loaded"):
             if isinstance(found, type) and found.__name__ == _TRITON:
                 return TritonModel.load(found, typed, folder)
             return load_typed(found, typed, Context(typed, folder, self.stages))

@@ -1,4 +1,4 @@
-"""What a Python model can ask of the process that it lives in, and the stages whose time it tells."""
+"""The services that a server offers to the Python model in this process, and the timing of the model's stages."""
 
 from __future__ import annotations
 
@@ -7,73 +7,75 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from queue import SimpleQueue
 
 from penstock.errors import Unavailable, Unsupported
-from penstock.request import Done, InferRequest
+from penstock.online.instances.process_channel import MetricChanged, Stages
+from penstock.request import Done, InferRequest, Outcome
 
 _log = logging.getLogger(__name__)
 
 
 class Host:
-    """This one is for a model without a server around it. All may be called from any thread."""
+    """The services for a model without a server; ``Worker`` overrides them. Any thread may call all methods."""
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
-        """Have another model answer; ``done`` is called on a thread that it must not block. What is returned gives the request up."""
-        raise Unsupported(f"there is no server here that could ask model '{request.model_name}'")
+        """Send ``request`` to another model. Returns a function that cancels it.
+
+        ``done`` runs on a thread that it must not block.
+        """
+        raise Unsupported(f"model '{request.model_name}' cannot be called: there is no server in this process")
 
     def say(self, level: int, text: str) -> None:
-        """Write a line into the server's log; ``level`` is one of ``logging``'s."""
+        """Write a line to the server's log; ``level`` is a level of ``logging``."""
         _log.log(level, "%s", text)
 
-    def measure(self, metric: Metered, value: float, replaces: bool) -> None:
-        """Add ``value`` to what the server's page of metrics shows of ``metric``, or have it ``replaces`` that."""
+    def measure(self, change: MetricChanged) -> None:
+        """Update a metric of the model on the server's metrics page."""
 
     def later(self, call: Callable[[], object]) -> None:
-        """Call ``call`` soon, on another thread: destructors run on any, which may hold any lock."""
-
-
-class Metered(NamedTuple):
-    """A metric that a model keeps of itself."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    labels: dict[str, str]
+        """Run ``call`` on another thread. Destructors need this: they run on any thread, which may hold any lock."""
 
 
 class Here:
-    """The one model of this process. What models import by name has nowhere else to look."""
+    """The only model of this process. Models import their interface by name, so it has to be global."""
 
     def __init__(self) -> None:
         self.host = Host()
         self.name = ""
         self.folder = ""
-        """Of the model's version."""
+        """Folder of the model's version."""
         self.measured: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-        """Values of the metrics that it keeps, by name and labels; guarded by ``measuring``."""
+        """Values of the model's metrics, by name and labels; guarded by ``measuring``."""
         self.measuring = threading.Lock()
         self.waits_for_itself = False
-        """Whether a question of the main thread to this very model could never be answered."""
+        """True if a call of this model from its own main thread would never be answered."""
 
-    def ask(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
-        """As ``Host.call``, for the model's own code: a question that the model would wait for for ever is refused."""
+    def ask(self, request: InferRequest, done: Done, decoupled: bool = False) -> Callable[[], None]:
+        """Like ``Host.call``, but answers ``Unavailable`` to a call that would deadlock."""
         itself = self.waits_for_itself and request.model_name == self.name
         if itself and threading.current_thread() is threading.main_thread():
-            done(Unavailable(f"model '{self.name}' has one instance, which would wait for itself", "give it another"))
+            message = f"model '{self.name}' has one instance, which would wait for itself"
+            done(Unavailable(message, "configure a second instance"))
             return lambda: None
         return self.host.call(request, done, decoupled)
+
+    def wait_for(self, request: InferRequest) -> Outcome:
+        """Send ``request`` to another model and wait for its answer."""
+        replies: SimpleQueue[Outcome] = SimpleQueue()
+        self.ask(request, replies.put)
+        return replies.get()
 
 
 here = Here()
 
 
-class Stages:
-    """How often and how long the stages of a model ran since they were last taken."""
+class StageTimes:
+    """Count and duration of a model's stages since the last ``take``. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._totals: dict[str, tuple[int, int]] = {}
+        self._totals: Stages = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -85,7 +87,7 @@ class Stages:
                 count, total_ns = self._totals.get(name, (0, 0))
                 self._totals[name] = count + 1, total_ns + time.perf_counter_ns() - started_ns
 
-    def take(self) -> dict[str, tuple[int, int]]:
+    def take(self) -> Stages:
         with self._lock:
             totals, self._totals = self._totals, {}
         return totals

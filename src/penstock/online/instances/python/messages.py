@@ -1,4 +1,4 @@
-"""Requests and responses as Triton's Python models see them: those given to the model, and those that it makes."""
+"""Requests and responses of Triton's Python models: those that the model receives, and those that it makes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _FLAGS = {
     "sequence_end": TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
 }
 _UNREAD = 1024
-"""Most responses to one question that a model may leave unread."""
+"""Limit on the unread responses to one call of a decoupled model."""
 
 
 class TritonError:
-    """Why a request failed; ``code`` is one of the constants."""
+    """The error of a request; ``code`` is one of the constants."""
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
 
@@ -70,13 +70,13 @@ _ERRORS: dict[int, type[PenstockError]] = {
 
 
 class PreferredMemory:
-    """Accepted and without effect: all tensors are in main memory."""
+    """Accepted, but ignored: all tensors are in main memory."""
 
     def __init__(self, *_: int) -> None: ...
 
 
 class InferenceResponse:
-    """Outputs or an error."""
+    """The outputs of a request, or its error."""
 
     def __init__(
         self,
@@ -88,12 +88,11 @@ class InferenceResponse:
             raise TritonModelException("'output_tensors' must be a list of Tensor objects")
         self._tensors = list(output_tensors)
         self._error = TritonError(error) if isinstance(error, str) else error
-        self._parameters = dict(parameters or {})
-        """Clients are not given them."""
+        self._parameters = dict(parameters or {})  # clients do not receive them
 
     @classmethod
     def of(cls, outcome: Outcome) -> InferenceResponse:
-        """What the server answers."""
+        """Convert the server's answer to a call."""
         if isinstance(outcome, InferResponse):
             return cls([TritonTensor(name, array) for name, array in outcome.outputs.items()], None, outcome.parameters)
         code = next((code for code, kind in _ERRORS.items() if isinstance(outcome, kind)), TritonError.INTERNAL)
@@ -112,29 +111,31 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def outcome(self) -> dict[str, Array] | PenstockError:
-        """As the server takes it."""
+        """Convert the response for the server."""
         if self._error is not None:
             return _ERRORS.get(self._error.code(), PenstockError)(self._error.message())
         return {tensor.name(): tensor.as_numpy() for tensor in self._tensors}
 
 
 class ResponseSender:
-    """Answers one request, from any thread, until the final flag has been sent; ``lost`` is called if it is dropped before."""
+    """Answers one request, from any thread, until the final flag is sent. Calls ``lost`` if the model drops it before."""
 
     def __init__(self, send: Callable[[InferenceResponse | None, bool], bool], lost: Callable[[], object]) -> None:
         self._send, self._lost = send, lost
         self._lock = threading.Lock()
         self.closed = False
-        """Whether the request has ended."""
+        """True once the request has ended."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Blocks until the server has taken ``response``."""
+        """Send ``response``; blocks until the server has received it."""
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(f"unable to send response: unknown flags {flags}")
         if response is None and not flags:
             raise TritonModelException("unable to send response: without a response, the final flag must be set")
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TritonModelException(f"unable to send a {type(response).__name__}: it is no InferenceResponse")
+            raise TritonModelException(
+                f"unable to send response: expected an InferenceResponse, got {type(response).__name__}"
+            )
         with self._lock:
             if self.closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
@@ -142,7 +143,7 @@ class ResponseSender:
             self._send(response, bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given up."""
+        """True if the client has cancelled the request."""
         return not self._send(None, False)
 
     def __del__(self) -> None:
@@ -151,9 +152,9 @@ class ResponseSender:
 
 
 class InferenceRequest:
-    """A request: one that the model is given, or one that it makes of a model and then executes."""
+    """A request that the model receives, or one that it makes to call another model."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the interface that models know
+    def __init__(  # noqa: PLR0913, PLR0917 - Triton's interface
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
@@ -177,11 +178,11 @@ class InferenceRequest:
         self._memory = preferred_memory or PreferredMemory()
         self._parameters = dict(parameters or {})
         self.sender: ResponseSender | None = None
-        """Of a request that the model is given."""
+        """None for a request that the model has made."""
 
     @classmethod
     def of(cls, request: InferRequest, output_names: Sequence[str], sender: ResponseSender) -> InferenceRequest:
-        """What the model is given; ``output_names`` are those that are meant if the client names none."""
+        """Convert a request to the model; ``output_names`` are requested if the client names no outputs."""
         given = request.parameters
         one = cls(
             request_id=request.id,
@@ -211,7 +212,7 @@ class InferenceRequest:
         return self._outputs
 
     def parameters(self) -> str:
-        """JSON."""
+        """The parameters as JSON."""
         return json.dumps(self._parameters)
 
     def flags(self) -> int:
@@ -221,7 +222,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """Microseconds."""
+        """The time-out in microseconds."""
         return self._timeout
 
     def priority(self) -> int:
@@ -231,7 +232,7 @@ class InferenceRequest:
         return self._memory
 
     def trace(self) -> None:
-        """What a request passes on to those that it causes: the server knows by itself."""
+        """None: the server traces calls of other models without the model's help."""
 
     def model_name(self) -> str:
         return self._model
@@ -242,27 +243,26 @@ class InferenceRequest:
         return self.sender
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given the request up."""
+        """True if the client has cancelled the request."""
         return self.sender is not None and self.sender.is_cancelled()
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
-        """Have the model answer; waits. ``decoupled``: an iterator over the responses of a decoupled model, which waits instead."""
-        replies: SimpleQueue[Outcome] = SimpleQueue()
+        """Call the model and wait for its response. For a decoupled model, return an iterator that waits for each response."""
         if not decoupled:
-            self._begin(replies.put)
-            return InferenceResponse.of(replies.get())
+            return InferenceResponse.of(here.wait_for(self._to_server()))
+        replies: SimpleQueue[Outcome] = SimpleQueue()
 
         def put(outcome: Outcome) -> None:
             if replies.qsize() >= _UNREAD:
-                give_up()
+                cancel()
                 outcome = ResourceExhausted(f"more than {_UNREAD} responses were left unread")
             replies.put(outcome)
 
-        give_up = self._begin(put, decoupled=True)
-        return Responses(replies, give_up)
+        cancel = here.ask(self._to_server(), put, decoupled=True)
+        return Responses(replies, cancel)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
-        """As ``exec``, to be awaited; the iterator is the same."""
+        """Like ``exec``, but awaits the response. The iterator is the same."""
         if decoupled:
             return self.exec(decoupled=True)
         loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()
@@ -271,18 +271,14 @@ class InferenceRequest:
             with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(replies.put_nowait, outcome)
 
-        give_up = self._begin(put)
+        cancel = here.ask(self._to_server(), put)
         try:
             return InferenceResponse.of(await replies.get())
         finally:
-            give_up()
+            cancel()
 
-    def _begin(self, put: Callable[[Outcome], None], decoupled: bool = False) -> Callable[[], None]:
-        """Have ``put`` called with the replies, until what is returned gives the request up."""
-        return here.ask(self.to_server(), put, decoupled)
-
-    def to_server(self) -> InferRequest:
-        """As the server takes it. Raises TritonModelException."""
+    def _to_server(self) -> InferRequest:
+        """Convert the request for the server. Raises TritonModelException."""
         if not self._model:
             raise TritonModelException("a request to a model needs 'model_name'")
         parameters = dict(self._parameters)
@@ -303,10 +299,10 @@ class InferenceRequest:
 
 
 class Responses:
-    """What a decoupled model answers, as an iterator; who drops it gives the request up."""
+    """An iterator over the responses of a decoupled model. Dropping it cancels the call."""
 
-    def __init__(self, replies: SimpleQueue[Outcome], give_up: Callable[[], None]) -> None:
-        self._replies, self._give_up = replies, give_up
+    def __init__(self, replies: SimpleQueue[Outcome], cancel: Callable[[], None]) -> None:
+        self._replies, self._cancel = replies, cancel
         self._ended = False
 
     def __iter__(self) -> Iterator[InferenceResponse]:
@@ -322,9 +318,9 @@ class Responses:
 
     def __del__(self) -> None:
         if not self._ended:
-            here.host.later(self._give_up)
+            here.host.later(self._cancel)
 
 
 def _text(value: str | bytes) -> str:
-    """Models take names out of BYTES tensors."""
+    """Decode names that models have read from BYTES tensors."""
     return value.decode() if isinstance(value, bytes) else value

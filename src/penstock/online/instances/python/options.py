@@ -1,4 +1,4 @@
-"""The options of a ``model.py``: how it is served."""
+"""The options with which an instance of a ``model.py`` is loaded."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 import msgspec
 
 from penstock.online.instances.python.tensors import datatype_of
-from penstock.tensor import Signature, TensorSpec
+from penstock.tensor import TensorSpec
 
 
 class PythonOptions(msgspec.Struct, frozen=True):
-    """How one instance of a Python model is served."""
+    """The options of one instance of a Python model."""
 
     name: str = "model"
     version: str = "1"
     instance: str = ""
     """Name of this instance."""
     instances: int = 1
-    """How many there are."""
+    """Number of instances of the model."""
     threads: int = 0
-    """What ``OMP_NUM_THREADS`` becomes, unless it is set; 0 leaves it alone."""
+    """Default for ``OMP_NUM_THREADS``; 0 sets none."""
     max_batch: int | None = None
-    """The configuration's ``max_batch_size``; None if it gives none."""
+    """``max_batch_size`` of the configuration; None if it is missing."""
     config: dict[str, Any] = {}
-    """The model's configuration in the JSON form of Triton's schema, as the user has written it."""
+    """The user's configuration, in the JSON form of Triton's schema."""
     inputs: tuple[TensorSpec, ...] = ()
-    """As the configuration declares them, with the batch dimension; empty if it does not."""
+    """The inputs that the configuration declares, with their batch dimension."""
     outputs: tuple[TensorSpec, ...] = ()
 
     @property
@@ -36,17 +36,13 @@ class PythonOptions(msgspec.Struct, frozen=True):
 
 
 def specs_of(tensors: list[dict[str, Any]], batched: bool) -> tuple[TensorSpec, ...]:
-    """The inputs or outputs of a configuration, with their batch dimension. Raises ValueError, KeyError for one that is none."""
+    """The tensor specs of a configuration's inputs or outputs; ``batched`` adds the batch dimension.
+
+    Raises ValueError or KeyError for an invalid tensor.
+    """
     specs = []
     for tensor in tensors:
         dims = (tensor.get("reshape") or {}).get("shape", tensor["dims"])
         shape = (-1,) * batched + tuple(int(dim) for dim in dims)
         specs.append(TensorSpec(tensor["name"], datatype_of(tensor["data_type"]), shape))
     return tuple(specs)
-
-
-def joined(options: PythonOptions, signature: Signature) -> Signature:
-    """``signature`` with what only the configuration declares, such as the inputs that a sequence batcher makes."""
-    inputs = {spec.name: spec for spec in (*options.inputs, *signature.inputs)}
-    outputs = {spec.name: spec for spec in (*options.outputs, *signature.outputs)}
-    return Signature(tuple(inputs.values()), tuple(outputs.values()))

@@ -1,7 +1,7 @@
-"""A Python model in a child process, and the conversation with it: requests to execute, and its calls of other models.
+"""A Python model in a child process. Batches go to the child, and the model's calls of other models come back.
 
-Tensors of a batch lie in the arenas of inputs and outputs, which belong to one call of ``execute``. What passes at any other time,
-answers of a decoupled model and questions one way, replies the other, has an arena for each way, free once its reader has copied.
+The tensors of a batch use the arenas of inputs and outputs, which belong to one call of ``execute``. All other tensors, those of a
+decoupled model's answers and of calls of other models, use one arena per direction, which is free again once its reader has copied.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from penstock.online.scheduler.base import InstanceDied
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.telemetry.exposition import label_text
 from penstock.telemetry.statistics import Duration, ModelStatistics, OwnMetric, add_numbers
-from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
 
 _MAX_CALL_BYTES = 2 << 30
-"""Most bytes of tensors that pass outside of a batch at once."""
+"""Limit on the tensors of one message outside a batch."""
 _MAX_SERIES = 1000
 _LOOK_S = 0.05
 
@@ -45,18 +44,18 @@ class PythonProcess(ModelProcess):
         self.max_batch: int | None = None
         self._make_call: MakeCall | None = None
         self.stages: wire.Stages = {}
-        """Of all that was executed, by the names that the model gave."""
+        """Totals of the model's stages, by name."""
         self.metrics: dict[str, OwnMetric] = {}
-        """That the model keeps of itself, by name."""
+        """The model's own metrics, by name."""
         self.from_child, self.to_child = TensorArena.create(_MAX_CALL_BYTES), TensorArena.create(_MAX_CALL_BYTES)
         self._talk: Talk
 
     def connect(self, make_call: MakeCall | None) -> None:
-        """The model is served: from now on it may call other models."""
+        """Allow the model to call other models, as it is now served."""
         self._make_call = make_call
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """As ``RequestModel.execute``. Raises InstanceDied if the process ends or is ended before it has executed."""
+        """Execute ``requests`` in the child. Raises InstanceDied if the process dies or takes too long."""
         talk = self._talk
 
         def begin(child: ProcessChild) -> None:
@@ -72,26 +71,20 @@ class PythonProcess(ModelProcess):
             raise self._ended_late(child) from None
         if executed is None:
             raise self._died(child)
-        for number, told in enumerate(executed.outcomes):
-            if told is not None:
-                answer(number, self.told(told, self._outputs), True)
-
-    def told(self, told: wire.Told, arena: TensorArena) -> dict[str, Array] | PenstockError | None:
-        """The outcome of a request, from the child's message."""
-        if isinstance(told, wire.Failed):
-            return told.error()
-        return None if told is None else arena.copy(told)
+        for number, slots in enumerate(executed.outcomes):
+            if slots is not None:
+                answer(number, wire.read_outcome(slots, self._outputs), True)
 
     def unload(self) -> None:
-        """As ``ModelProcess.unload``, once the streams that it is at have ended."""
+        """Wait for the answers of a decoupled model, then end the process and free its memory."""
         if self.decoupled:
             self._talk.wait()
         super().unload()
 
     def make_call(self) -> ModelCall:
-        """A call of another model. Raises Unavailable before ``connect``."""
+        """Create a call of another model. Raises Unavailable before ``connect``."""
         if self._make_call is None:
-            raise Unavailable("the model is still being loaded, and cannot call others")
+            raise Unavailable("the model is still being loaded and cannot call others")
         return self._make_call()
 
     def add_stages(self, stages: wire.Stages) -> None:
@@ -127,31 +120,34 @@ class PythonProcess(ModelProcess):
 
 
 class Talk:
-    """With one child. One thread reads and never waits for the child to read; another writes what is not a batch."""
+    """The messages to and from one child of a ``PythonProcess``.
+
+    One thread reads, and never waits for the child to read. Another writes all messages but ``Execute``.
+    """
 
     def __init__(self, process: PythonProcess, child: ProcessChild) -> None:
         self._process = process
         self._child = child
         self.executed: SimpleQueue[wire.Executed | None] = SimpleQueue()
-        """The end of what ``begin`` began; None if the child has ended."""
+        """The result of ``begin``; None if the child has ended."""
         self._next = self._first = 0
-        """Numbers of the request after the last, and of the first of those being executed."""
+        """Number of the next request, and of the first request of the current batch."""
         self._answers: dict[int, tuple[Answer, int]] = {}
-        """Of the requests that have not ended."""
+        """For each request that has not ended, its receiver and its place in the batch."""
         self._beginning = threading.Lock()
         self._ended = threading.Event()
-        """Set under it: nothing is begun any more."""
+        """Set while ``_beginning`` is held; nothing begins afterwards."""
         self._calls: dict[int, ModelCall] = {}
         self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
         self._room = threading.Semaphore()
-        """Whether the arena to the child is free."""
+        """Available while the arena to the child is free."""
 
     def start(self) -> None:
         for name, run in (("read-model-process", self._read), ("write-model-process", self._write)):
             threading.Thread(target=run, name=name, daemon=True).start()
 
     def begin(self, child: ProcessChild, task: wire.Execute, answer: Answer) -> None:
-        """Have ``child`` execute ``task``. Raises OSError if it has ended."""
+        """Send ``task`` to ``child``. Raises OSError if the child has ended."""
         with self._beginning:
             if child is not self._child or self._ended.is_set():
                 raise BrokenPipeError
@@ -167,7 +163,7 @@ class Talk:
                 raise
 
     def wait(self) -> None:
-        """Until the child has given, or cannot give, the answers that somebody still waits for."""
+        """Wait until the child has sent all answers that clients still wait for, or has ended."""
         while any(answer(number, None, False) for answer, number in list(self._answers.values())):
             if self._ended.wait(_LOOK_S):
                 return
@@ -178,7 +174,7 @@ class Talk:
                 self._take(self._child.receive(0))
         except (EOFError, OSError):
             pass
-        except Exception:  # noqa: BLE001 - whatever it said; who waits for it must be told
+        except Exception:  # noqa: BLE001 - the callers that wait must get an error
             _log.exception("a model's process sent an invalid message")
             self._child.kill()
         with self._beginning:
@@ -197,13 +193,17 @@ class Talk:
         process = self._process
         if isinstance(message, wire.Executed):
             process.add_stages(message.stages)
-            for number, told in enumerate(message.outcomes, self._first):
-                if told is not None or not process.decoupled:
+            for number, slots in enumerate(message.outcomes, self._first):
+                if slots is not None or not process.decoupled:
                     self._answers.pop(number, None)
             self.executed.put(message)
         elif isinstance(message, wire.Answered):
             process.add_stages(message.stages)
-            self._to_write.put(wire.Taken(wanted=self._answer(message)))
+            outcome = wire.read_outcome(message.outcome, process.from_child)
+            ends = message.final or isinstance(outcome, PenstockError)
+            found = self._answers.pop(message.number, None) if ends else self._answers.get(message.number)
+            wanted = found is not None and found[0](found[1], outcome, message.final)
+            self._to_write.put(wire.Taken(wanted))
         elif isinstance(message, wire.Asked):
             message.request.inputs = process.from_child.copy(message.inputs)
             self._to_write.put(wire.Taken())
@@ -215,12 +215,6 @@ class Talk:
                 call.cancel()
         else:
             process.hear(message)
-
-    def _answer(self, message: wire.Answered) -> bool:
-        outcome = self._process.told(message.outcome, self._process.from_child)
-        ends = message.final or isinstance(outcome, PenstockError)
-        found = self._answers.pop(message.number, None) if ends else self._answers.get(message.number)
-        return found is not None and found[0](found[1], outcome, message.final)
 
     def _ask(self, message: wire.Asked) -> None:
         number = message.number
@@ -240,13 +234,13 @@ class Talk:
             while (item := self._to_write.get()) is not None:
                 self._child.send(self._written(*item) if isinstance(item, tuple) else item)
         except OSError:
-            pass  # the reader sees to it
+            pass  # the reading thread handles it
 
     def _written(self, number: int, reply: Outcome) -> wire.Replied:
         self._room.acquire()
         if isinstance(reply, InferResponse):
             try:
-                slots = self._process.to_child.write(reply.outputs)
+                slots = wire.write_outcome(reply.outputs, self._process.to_child)
                 return wire.Replied(number, slots, reply.final, (reply.model_name, reply.model_version))
             except PenstockError as error:
                 reply = error
@@ -254,11 +248,11 @@ class Talk:
 
 
 def add_up(statistics: ModelStatistics, processes: Sequence[PythonProcess]) -> None:
-    """Set what ``processes`` together tell of a model in its ``statistics``."""
+    """Set the sums of the stages and metrics of ``processes`` in ``statistics``."""
     statistics.stages, statistics.metrics = {}, {}
     for process in processes:
         stages = {name: Duration(count, ns) for name, (count, ns) in list(process.stages.items())}
         statistics.stages = add_numbers(statistics.stages, stages)
-        # Copies, since the process's own go on changing.
+        # Copies, because those of the process keep changing.
         metrics = {name: OwnMetric(one.kind, one.help, dict(one.values)) for name, one in list(process.metrics.items())}
         statistics.metrics = add_numbers(statistics.metrics, metrics)

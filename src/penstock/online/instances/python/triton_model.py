@@ -1,4 +1,4 @@
-"""A ``TritonPythonModel``: initialised, executed and finalised as Triton does it, its answers checked."""
+"""A ``TritonPythonModel``: initialised, executed and finalised as in Triton, with its answers checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,17 @@ from penstock.errors import InvalidModel, PenstockError
 from penstock.online.instances.python.auto_complete import completed
 from penstock.online.instances.python.messages import InferenceRequest, InferenceResponse, ResponseSender
 from penstock.online.instances.python.module import log, reason
-from penstock.online.instances.python.options import PythonOptions, joined, specs_of
+from penstock.online.instances.python.options import PythonOptions, specs_of
 from penstock.online.instances.python.tensors import check_rows, check_type, rows_of
 from penstock.request import InferRequest
 from penstock.tensor import Array, Signature
 
-_LOST = "the model dropped its response sender before the final flag"
+_Sent = dict[int, InferenceResponse]
+"""Responses that a model sent instead of returning them, by number of the request."""
 
 
 class TritonModel:
-    """The ``RequestModel``."""
+    """A Triton Python model in memory, a ``RequestModel``."""
 
     reentrant = False
 
@@ -34,26 +34,29 @@ class TritonModel:
         self.signature = signature
         self.max_batch = int(config["max_batch_size"])
         self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
-        self._outputs = {spec.name: spec for spec in signature.outputs}
-        self._batches = self.max_batch > 0 and not self.decoupled and not _reforms(config)
-        """Whether it answers row for row."""
+        self._outputs = signature.output_names
+        self._row_wise = self.max_batch > 0 and not self.decoupled and not _changes_rows(config)
+        """True if the outputs must have a row for each row of the inputs."""
         self._loop: asyncio.Runner | None = None
 
     @classmethod
     def load(cls, kind: type, options: PythonOptions, folder: Path) -> TritonModel:
-        """Complete the configuration of ``kind``, the user's class, and initialise it. Raises InvalidModel, and what it raises."""
+        """Complete the configuration of the class ``kind`` and initialise it. Raises InvalidModel, and the model's exceptions."""
         if not callable(getattr(kind, "execute", None)):
             raise InvalidModel("TritonPythonModel has no function 'execute'", "add 'def execute(self, requests)'")
         config = completed(kind, options)
         batched = config["max_batch_size"] > 0
         try:
-            signature = Signature(specs_of(config["input"], batched), specs_of(config["output"], batched))
+            # The options also declare tensors of the configuration alone, such as the inputs that a sequence batcher adds.
+            inputs, outputs = (
+                tuple({spec.name: spec for spec in (*declared, *specs_of(config[field], batched))}.values())
+                for field, declared in (("input", options.inputs), ("output", options.outputs))
+            )
         except (KeyError, ValueError, TypeError) as error:
-            raise InvalidModel(f"the configuration of the model's tensors is wrong: {error}") from None
-        signature = joined(options, signature)
-        if not signature.inputs or not signature.outputs:
+            raise InvalidModel(f"the configuration of the model's tensors is invalid: {error}") from None
+        if not inputs or not outputs:
             raise InvalidModel(
-                "it is not known what the model takes and gives",
+                "the model's inputs and outputs are unknown",
                 "write 'input' and 'output' in config.pbtxt, or add auto_complete_config",
             )
         model = kind()
@@ -69,31 +72,27 @@ class TritonModel:
                     "model_name": options.name,
                 }
             )
-        return cls(model, options, config, signature)
+        return cls(model, options, config, Signature(inputs, outputs))
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        sent: dict[int, InferenceResponse] = {}
-        asked = []
-        for number, request in enumerate(requests):
-            send = partial(self._stream, answer) if self.decoupled else partial(self._keep, sent, answer)
-            lost = partial(answer, number, self._failed(_LOST), True) if self.decoupled else _nothing
-            sender = ResponseSender(partial(send, number), lost)
-            asked.append(InferenceRequest.of(request, list(self._outputs), sender))
+        sent: _Sent = {}
+        asked = [
+            InferenceRequest.of(request, self._outputs, self._sender(number, answer, sent))
+            for number, request in enumerate(requests)
+        ]
         try:
             responses = self._model.execute(asked)
             if inspect.isawaitable(responses):
                 self._loop = self._loop or asyncio.Runner()
                 responses = self._loop.run(_finish(responses))
-        except BaseException as error:  # an exit, a cancelled task: whatever it is, it is the model's
+        except BaseException as error:  # SystemExit and CancelledError too: the model raised them
             log(error)
             raise self._end(asked, reason(error)) from None
-        if self.decoupled:
-            if responses is not None:
-                raise self._end(
-                    asked, "a decoupled model's 'execute' must return None, and answer through response senders"
-                )
-        else:
+        if not self.decoupled:
             self._answer(responses, asked, sent, answer)
+        elif responses is not None:
+            why = "a decoupled model's 'execute' must return None, and answer through response senders"
+            raise self._end(asked, why)
 
     def unload(self) -> None:
         model, self._model = self._model, None
@@ -105,29 +104,21 @@ class TritonModel:
             except BaseException as error:
                 log(error)
 
-    def _stream(self, answer: Answer, number: int, response: InferenceResponse | None, final: bool) -> bool:
-        return answer(number, None if response is None else self._checked(response), final)
+    def _sender(self, number: int, answer: Answer, sent: _Sent) -> ResponseSender:
+        def stream(response: InferenceResponse | None, final: bool) -> bool:
+            return answer(number, None if response is None else self._checked(response), final)
 
-    def _keep(
-        self,
-        sent: dict[int, InferenceResponse],
-        answer: Answer,
-        number: int,
-        response: InferenceResponse | None,
-        final: bool,
-    ) -> bool:
-        """What a model that is not decoupled sends: its one answer."""
-        if response is None:
-            return final or answer(number, None, False)
-        return sent.setdefault(number, response) is response
+        def keep(response: InferenceResponse | None, final: bool) -> bool:
+            if response is None:
+                return final or answer(number, None, False)
+            return sent.setdefault(number, response) is response
 
-    def _answer(
-        self,
-        responses: Any,
-        asked: Sequence[InferenceRequest],
-        sent: dict[int, InferenceResponse],
-        answer: Answer,
-    ) -> None:
+        if not self.decoupled:
+            return ResponseSender(keep, lambda: None)
+        lost = self._failed("the model dropped its response sender before the final flag")
+        return ResponseSender(stream, lambda: answer(number, lost, True))
+
+    def _answer(self, responses: Any, asked: Sequence[InferenceRequest], sent: _Sent, answer: Answer) -> None:
         if responses is None and len(sent) == len(asked):
             responses = [None] * len(asked)
         if not isinstance(responses, list | tuple):
@@ -149,12 +140,14 @@ class TritonModel:
     def _checked(
         self, response: InferenceResponse, asked: InferenceRequest | None = None
     ) -> dict[str, Array] | PenstockError:
-        """Its outputs, or what is wrong: they must have the configuration's names, and the rows of the one request that was ``asked``;
-        types and other dimensions are the model's own affair."""
+        """The outputs of ``response``, or an error unless they have configured names and the rows of the request ``asked``.
+
+        The model may choose datatypes and other dimensions freely.
+        """
         outcome = response.outcome()
         if isinstance(outcome, PenstockError):
             return outcome
-        rows = rows_of({one.name(): one.as_numpy() for one in asked.inputs()}) if asked and self._batches else None
+        rows = rows_of({one.name(): one.as_numpy() for one in asked.inputs()}) if asked and self._row_wise else None
         try:
             for name, array in outcome.items():
                 if name not in self._outputs:
@@ -168,7 +161,7 @@ class TritonModel:
         return PenstockError(f"the model gave no output '{missing[0]}'") if missing else outcome
 
     def _end(self, asked: Sequence[InferenceRequest], why: str) -> PenstockError:
-        """What befalls those of ``asked`` that have not ended."""
+        """Close the senders of ``asked``; the error that is returned ends the requests."""
         for request in asked:
             request.get_response_sender().closed = True
         return self._failed(why)
@@ -177,14 +170,10 @@ class TritonModel:
         return PenstockError(f"Failed to process the request(s) for model instance '{self._name}', message: {why}")
 
 
-def _reforms(config: Mapping[str, Any]) -> bool:
-    """Whether the first dimension of what the model is given need not be that of the request."""
+def _changes_rows(config: Mapping[str, Any]) -> bool:
+    """True if the model's inputs may have other first dimensions than the request's."""
     ragged = any(tensor.get("allow_ragged_batch") for tensor in config["input"])
     return ragged or bool(config.get("batch_input") or config.get("batch_output"))
-
-
-def _nothing() -> None:
-    """Who is not decoupled answers by what ``execute`` returns."""
 
 
 async def _finish(responses: Any) -> Any:

@@ -4,114 +4,128 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from penstock.engines.base import LoadedModel
-from penstock.errors import InvalidModel, PenstockError, Unavailable
-from penstock.online.instances.python.host import Stages, here
+from penstock.engines.base import Answer
+from penstock.errors import InvalidModel, PenstockError
+from penstock.online.instances.python.host import StageTimes, here
 from penstock.online.instances.python.module import in_brief, log, reason
 from penstock.online.instances.python.options import PythonOptions
-from penstock.online.instances.python.tensors import check_output, check_rows, rows_of
+from penstock.online.instances.python.tensors import check_rows, check_type, rows_of
 from penstock.online.instances.python.typed import by_name, read_form
-from penstock.request import InferRequest, Outcome
+from penstock.online.scheduler.layout import merge, split
+from penstock.request import InferRequest
 from penstock.tensor import Array, Signature
 
 
 class Context:
-    """What a typed model knows of itself, and may ask of the server."""
+    """The facts about a typed model, and its access to the server."""
 
-    def __init__(self, options: PythonOptions, folder: Path, stages: Stages) -> None:
+    def __init__(self, options: PythonOptions, folder: Path, stages: StageTimes) -> None:
         self.name = options.name
         self.version = options.version
         self.instance = options.instance
         self.folder = folder
-        """Where ``model.py`` is."""
+        """The folder of ``model.py``."""
         self.parameters = options.parameters
-        """Of the configuration."""
+        """The ``parameters`` of the configuration."""
         self.config = options.config
         self._stages = stages
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """What runs within is shown in the model's statistics as the stage ``name``."""
+        """Count the time of the ``with`` block as the stage ``name`` in the model's statistics."""
         return self._stages.stage(name)
 
     def infer(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """The outputs of another model on this server; waits. Raises PenstockError."""
-        replies: SimpleQueue[Outcome] = SimpleQueue()
-        here.ask(InferRequest(model, dict(inputs), outputs=tuple(outputs)), replies.put, False)
-        reply = replies.get()
+        """Call another model of this server and wait for its outputs. Raises PenstockError."""
+        reply = here.wait_for(InferRequest(model, dict(inputs), outputs=tuple(outputs)))
         if isinstance(reply, PenstockError):
             raise reply
         return reply.outputs
 
 
-class TypedModel(LoadedModel):
-    """A typed model in memory."""
+class TypedModel:
+    """A typed model in memory, a ``RequestModel``."""
+
+    reentrant = False
+    decoupled = False
 
     def __init__(
-        self, run: Callable[..., Any], signature: Signature, unload: Callable[[], object], batches: bool
+        self, run: Callable[..., Any], signature: Signature, unload: Callable[[], object], row_wise: bool
     ) -> None:
-        self._run: Callable[..., Any] | None = run
+        self._run = run
         self.signature = signature
+        self.max_batch = None if signature.batchable else 0
         self._unload = unload
-        self._batches = batches
-        """Whether it answers row for row."""
+        self._row_wise = row_wise
+        """True if the outputs must have a row for each row of the inputs."""
 
-    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self._run is None:
-            raise Unavailable("the model has been unloaded")
+    def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
+        """Run ``requests`` as one batch. If that fails, run each alone, so that the error affects only the requests that cause it."""
         try:
-            return self._checked(self._run(**inputs), rows_of(inputs) if self._batches else None)
+            outputs = self._forward(merge([request.inputs for request in requests]))
+            parts = [outputs]
+            if len(requests) > 1:
+                parts = split(outputs, [len(next(iter(request.inputs.values()))) for request in requests])
         except PenstockError:
-            raise
-        except BaseException as error:  # also an exit: it is the model's
-            raise self._failed(error) from None
+            if len(requests) == 1:
+                raise
+            for number, request in enumerate(requests):
+                try:
+                    answer(number, self._forward(request.inputs), True)
+                except PenstockError as error:
+                    answer(number, error, True)
+        else:
+            for number, part in enumerate(parts):
+                answer(number, part, True)
 
     def unload(self) -> None:
-        if self._run is not None:
-            self._run = None
-            try:
-                self._unload()
-            except BaseException as error:
-                self._failed(error)
+        try:
+            self._unload()
+        except BaseException as error:
+            log(error)
 
-    def _checked(self, result: Any, rows: int | None) -> dict[str, Array]:
+    def _forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            result = self._run(**inputs)
+        except PenstockError:
+            raise
+        except BaseException as error:  # SystemExit too: the model raised it
+            log(error)
+            raise PenstockError(f"the model failed: {reason(error)}") from None
         try:
             outputs = by_name(result, self.signature)
-        except ValueError as error:
-            raise PenstockError(f"the model's answer is wrong: {in_brief(str(error))}") from None
+        except Exception as error:
+            raise PenstockError(f"the model's result is wrong: {in_brief(str(error))}") from None
+        rows = rows_of(inputs) if self._row_wise else None
         for spec in self.signature.outputs:
-            check_output(spec, outputs[spec.name])
-            check_rows(spec.name, outputs[spec.name], rows)
+            array = outputs[spec.name]
+            check_type(spec.name, array, spec.datatype)
+            if not spec.admits(array.shape):
+                shapes = f"has shape {list(array.shape)}, must have {list(spec.shape)}"
+                raise PenstockError(f"the model's output '{spec.name}' {shapes}")
+            check_rows(spec.name, array, rows)
         return outputs
-
-    def _failed(self, error: BaseException) -> PenstockError:
-        log(error)
-        return PenstockError(f"the model failed: {reason(error)}")
 
 
 def load_typed(found: Any, options: PythonOptions, context: Context) -> TypedModel:
-    """Load ``found``, a marked function or class. Raises InvalidModel, and what the model raises."""
+    """Load ``found``, a marked function or class. Raises InvalidModel, and any exception of the model."""
     run, unload = found, _nothing
     if isinstance(found, type):
-        one = found()
-        run = getattr(one, "forward", None)
+        model = found()
+        run = getattr(model, "forward", None)
         if not callable(run):
             raise InvalidModel(f"class '{found.__name__}' has no function 'forward'", "add 'def forward(self, …)'")
-        unload = getattr(one, "unload", _nothing)
-        if callable(getattr(one, "load", None)):
-            one.load(context)
-    form = read_form(run, Signature(options.inputs, options.outputs), Context)
-    if form.context:
-        run = _with(run, form.context, context)
-    return TypedModel(run, form.signature, unload, form.signature.batchable and options.max_batch != 0)
-
-
-def _with(run: Callable[..., Any], name: str, context: Context) -> Callable[..., Any]:
-    return lambda **inputs: run(**inputs, **{name: context})
+        unload = getattr(model, "unload", _nothing)
+        if callable(getattr(model, "load", None)):
+            model.load(context)
+    signature, context_name = read_form(run, Signature(options.inputs, options.outputs), Context)
+    if context_name:
+        run = partial(run, **{context_name: context})
+    return TypedModel(run, signature, unload, signature.batchable and options.max_batch != 0)
 
 
 def _nothing() -> None:
-    """A model need not unload anything."""
+    """The default ``unload``."""
