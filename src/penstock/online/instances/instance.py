@@ -11,7 +11,8 @@ from functools import partial
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import PenstockError
 from penstock.online.instances.request_runs import run_requests
-from penstock.online.scheduler.base import BatchSource, InstanceDied
+from penstock.online.scheduler.base import InstanceDied
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.rate_limiter import Gate
 from penstock.telemetry.statistics import BatchTimes, Reason
@@ -21,15 +22,13 @@ _log = logging.getLogger(__name__)
 
 
 class Instance:
-    """Takes the next batch whenever it is free. Of a batch that fails, each request runs again alone, so that what is wrong
-    with one client's values is told to that client only."""
+    """Takes the next batch whenever it is free.
+
+    If a batch fails, each of its requests runs again alone, so that an error affects only the requests that cause it.
+    """
 
     def __init__(
-        self,
-        name: str,
-        model: LoadedModel | RequestModel,
-        source: BatchSource,
-        gate: Gate | None = None,
+        self, name: str, model: LoadedModel | RequestModel, source: DynamicBatcher, gate: Gate | None = None
     ) -> None:
         self.model = model
         self._source = source
@@ -37,11 +36,11 @@ class Instance:
         self._gate = gate
         self._ended: Callable[[Instance], None] | None = None
         self._run_here: Callable[[Batch], None] | None = None
-        # A daemon, so that a model that hangs cannot keep the process from ending.
+        # A daemon thread: a model that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self, ended: Callable[[Instance], None] | None = None) -> None:
-        """``ended`` is called on the instance's thread when it has left and will not use its model again."""
+        """Start the thread, which calls ``ended`` at its end, after the last use of the model."""
         self._ended = ended
         model = self.model
         if self._gate is not None:
@@ -52,28 +51,25 @@ class Instance:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread to end after the source was stopped, or after this one was dismissed."""
+        """Wait for the thread to end, after the batcher has stopped or dismissed it."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        model = self.model
         try:
-            self._work()
+            # isinstance() of a protocol is slow, so it is called once.
+            if isinstance(model, RequestModel):
+                while (batch := self._source.take(self._gate)) is not None:
+                    run_requests(model, batch, self._source, self._explain)
+            else:
+                while (batch := self._source.take(self._gate)) is not None:
+                    self._compute(model, batch)
         finally:
             self._source.leave(self._run_here)
             if self._gate is not None:
                 self._gate.close()
             if self._ended is not None:
                 self._ended(self)
-
-    def _work(self) -> None:
-        # Asked once: looking through a protocol's members takes longer than all else that is done here for a batch.
-        model = self.model
-        if isinstance(model, RequestModel):
-            while (batch := self._source.take(self._gate)) is not None:
-                run_requests(model, batch, self._source, self._explain)
-        else:
-            while (batch := self._source.take(self._gate)) is not None:
-                self._compute(model, batch)
 
     def _compute(self, model: LoadedModel, batch: Batch) -> None:
         if not self._forward(model, batch, retries=len(batch.requests) > 1 and not self._source.config.stateful):
@@ -83,27 +79,22 @@ class Instance:
                     self._forward(model, alone, retries=False)
 
     def _forward(self, model: LoadedModel, batch: Batch, retries: bool) -> bool:
-        """Run ``batch`` and give it back; with ``retries``, one that failed is kept and False returned, unless the instance died."""
-        outcome, times = self._outcome(model, batch)
-        if retries and isinstance(outcome, PenstockError) and not isinstance(outcome, InstanceDied):
-            return False
-        self._source.finish(batch, outcome, times)
-        return True
-
-    def _outcome(self, model: LoadedModel, batch: Batch) -> tuple[list[dict[str, Array]] | PenstockError, BatchTimes]:
-        """The outputs of each request, or the error of the whole batch."""
+        """Run ``batch`` and finish it. With ``retries``, return False instead if it failed and its requests may run again."""
         times = BatchTimes(batch.taken_ns, batch.taken_ns, batch.taken_ns, batch.taken_ns)
-        requests = batch.requests
+        outcome: list[dict[str, Array]] | PenstockError
         try:
-            inputs = self._layout.gather(requests)
+            inputs = self._layout.gather(batch.requests)
             times.merged_ns = time.monotonic_ns()
             outputs = model.forward(inputs)
             times.ran_ns = time.monotonic_ns()
-            parts = self._layout.scatter(requests, outputs)
+            outcome = self._layout.scatter(batch.requests, outputs)
             times.split_ns = time.monotonic_ns()
-            return parts, times
-        except Exception as error:  # noqa: BLE001 - an engine's bug must not end the thread that others wait for
-            return self._explain(error), times
+        except Exception as error:  # noqa: BLE001 - an engine's bug must not end the thread
+            outcome = self._explain(error)
+            if retries and not isinstance(outcome, InstanceDied):
+                return False
+        self._source.finish(batch, outcome, times)
+        return True
 
     def _explain(self, error: Exception) -> PenstockError:
         if isinstance(error, PenstockError):
@@ -112,10 +103,10 @@ class Instance:
         return PenstockError(f"the model failed: {type(error).__name__}")
 
     def _is_predictable(self, model: LoadedModel) -> bool:
-        """Whether requests that may be merged take equally long, row by row."""
+        """True if requests that may be merged take the same time per row."""
         if not model.predictable or self._layout.is_ragged:
             return False
-        # Requests that are never merged are not told apart by their shapes.
+        # Without batching, requests of different shapes have the same key.
         return self._source.config.batchable or all(
             size != -1 for spec in model.signature.inputs for size in spec.shape
         )

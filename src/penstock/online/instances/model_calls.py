@@ -1,4 +1,4 @@
-"""Requests that models make of models: from any thread, answered on the event loop."""
+"""Calls between models: made on any thread, answered on the event loop."""
 
 from __future__ import annotations
 
@@ -13,44 +13,42 @@ from penstock.request import Done, InferRequest
 
 
 class StartCall(Protocol):
-    """``DataPlane.call``: belongs to the event loop."""
+    """The type of ``DataPlane.call``, which belongs to the event loop."""
 
     def __call__(self, request: InferRequest, done: Done, *, decoupled: bool) -> Cancellable | None: ...
 
 
 class ModelCall:
-    """One request, begun once, and perhaps cancelled; on any thread."""
+    """One call of a model. ``begin`` is called once; any thread may use it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: StartCall) -> None:
         self._loop = loop
         self._call = call
-        # The rest belongs to the loop.
+        # The other attributes belong to the loop.
         self._cancelled = False
         self._request: Cancellable | None = None
 
     def begin(self, request: InferRequest, done: Done, decoupled: bool) -> None:
-        """Have ``request`` answered; ``done`` is called on the event loop, and must not block. Raises Unavailable."""
-        self._on_loop(lambda: self._begin(request, done, decoupled))
+        """Send ``request``; ``done`` is called on the event loop and must not block. Raises Unavailable."""
+
+        def start() -> None:
+            if not self._cancelled:
+                self._request = self._call(request, done, decoupled=decoupled)
+
+        try:
+            self._loop.call_soon_threadsafe(start)
+        except RuntimeError:
+            raise Unavailable("the server is ending") from None
 
     def cancel(self) -> None:
-        """Idempotent, and of no effect after the last answer."""
-        with suppress(Unavailable):
-            self._on_loop(self._cancel)
-
-    def _begin(self, request: InferRequest, done: Done, decoupled: bool) -> None:
-        if not self._cancelled:
-            self._request = self._call(request, done, decoupled=decoupled)
+        """Cancel the call, unless it has ended. Idempotent."""
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         self._cancelled = True
         if self._request is not None:
             self._request.cancel()
-
-    def _on_loop(self, callback: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            raise Unavailable("the server is ending") from None
 
 
 MakeCall = Callable[[], ModelCall]

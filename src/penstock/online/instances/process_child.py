@@ -1,4 +1,4 @@
-"""One child process with a model in it, as its parent sees it: started, spoken to, ended."""
+"""The parent's side of a child process with a model: starting it, exchanging messages, ending it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _STDERR = 2
 
 
 class ProcessChild:
-    """A new process, not a fork, so that it inherits nothing of the server but what it is given.
+    """A new process, not a fork, so that it inherits nothing of the server but ``files``: the model, and tensors in and out.
 
-    It runs the module ``worker``, inherits ``files`` (the model, the tensors in and out), and lives no longer than this process.
-    ``wait`` belongs to one thread; of the others one at a time may ``send``, and one ``receive``.
+    It runs the module ``worker`` and ends with this process. ``wait`` belongs to one thread. One thread at a time may ``send``, and
+    one may ``receive``.
     """
 
     def __init__(self, files: Sequence[int], worker: str = WORKER) -> None:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         inherited = (theirs.fileno(), lifeline, *files)
-        # Until it can ignore them itself: what the terminal sends to all must not reach it before the parent has drained.
+        # Blocked until the child ignores them: a signal of the terminal must not end it before the parent has drained.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                # Safe path: no module is taken from the folder in which the server was started.
+            self._process = subprocess.Popen(  # noqa: S603 - a module of Penstock
+                # -P: do not import modules from the current folder.
                 [sys.executable, "-P", "-m", worker, *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
@@ -57,17 +57,24 @@ class ProcessChild:
         return self._process.pid
 
     def load(self, message: Load, take: Callable[[Message], None], timeout_s: float = 0.0) -> Loaded:
-        """Have it load the model; ``take`` is given what it says meanwhile. Raises what the engine raises, PenstockError if the
-        process ends instead, and TimeoutError after ``timeout_s``; 0 waits for ever."""
+        """Load the model, and call ``take`` with the messages that arrive meanwhile.
+
+        Raises the engine's error, PenstockError if the process ends, and TimeoutError after ``timeout_s``; 0 means no limit.
+        """
         end = time.monotonic() + timeout_s
+        left_s = 0.0
         try:
             self.send(message)
-            while not isinstance(answer := self.receive(_left(end) if timeout_s else 0), Loaded | Failed):
+            while True:
+                if timeout_s and (left_s := end - time.monotonic()) <= 0:
+                    raise TimeoutError
+                if isinstance(answer := self.receive(left_s), Loaded | Failed):
+                    break
                 take(answer)
         except TimeoutError:
             raise
         except (EOFError, OSError):
-            self.kill()  # if it has just closed its end
+            self.kill()  # it may have closed only its end of the socket
             how = _how(self._process.wait())
             raise PenstockError(f"the model's process ended with {how} while it loaded the model") from None
         if isinstance(answer, Failed):
@@ -75,43 +82,33 @@ class ProcessChild:
         return answer
 
     def send(self, message: Message) -> None:
-        """Raises OSError if it has ended, and so has not been given ``message``."""
+        """Send ``message``. Raises OSError if the child has ended and so will not receive it."""
         with self._sending:
             self._channel.send(message)
 
     def receive(self, timeout_s: float) -> Message:
-        """Its answer. Raises EOFError or OSError if it ended instead, TimeoutError after ``timeout_s``; 0 waits for ever."""
+        """Wait for a message. Raises EOFError or OSError if the child ends, TimeoutError after ``timeout_s``; 0 means no limit."""
         with self._receiving:
             self._channel.socket.settimeout(timeout_s or None)
             return self._channel.receive()
 
     def wait(self) -> str:
-        """Return when it has ended, how it did, with all that it took given back."""
+        """Wait until the child has ended, free its resources, and return how it ended."""
         code = self._process.wait()
-        # Callers stop waiting, even if a process that the model has started holds the other end.
-        self._hang_up()
+        # Wakes waiting callers even if a process that the model has started still holds the other end.
+        self.ask_to_end()
         with self._sending, self._receiving:
             self._channel.close()
         os.close(self._lifeline)
         return _how(code)
 
     def ask_to_end(self) -> None:
-        """It ends after the call that it is at."""
-        self._hang_up()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def _hang_up(self) -> None:
+        """Have the child end after its current call."""
         with contextlib.suppress(OSError):  # not connected any more
             self._channel.socket.shutdown(socket.SHUT_RDWR)
 
-
-def _left(end: float) -> float:
-    """Seconds until ``end``. Raises TimeoutError if there are none."""
-    if (left := end - time.monotonic()) <= 0:
-        raise TimeoutError
-    return left
+    def kill(self) -> None:
+        self._process.kill()
 
 
 def _how(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Running a ``RequestModel``: requests go to it one by one, and come back one by one."""
+"""Running a ``RequestModel``, which receives requests unmerged and answers each of them separately."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.engines.base import RequestModel
 from penstock.errors import PenstockError
-from penstock.online.scheduler.base import BatchSource
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import Pending
@@ -19,27 +19,27 @@ from penstock.telemetry.statistics import BatchTimes
 from penstock.tensor import Array
 
 _AHEAD = 16
-"""How many answers of a stream may be on their way to the event loop before the model is asked for another."""
+"""Limit on the answers of a stream that the event loop has not received yet."""
 
 Explain = Callable[[Exception], PenstockError]
 _Outcome = dict[str, Array] | PenstockError | None
 
 
-def run_requests(model: RequestModel, batch: Batch, source: BatchSource, explain: Explain) -> None:
-    """Have ``batch`` answered; a decoupled model may go on after this has returned."""
+def run_requests(model: RequestModel, batch: Batch, source: DynamicBatcher, explain: Explain) -> None:
+    """Execute ``batch``; a decoupled model may still answer after this has returned."""
     answers = _Stream(source, batch) if model.decoupled else _Answers(source, batch)
     failed = None
     try:
         model.execute([_given(source.layout, pending) for pending in batch.requests], answers.answer)
-    except Exception as error:  # noqa: BLE001 - a model's bug must not end the thread that others wait for
+    except Exception as error:  # noqa: BLE001 - a model's bug must not end the thread
         failed = explain(error)
     answers.executed(failed)
 
 
 class _Answers:
-    """The answers to ``batch``, one to each request."""
+    """Collects one answer to each request of ``batch``."""
 
-    def __init__(self, source: BatchSource, batch: Batch) -> None:
+    def __init__(self, source: DynamicBatcher, batch: Batch) -> None:
         self._source = source
         self._batch = batch
         self._outcomes: list[_Outcome] = [None] * len(batch.requests)
@@ -51,7 +51,7 @@ class _Answers:
         return self._batch.requests[number].done is not None
 
     def executed(self, failed: PenstockError | None) -> None:
-        """Requests that have outputs end as one batch, and each of the others by itself."""
+        """Finish the requests with outputs as one batch, and each of the others separately."""
         now_ns = time.monotonic_ns()
         times = BatchTimes(self._batch.taken_ns, self._start_ns, now_ns, now_ns)
         failed = failed or PenstockError("the model gave no answer to this request")
@@ -69,9 +69,9 @@ class _Answers:
 
 
 class _Stream:
-    """The answers to the one request of ``batch``; ``answer`` may be called on any thread."""
+    """Passes on the answers to the one request of ``batch``; any thread may call ``answer``."""
 
-    def __init__(self, source: BatchSource, batch: Batch) -> None:
+    def __init__(self, source: DynamicBatcher, batch: Batch) -> None:
         self._source = source
         self._batch = batch
         self._room = threading.Semaphore(_AHEAD)
@@ -104,7 +104,7 @@ class _Stream:
         self._room.acquire()
         now_ns = time.monotonic_ns()
         times = BatchTimes(self._batch.taken_ns, self._last_ns, now_ns, now_ns)
-        # Once the event loop is closed, no room is made again.
+        # A closed event loop would never release the semaphore.
         self._ended = not self._source.answer(pending, outputs, self._number, times, self._room.release)
         self._number, self._last_ns = self._number + 1, time.monotonic_ns()
 
@@ -118,7 +118,7 @@ def _given(layout: BatchLayout, pending: Pending) -> InferRequest:
 def _shaped(
     layout: BatchLayout, pending: Pending, outcome: dict[str, Array] | PenstockError
 ) -> dict[str, Array] | PenstockError:
-    """Outputs as clients see them. Where nothing is reshaped, how many rows a model answers is its own affair."""
+    """Convert outputs to the clients' shapes. Without a reshape, the model may answer any number of rows."""
     if isinstance(outcome, PenstockError) or isinstance(layout, MergedRows | SingleRequest):
         return outcome
     try:

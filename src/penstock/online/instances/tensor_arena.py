@@ -1,7 +1,6 @@
-"""Tensors in memory that two processes share: one writes them all anew for every call, the other reads them.
+"""Tensors in memory that two processes share: one side replaces them for every call, the other reads them.
 
-The memory is a memfd that only grows, by doubling; it is sealed against shrinking, so that reading what the other side
-announced cannot raise SIGBUS. Each side maps what it needs of it.
+The memory is a memfd that only grows, by doubling. It is sealed against shrinking, so reading announced tensors cannot raise SIGBUS.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -19,12 +19,12 @@ from penstock.tensor import Array, DataType, from_wire, to_wire
 
 _FIRST_BYTES = 64 << 10
 _MAX_BYTES = 8 << 30
-# A cache line, and what vector instructions like.
 _ALIGNMENT = 64
+"""One cache line, which also suits vector instructions."""
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a tensor lies; BYTES are there in their wire form."""
+    """The place of a tensor in the arena, where BYTES have their wire form."""
 
     name: str
     datatype: DataType
@@ -34,12 +34,12 @@ class TensorSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TensorArena:
-    """One side's view of the memory behind descriptor ``file``, which it takes over. Not thread-safe."""
+    """One side's view of the memory behind descriptor ``file``, which it owns. Not thread-safe."""
 
     def __init__(self, file: int, max_bytes: int = _MAX_BYTES) -> None:
         self.file = file
         self._max_bytes = max_bytes
-        # Never closed but dropped: numpy holds a reference to it, but would not keep it from being closed under a view.
+        # Dropped instead of closed: numpy's reference to it would not prevent closing it under a view.
         self._map: mmap.mmap | None = None
         self._size = 0
 
@@ -51,11 +51,11 @@ class TensorArena:
         return cls(file, max_bytes)
 
     def write(self, tensors: Mapping[str, Array]) -> list[TensorSlot]:
-        """Replace what was there; each tensor is copied once. Raises ResourceExhausted beyond the most that may be held."""
+        """Replace the content by ``tensors``, copying each once. Raises ResourceExhausted beyond the size limit."""
         return self.write_all([tensors])[0]
 
     def write_all(self, sets: Sequence[Mapping[str, Array]]) -> list[list[TensorSlot]]:
-        """As ``write`` for several sets of tensors at once."""
+        """Like ``write``, for several sets of tensors at once."""
         written: list[list[TensorSlot]] = []
         wires: list[Array | bytes | memoryview] = []
         end = 0
@@ -69,21 +69,18 @@ class TensorArena:
                 wires.append(wire)
                 end += -(-size // _ALIGNMENT) * _ALIGNMENT
             written.append(slots)
-        self._fill([slot for slots in written for slot in slots], wires, end)
-        return written
-
-    def _fill(self, slots: Sequence[TensorSlot], wires: Sequence[Array | bytes | memoryview], end: int) -> None:
         mapped = self._mapped(end)
-        for slot, wire in zip(slots, wires, strict=True):
+        for slot, wire in zip(chain.from_iterable(written), wires, strict=True):
             if not slot.byte_size:
                 continue
             if isinstance(wire, np.ndarray):
                 np.ndarray(slot.shape, slot.datatype.dtype, mapped, slot.offset)[...] = wire
             else:
                 mapped[slot.offset : slot.offset + slot.byte_size] = wire
+        return written
 
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
-        """The tensors as read-only views, of use until they are written anew; BYTES are decoded."""
+        """The tensors as read-only views, valid until the next write; BYTES are decoded."""
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}
         for slot in slots:
@@ -97,22 +94,22 @@ class TensorArena:
         return tensors
 
     def copy(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
-        """The tensors as the caller's own, each copied once."""
+        """Copies of the tensors."""
         return {name: array if array.dtype.kind == "O" else array.copy() for name, array in self.view(slots).items()}
 
     def close(self) -> None:
-        """Give mapping and descriptor back. Idempotent."""
+        """Free the mapping and the descriptor. Idempotent."""
         self._map = None
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
 
     def _mapped(self, size: int) -> mmap.mmap:
-        """At least ``size`` bytes of it."""
+        """Map at least ``size`` bytes."""
         if self._map is None or size > self._size:
             if size > self._max_bytes:
                 raise ResourceExhausted(
-                    f"tensors of {size} bytes are more than the {self._max_bytes} that pass to a model's process at once"
+                    f"tensors of {size} bytes are more than the limit of {self._max_bytes} per call of a model's process"
                 )
             self._map = None
             self._size = max(_FIRST_BYTES, 1 << (size - 1).bit_length() if size else 0)

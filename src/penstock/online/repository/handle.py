@@ -18,7 +18,7 @@ from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.triton.auto_complete import Model
 from penstock.online.repository.triton.schema import with_instances
-from penstock.online.scheduler.base import BatchSource, Scheduler
+from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.telemetry.statistics import ModelStatistics
 
@@ -102,7 +102,7 @@ class Handle:
 
     def grow(self, models: Sequence[Model]) -> None:
         """Add an instance for each of ``models``."""
-        source, before = cast(BatchSource, self.scheduler), len(self._instances)
+        source, before = cast(DynamicBatcher, self.scheduler), len(self._instances)
         added = [Instance(f"{self.name}-{before + number}", model, source) for number, model in enumerate(models)]
         self._models += models
         self._instances += added
@@ -124,7 +124,7 @@ class Handle:
     def shrink(self, count: int) -> None:
         """End ``count`` instances, each once it has answered its current batch."""
         for _ in range(count):
-            cast(BatchSource, self.scheduler).dismiss()
+            cast(DynamicBatcher, self.scheduler).dismiss()
         self._going += count
         self._update_count()
 

@@ -1,36 +1,33 @@
-"""The scheduler seam: what takes over requests for one model version, and what its instances take them from."""
+"""The interface of the schedulers, which queue the requests of one model version."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.online.scheduler.batching_config import BatchingConfig
-from penstock.online.scheduler.forming import Batch
-from penstock.online.scheduler.layout import BatchLayout
-from penstock.online.scheduler.queue import Pending
-from penstock.online.scheduler.rate_limiter import Gate
 from penstock.request import Done, InferRequest
-from penstock.telemetry.statistics import BatchTimes, ModelStatistics
-from penstock.tensor import Array
+from penstock.telemetry.statistics import ModelStatistics
 
 
 class InstanceDied(PenstockError):
-    """The process that ran the model ended in the middle of a batch. Any request may have caused it, so none is tried again."""
+    """The model's process ended during a batch. Any of its requests may be the cause, so none is retried."""
 
 
 class Cancellable(Protocol):
-    """A request that has been taken over."""
+    """A request that a scheduler has accepted."""
 
     def cancel(self) -> object:
-        """Give the request up, on the event loop. ``done`` is called with Cancelled before this returns, unless it had its last
-        answer before. Idempotent."""
+        """Cancel the request, on the event loop. Before this returns, ``done`` is called with Cancelled unless the request has ended.
+
+        Idempotent.
+        """
         ...
 
 
 class Scheduler(Protocol):
-    """Belongs to the event loop. Every request submitted ends exactly once: with a result, an error, or by being cancelled."""
+    """Belongs to the event loop. Every submitted request ends exactly once: with a result, an error, or Cancelled."""
 
     @property
     def config(self) -> BatchingConfig: ...
@@ -39,64 +36,17 @@ class Scheduler(Protocol):
     def statistics(self) -> ModelStatistics: ...
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Cancellable | None:
-        """Take over ``request``, already checked; ``rows`` and ``key`` are the check's. ``done`` is called on the event loop, never
-        before this returns; None is returned if nothing is left to cancel.
+        """Accept ``request``, for which the input check returned ``rows`` and ``key``.
 
-        Raises PenstockError at once if the request is refused; then it counts as failed, and ``done`` is not called.
+        ``done`` is called on the event loop, after this returns. The result is None if there is nothing to cancel.
+        Raises PenstockError if the request is refused; it is then counted as failed, and ``done`` is not called.
         """
         ...
 
     async def drain(self) -> None:
-        """Return when every request submitted has been answered."""
+        """Wait until every request has ended."""
         ...
 
     def stop(self) -> None:
-        """Take no more requests; instances leave when the queue is empty."""
-        ...
-
-
-class BatchSource(Protocol):
-    """What instances work for. All but ``may_run_here`` and ``dismiss`` are called on an instance's thread."""
-
-    @property
-    def config(self) -> BatchingConfig: ...
-
-    @property
-    def layout(self) -> BatchLayout:
-        """How a batch's requests become what the model is given, and its outputs theirs."""
-        ...
-
-    def may_run_here(self, run: Callable[[Batch], None]) -> None:
-        """``run`` computes a batch and gives it back, as the thread of the instance that is about to start does, but may be called
-        on the event loop while that thread rests: it waits for nothing. At most once for each instance."""
-        ...
-
-    def take(self, gate: Gate | None = None) -> Batch | None:
-        """The next batch; blocks while there is none; None if the instance shall end.
-
-        With ``gate``, a batch is given only while that is held, and what it held for the batch before is given back.
-        """
-        ...
-
-    def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        """Give back a batch taken, or a part of it, with the outputs of each request, or the error of the whole batch."""
-        ...
-
-    def answer(
-        self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
-    ) -> bool:
-        """One answer, not the last, of a decoupled model: its ``number``-th from 0, for which the model worked from ``merged_ns``
-        to ``ran_ns``. ``taken`` is called once it has been passed on. False if the event loop is closed."""
-        ...
-
-    def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        """The end of a decoupled model's ``number`` answers to the one request of ``batch``."""
-        ...
-
-    def leave(self, run: Callable[[Batch], None] | None) -> None:
-        """The instance has ended; ``run`` is what it gave to ``may_run_here``, if anything."""
-        ...
-
-    def dismiss(self) -> None:
-        """Have one instance, the next that is free, end: its ``take`` returns None."""
+        """Refuse further requests; instances end when the queue is empty."""
         ...

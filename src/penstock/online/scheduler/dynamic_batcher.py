@@ -1,10 +1,9 @@
 """The queue of one model version, emptied in batches by its instances.
 
-Natural batching: nothing is waited for unless a delay is configured. What arrives while all instances are busy leaves together, as
-far as it fits, when the next one is free; an idle instance starts at once with what one turn of the event loop brought.
+Natural batching: without a configured delay, no request waits for others. Requests that arrive while all instances are busy leave
+together when the next instance is free. An idle instance starts at once with the requests of one event-loop iteration.
 
-Threads: ``submit``, ``Pending.cancel``, ``drain``, ``dismiss`` and ``stop`` belong to the event loop, ``take``, ``finish``,
-``answer``, ``finish_stream`` and ``leave`` to the instances.
+Threads: ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave`` belong to the instances, the others to the event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import queue as queues
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -36,10 +34,7 @@ from penstock.tensor import Array
 
 
 class DynamicBatcher:
-    """See the module. Every request submitted ends exactly once: with a result, an error, or by being cancelled.
-
-    ``now_ns`` is the clock, ``time.monotonic_ns`` but in tests; a request's deadline lies on the same.
-    """
+    """A ``Scheduler``, see the module. ``now_ns`` is the clock, which also times the requests' deadlines."""
 
     def __init__(
         self,
@@ -61,17 +56,14 @@ class DynamicBatcher:
         self._now_ns = now_ns
         self._loop = loop
         self._rules = Rules.of(config)
-        self._batchable = config.batchable
-        self._max_queue = config.max_queue
         self._order = ArrivalOrder() if config.preserve_ordering else None
-        # Whether only deadlines need attention: then priority levels, time-outs and order cost nothing.
+        # True if requests need no attention except for deadlines; then levels, time-outs and order cost nothing.
         self._is_plain = config.policies == [QueuePolicy()] and not config.preserve_ordering
         self._arrived: list[Pending] = []
-        self._seen = (0, 0)
-        """How many of those arrived have been counted, and their rows."""
+        self._arrived_rows = 0
         self._submitted = 0
         self._predicts = False
-        """Whether there are deadlines; without, nothing is measured for them."""
+        """True once a request had a deadline; latency is not measured before."""
         self._brief = BriefRuns()
         self._is_running_here = False
         self._timer: asyncio.TimerHandle | None = None
@@ -79,75 +71,83 @@ class DynamicBatcher:
         self._lock = threading.Lock()
         # The rest is guarded by the lock.
         self._queue = Queue(config.policies)
-        self._levels = self._queue.levels
         self._idle = 0
         self._stopped = False
         self._dismissed = 0
-        """Instances that are to leave and have not yet."""
+        """Number of instances that have been dismissed and have not left."""
         self._runners: list[Callable[[Batch], None]] = []
-        """Of the instances whose model may run here."""
+        """Functions that run a batch on the event loop, one for each instance that allows it."""
         self._hands_over = self._is_plain
-        """Whether what arrives may go to an idle instance past the queue."""
+        """True if requests may bypass the queue and go directly to an idle instance."""
         self._watch_ns = NEVER
-        """Until when an idle instance waits at most; one of them has a look then."""
-        # One token per idle instance that shall look again. Its get() is one futex wait; a Condition would take three locks.
-        # Where nothing waits, what has arrived goes that way too, and spares the instance the lock and the queue.
+        """The time at which one idle instance looks at the queue again."""
+        # Each item wakes one idle instance: None to look at the queue, or a batch that bypasses it.
+        # get() is one futex wait; a Condition would take three locks.
         self._tokens: queues.SimpleQueue[Batch | None] = queues.SimpleQueue()
 
     @property
     def statistics(self) -> ModelStatistics:
-        """Of all that has happened so far."""
+        """The statistics, brought up to date."""
         return self._answers.statistics
 
     def may_run_here(self, run: Callable[[Batch], None]) -> None:
-        """See ``BatchSource.may_run_here``."""
+        """Allow the event loop to call ``run``, which runs and finishes a batch, while the instance's own thread is idle.
+
+        An instance calls this at most once, before it starts.
+        """
         with self._lock:
             self._runners.append(run)
 
     def leave(self, run: Callable[[Batch], None] | None) -> None:
-        """See ``BatchSource.leave``."""
+        """Unregister an instance that has ended; ``run`` is its argument to ``may_run_here``, if any."""
         with self._lock:
             if run is not None:
                 self._runners.remove(run)
 
     def dismiss(self) -> None:
-        """See ``BatchSource.dismiss``."""
+        """End the next instance that is free: its ``take`` returns None."""
         with self._lock:
             self._dismissed += 1
             if self._idle:
                 self._wake()
 
     def expect(self, instances: int) -> None:
-        """There are, or soon will be, so many instances: predict by them how long a queue takes."""
+        """Set the number of instances, from which queueing times are predicted."""
         self.instances = instances
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Pending:
-        """Take over ``request``, already checked; ``done`` is called on the event loop, never before this returns.
+        """Queue ``request``, see ``Scheduler``.
 
-        Raises at once Unavailable, if the queue is full or stopped, and DeadlineExceeded, if by what waits and what batches take
-        the answer would come too late.
+        Raises Unavailable if the queue is full or stopped, and DeadlineExceeded if the predicted answer would be late.
         """
         statistics = self._statistics
-        if statistics.pending >= self._max_queue or self._stopped:
-            raise self._turned_away(request)
+        if statistics.pending >= self.config.max_queue or self._stopped:
+            full = Unavailable(f"the queue of model '{request.model_name}' is full", "try again later")
+            gone = Unavailable(f"model '{request.model_name}' is being unloaded")
+            raise self._answers.refused(gone if self._stopped else full)
         self._submitted = number = self._submitted + 1
-        pending = Pending(self, number, request, rows if self._batchable else 1, key, done, self._now_ns())
+        pending = Pending(self, number, request, rows if self.config.batchable else 1, key, done, self._now_ns())
         if not self._is_plain or request.deadline is not None:
             self._admit(pending, done)
         statistics.pending += 1
         if not self._arrived:
             self._loop.call_soon(self._flush)
         self._arrived.append(pending)
+        self._arrived_rows += pending.rows
         return pending
 
     def cancel(self, pending: Pending) -> None:
-        """See ``Pending.cancel``."""
+        """Cancel ``pending``, see ``Pending.cancel``."""
         with self._lock:
             self._queue.remove(pending)
         self._answers.fail(pending, Cancelled("the request was cancelled"), Failure.CANCELED)
 
     def take(self, gate: Gate | None = None) -> Batch | None:
-        """See ``BatchSource.take``. Requests go on joining while the gate is waited for: the batch is formed when it has opened."""
+        """Wait for the next batch; None if the instance has to end.
+
+        With ``gate``, first release the resources of the batch before, and wait for those of this one. Requests keep joining the
+        batch until the gate has opened.
+        """
         watches, is_open = False, gate is None
         if gate is not None:
             self._hands_over = False
@@ -170,7 +170,7 @@ class DynamicBatcher:
                 return batch
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        """See ``BatchSource.finish``."""
+        """End the requests of a batch, or of a part of it, with the outputs of each, or with the error of all."""
         if self._is_running_here:
             self._complete(batch, outcome, times)
         else:
@@ -179,11 +179,14 @@ class DynamicBatcher:
     def answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> bool:
-        """See ``BatchSource.answer``."""
+        """Pass on answer ``number``, from 0, of a decoupled model; not the last. False if the event loop is closed.
+
+        The model worked on it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received it.
+        """
         return self._call(self._answers.give_one, pending, outputs, number, times, taken)
 
     def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        """See ``BatchSource.finish_stream``."""
+        """End the one request of ``batch`` after ``number`` answers of a decoupled model."""
         self._call(self._answers.end_stream, batch, error, number, times)
 
     async def drain(self) -> None:
@@ -191,7 +194,7 @@ class DynamicBatcher:
         await self._answers.drain()
 
     def stop(self) -> None:
-        """Take no more requests; instances leave when the queue is empty."""
+        """Refuse further requests; instances end when the queue is empty."""
         self._flush()
         with self._lock:
             self._stopped = True
@@ -199,18 +202,13 @@ class DynamicBatcher:
             while self._idle:
                 self._wake()
 
-    def _turned_away(self, request: InferRequest) -> PenstockError:
-        full = Unavailable(f"the queue of model '{request.model_name}' is full", "try again later")
-        gone = Unavailable(f"model '{request.model_name}' is being unloaded")
-        return self._answers.refused(gone if self._stopped else full)
-
     def _admit(self, pending: Pending, done: Done) -> None:
-        """Find the request's level, time-out and deadline, and its place in the order. Raises Unavailable and DeadlineExceeded."""
+        """Set the request's level, time-out, deadline and place in the order. Raises Unavailable and DeadlineExceeded."""
         request, now_ns = pending.request, pending.arrived_ns
         number = request.priority
         if not 1 <= number <= self.config.priority_levels:
             number = self.config.default_priority_level or 1
-        level = self._levels[number - 1]
+        level = self._queue.levels[number - 1]
         pending.lane = 2 * (number - 1)
         policy = level.policy
         if policy.max_queue_size and level.waiting >= policy.max_queue_size:
@@ -227,38 +225,29 @@ class DynamicBatcher:
             pending.done = self._order.place(done)
 
     def _check_deadline(self, pending: Pending) -> None:
-        """Raise DeadlineExceeded if what waits before it and its own batch are expected to take longer than there is time."""
+        """Raise DeadlineExceeded if the requests before it and its own batch are predicted to take too long."""
         now_ns, rows, latency = pending.arrived_ns, pending.rows, self.latency
         left_ns = pending.deadline_ns - now_ns
         if left_ns <= 0:
             raise self._answers.refused(DeadlineExceeded("the request's deadline has passed"))
         if self.config.decoupled:
-            return  # the first answers come long before the last, and it is unknown how many the client needs
+            return  # the first answers come early, and the client may need only those
         self._predicts = True
         max_rows = self._rules.max_rows
-        ahead = sum(level.rows for level in self._levels[: (pending.lane >> 1) + 1]) + self._arriving_rows()
+        ahead = sum(level.rows for level in self._queue.levels[: (pending.lane >> 1) + 1]) + self._arrived_rows
         full, over = divmod(ahead, max_rows)
         took_ns = latency.mean(max(rows, min(over + rows, max_rows)), now_ns)
         took_ns += full * latency.mean(max_rows, now_ns) // max(1, self.instances)
         if took_ns > left_ns:
             message = f"the answer is expected in {took_ns / 1e6:.1f} ms, and the deadline is in {left_ns / 1e6:.1f} ms"
-            raise self._answers.refused(DeadlineExceeded(message, "give it longer, or try again later"))
-
-    def _arriving_rows(self) -> int:
-        """Rows that this turn of the loop has brought; each request is looked at once."""
-        seen, rows = self._seen
-        if seen < len(self._arrived):
-            rows += sum(pending.rows for pending in islice(self._arrived, seen, None))
-            self._seen = len(self._arrived), rows
-        return rows
+            raise self._answers.refused(DeadlineExceeded(message, "use a longer deadline, or try again later"))
 
     def _flush(self) -> None:
-        """Hand over what one turn of the loop brought: one lock and at most one wake-up for all of it."""
+        """Queue the requests of one event-loop iteration, with one lock and at most one wake-up."""
         arrived = self._arrived
         if not arrived:
             return
-        self._arrived = []
-        self._seen = (0, 0)
+        self._arrived, self._arrived_rows = [], 0
         here = False
         with self._lock:
             batch = self._at_once(arrived) if self._idle and self._hands_over else None
@@ -272,12 +261,17 @@ class DynamicBatcher:
                     self._wake(batch)
             next_ns = self._queue.next_ns
         if here and batch is not None:
-            self._compute_here(batch)
+            # All instances are idle, and only this thread can wake one.
+            self._is_running_here = True
+            try:
+                self._runners[0](batch)
+            finally:
+                self._is_running_here = False
         elif next_ns < self._timer_ns:
             self._set_timer(next_ns)
 
     def _at_once(self, arrived: list[Pending]) -> Batch | None:
-        """All that ``arrived`` as one batch for an idle instance, if it can be one and no request is overtaken."""
+        """All of ``arrived`` as one batch that bypasses the queue, if they fit and overtake no request."""
         if self._queue or not self._rules.natural:
             return None
         key = arrived[0].key
@@ -289,17 +283,12 @@ class DynamicBatcher:
             return batch
         return None
 
-    def _compute_here(self, batch: Batch) -> None:
-        """All instances rest, and nothing but this loop wakes one."""
-        self._is_running_here = True
-        try:
-            self._runners[0](batch)
-        finally:
-            self._is_running_here = False
-
     def _look(self, watched: bool, takes: bool) -> tuple[Batch | Wait | None, bool]:
-        """What there is for an instance that is free: a batch, which it ``takes`` or only wants to know of; nothing yet, and whether
-        it is to look again at the moment told, as one that ``watched`` did; None if it is to end."""
+        """Find work for an instance that is free: a batch, a Wait for more requests, or None if the instance has to end.
+
+        ``takes`` removes the batch from the queue. The second result is true if the instance has to look again at the end of the
+        Wait; it passes that as ``watched`` then.
+        """
         watches = False
         with self._lock:
             if watched:
@@ -326,14 +315,14 @@ class DynamicBatcher:
         return found, watches
 
     def _is_due(self) -> bool:
-        """Whether an idle instance has to look: not while all are held back, and one looks soon enough by itself."""
+        """True if an idle instance has to look at the queue: requests may leave, or a Wait ends earlier."""
         if not self._rules.delay_ns:
             return True
         formed = self._form(self._now_ns())
         return isinstance(formed, Batch) or bool(formed.late) or formed.until_ns < self._watch_ns
 
     def _decide(self, now_ns: int) -> tuple[Sequence[Pending], Batch | Wait]:
-        """Whose time is over, and what to do with the rest."""
+        """The requests that have expired, and what to do with the rest."""
         expired = self._queue.expire(now_ns) if self._queue.next_ns <= now_ns else ()
         formed = self._form(now_ns)
         for pending in formed.late:
@@ -349,7 +338,7 @@ class DynamicBatcher:
         self._tokens.put(batch)
 
     def _rest(self, timeout_s: float | None) -> Batch | None:
-        """Wait for a batch, or until there is something to look at, or for so long."""
+        """Wait for a batch, or until woken to look at the queue, or for ``timeout_s``."""
         if timeout_s is None:
             return self._tokens.get()
         try:
@@ -357,20 +346,20 @@ class DynamicBatcher:
         except queues.Empty:
             with self._lock:
                 try:
-                    return self._tokens.get_nowait()  # woken at the very end
+                    return self._tokens.get_nowait()  # woken at the last moment
                 except queues.Empty:
                     self._idle -= 1
         return None
 
     def _set_timer(self, at_ns: int) -> None:
-        """Have ``_on_timer`` called at ``at_ns`` or within two milliseconds after it; loops count in whole ones."""
+        """Call ``_on_timer`` at ``at_ns``, or up to two milliseconds later: event loops count whole milliseconds."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = at_ns
         self._timer = self._loop.call_later(max(0, at_ns - self._now_ns()) // 1_000_000 / 1e3 + 1e-3, self._on_timer)
 
     def _on_timer(self) -> None:
-        """End those whose time is over, also while no instance ever becomes free."""
+        """End expired requests even if no instance becomes free."""
         self._timer, self._timer_ns = None, NEVER
         with self._lock:
             expired = self._queue.expire(self._now_ns())
@@ -380,7 +369,7 @@ class DynamicBatcher:
         self._drop(expired, ())
 
     def _call(self, callback: Callable[..., None], *args: Any) -> bool:
-        """Have ``callback`` called on the event loop; False if that is closed: the server was ended without waiting for this."""
+        """Call ``callback`` on the event loop; False if it is closed, because the server ended without waiting."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
@@ -392,13 +381,13 @@ class DynamicBatcher:
     def _drop(self, expired: Sequence[Pending], late: Sequence[Pending]) -> None:
         for pending in expired:
             error: PenstockError = Unavailable(
-                "Request timeout expired", "it waited as long as the model's queue allows"
+                "Request timeout expired", "the time-out of the model's queue has passed"
             )
             if pending.expires_ns == pending.deadline_ns:
                 error = DeadlineExceeded("the request's deadline passed while it waited")
             self._answers.fail(pending, error, Failure.REJECTED)
         for pending in late:
-            error = DeadlineExceeded("the answer would have come after the request's deadline", "give it longer")
+            error = DeadlineExceeded("the answer would be later than the request's deadline", "use a longer deadline")
             self._answers.fail(pending, error, Failure.REJECTED)
 
     def _complete(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:

@@ -24,7 +24,7 @@ from penstock.online.repository.loading.loader import LoadedVersion
 from penstock.online.repository.loading.scheduling import batching, layout_of, sequencing
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.triton.auto_complete import complete, signature_of
-from penstock.online.scheduler.base import BatchSource, Scheduler
+from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
 from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
@@ -106,7 +106,7 @@ class Assembler:
             cache=self._cache_of(config, version, lambda: f"{identity} {scheduler.identity}", scheduler),
         )
 
-    def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[BatchSource]]:
+    def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[DynamicBatcher]]:
         """The scheduler, and the source of batches of each instance."""
         config, resolved, model = loaded.config, loaded.resolved, loaded.models[0]
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
