@@ -30,7 +30,7 @@ def repository(folder: Path) -> Path:
         (("--http-prt=1",), "did you mean 'http-port'?"),
         (("--http-port=70000",), "--http-port: "),
         (("--load-model=a", "--model-repository=x"), "'load_models' requires 'model_control_mode' explicit"),
-        (("--model-repository=.", "--rate-limit-resource=R"), "'R' is no resource"),
+        (("--model-repository=.", "--rate-limit-resource=R"), "'R' is not a resource"),
         ((), "nothing to serve"),
     ],
 )

@@ -163,10 +163,10 @@ def test_outputs_that_do_not_fit_are_refused() -> None:
         batch_output=[{"target_name": ["y"], "source_input": ["x"]}],
     )
     requests = [pending(x=np.zeros((1, 3))), pending(x=np.zeros((1, 1)))]
-    with pytest.raises(PenstockError, match="output 'y' has 5 elements, and 4 by the shapes of the inputs"):
+    with pytest.raises(PenstockError, match="output 'y' has 5 elements, but the shapes of the inputs require 4"):
         one.scatter(requests, {"y": np.zeros(5)})
     with pytest.raises(
-        PenstockError, match=r"output 'z' has shape \[2, 2\], and its configuration reshapes \[-1, 1, 2\]"
+        PenstockError, match=r"output 'z' has shape \[2, 2\], but its configuration reshapes \[-1, 1, 2\]"
     ):
         one.scatter(requests, {"z": np.zeros((2, 2))})
     with pytest.raises(PenstockError, match="for a batch of 2"):

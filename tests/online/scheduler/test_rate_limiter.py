@@ -178,5 +178,5 @@ def test_resources_are_read_from_options() -> None:
 
 @pytest.mark.parametrize("text", ["", "R1", "R1:", ":4", "R1:x", "R1:-1", "R1:1:2:3", "R1:1:", "R1:" + "9" * 30])
 def test_what_is_no_resource_is_refused(text: str) -> None:
-    with pytest.raises(InvalidConfig, match="is no resource"):
+    with pytest.raises(InvalidConfig, match="is not a resource"):
         read_resources([text])

@@ -1,4 +1,4 @@
-"""What requests are answered, and the count of it: each ends exactly once."""
+"""Answering requests and counting the answers. Each request ends exactly once."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Answers:
 
     @property
     def statistics(self) -> ModelStatistics:
-        """Of all that has happened so far."""
+        """The statistics, brought up to date."""
         self._log.digest()
         return self._statistics
 
     async def drain(self) -> None:
-        """Return when nothing is pending."""
+        """Wait until every request has ended."""
         while self._statistics.pending:
             self._drained.clear()
             await self._drained.wait()
 
     def refused(self, error: PenstockError) -> PenstockError:
-        """Count a request that is turned away, and give ``error`` back."""
+        """Count a refused request, and return ``error``."""
         now_ns = self._now_ns()
         self._statistics.failed(Failure.REJECTED, now_ns, now_ns)
         return error
@@ -67,7 +67,7 @@ class Answers:
             self._log.executed(arrived, batch.rows, batch.reason, times, now_ns)
         for pending, outputs in zip(requests, outcome, strict=True):
             done = pending.done
-            if done is not None:  # as _end, without its calls: this is the hot path
+            if done is not None:  # like _end(), which is too slow for the hot path
                 pending.done = None
                 statistics.pending -= 1
                 try:
@@ -76,7 +76,7 @@ class Answers:
                         done(_response(request, outputs))
                     else:
                         done(InferResponse(request.model_name, request.model_version, outputs, request.id))
-                except Exception:  # noqa: BLE001 - as in tell
+                except Exception:  # noqa: BLE001 - see tell()
                     _log.exception("a receiver failed")
         if not statistics.pending:
             self._drained.set()
@@ -84,7 +84,7 @@ class Answers:
     def give_one(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> None:
-        """Pass on the ``number``-th answer, not the last, of a decoupled model; see ``BatchSource.answer``."""
+        """Pass on an answer of a decoupled model; see ``DynamicBatcher.answer``."""
         taken()
         if pending.done is None:
             return
@@ -104,13 +104,9 @@ class Answers:
         (pending,) = batch.requests
         self._record(batch, times)
         now_ns = self._now_ns()
-        kind = (
-            ResponseKind.CANCEL
-            if pending.done is None
-            else ResponseKind.FAIL
-            if error is not None
-            else ResponseKind.EMPTY
-        )
+        kind = ResponseKind.EMPTY if error is None else ResponseKind.FAIL
+        if pending.done is None:
+            kind = ResponseKind.CANCEL
         self._statistics.responded(number, kind, times.ran_ns, now_ns)
         if error is not None:
             self.fail(pending, error, Failure.BACKEND)
@@ -125,7 +121,6 @@ class Answers:
             tracer.computed((pending.request.trace for pending in batch.requests), batch.rows, batch.reason, times)
 
     def _end(self, pending: Pending, outcome: Outcome) -> None:
-        """Give the last answer."""
         done, pending.done = pending.done, None
         self._statistics.pending -= 1
         if not self._statistics.pending:
@@ -134,11 +129,11 @@ class Answers:
 
 
 def tell(done: Done | None, outcome: Outcome) -> None:
-    """Call ``done``, if there is one, whatever it raises."""
+    """Call ``done``, if any, and log its exceptions."""
     try:
         if done is not None:
             done(outcome)
-    except Exception:  # noqa: BLE001 - a receiver's bug must not keep the others' answers from them
+    except Exception:  # noqa: BLE001 - a receiver's bug must not affect the others
         _log.exception("a receiver failed")
 
 

@@ -1,14 +1,13 @@
-"""Answers held back until those of all earlier requests have been given."""
+"""Answers in the order of the requests: each is held back until those of all earlier requests are given."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
+from collections.abc import Callable
 
 from penstock.errors import Cancelled
+from penstock.online.scheduler.answers import tell
 from penstock.request import Done, InferResponse, Outcome
-
-_log = logging.getLogger(__name__)
 
 
 class ArrivalOrder:
@@ -19,18 +18,14 @@ class ArrivalOrder:
         self._is_advancing = False
 
     def place(self, done: Done) -> Done:
-        """Stands for ``done`` of the request that has just arrived: passes answers on when it is their turn.
-
-        A cancellation is passed on at once, out of order.
-        """
-        place = _Place(self, done)
+        """The replacement for ``done`` of the newest request. It passes answers on in order, but a cancellation at once."""
+        place = _Place(done, self._advance)
         self._places.append(place)
         return place
 
-    def advance(self) -> None:
-        """Give the answers whose turn it is."""
+    def _advance(self) -> None:
         if self._is_advancing:
-            return  # a receiver led to more answers; they are given after those that are being given
+            return  # a receiver has caused more answers; the loop below gives them
         self._is_advancing = True
         while self._places:
             first = self._places[0]
@@ -43,11 +38,11 @@ class ArrivalOrder:
 
 
 class _Place:
-    __slots__ = ("_done", "_order", "answers", "ended")
+    __slots__ = ("_advance", "_done", "answers", "ended")
 
-    def __init__(self, order: ArrivalOrder, done: Done) -> None:
-        self._order = order
+    def __init__(self, done: Done, advance: Callable[[], None]) -> None:
         self._done = done
+        self._advance = advance
         self.answers: list[Outcome] = []
         self.ended = False
 
@@ -57,12 +52,9 @@ class _Place:
         if isinstance(outcome, Cancelled):
             self.answers = [outcome]
             self.give()
-        self._order.advance()
+        self._advance()
 
     def give(self) -> None:
         answers, self.answers = self.answers, []
         for outcome in answers:
-            try:
-                self._done(outcome)
-            except Exception:  # noqa: BLE001 - a receiver's bug must not keep the others' answers from them
-                _log.exception("a receiver failed")
+            tell(self._done, outcome)

@@ -1,4 +1,4 @@
-"""How the requests of one model version wait and are merged: Triton's ``dynamic_batching``, by its names."""
+"""Queueing and merging of the requests of one model version, with the names of Triton's ``dynamic_batching``."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _MAX_LEVELS = 1000
 
 
 class TimeoutAction(enum.Enum):
-    """What happens to a request that has waited as long as it may."""
+    """The action on a request whose time-out has passed."""
 
     REJECT = "REJECT"
-    """It is refused, at that moment."""
+    """The request fails."""
     DELAY = "DELAY"
-    """It goes behind all of its priority level that are not late."""
+    """The request moves behind all requests of its priority level that are not late."""
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How the requests of one priority level wait."""
+    """The queue of one priority level."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_microseconds: int = 0
-    """Longest time in the queue; 0: no limit."""
+    """Longest time in the queue; 0 means no limit."""
     allow_timeout_override: bool = False
-    """Whether a request's own time-out counts where it is shorter than the default; without a default, none is shorter."""
+    """True if requests may shorten the default time-out. Without a default, their time-outs are ignored."""
     max_queue_size: int = 0
-    """Most requests of the level that wait; 0: no limit but the model's."""
+    """Limit on the waiting requests of the level; 0 leaves only the model's limit."""
 
     def timeout_ns(self, asked_us: int) -> int:
-        """Longest wait of a request that asks for ``asked_us`` (0: nothing), in nanoseconds; 0: no limit."""
+        """Time-out in nanoseconds of a request that asks for ``asked_us`` (0: the default); 0 means no limit."""
         timeout_us = self.default_timeout_microseconds
         if self.allow_timeout_override and 0 < asked_us < timeout_us:
             timeout_us = asked_us
@@ -41,44 +41,44 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """Triton's ``dynamic_batching``. Without preferred sizes and delay batching is natural: nothing is ever waited for."""
+    """Triton's ``dynamic_batching``. Without preferred sizes and delay, no request waits for others."""
 
     preferred_batch_size: tuple[int, ...] = ()
-    """Sizes at which a batch leaves at once; none: ``max_batch``."""
+    """Batch sizes that leave at once; empty means ``max_batch``."""
     max_queue_delay_microseconds: int = 0
-    """Longest that a request is held back, with an instance free, for others to join it."""
+    """Longest time that a request waits for others although an instance is free."""
     preserve_ordering: bool = False
-    """Whether responses are given in the order in which requests came."""
+    """True if responses are given in the order of the requests."""
     priority_levels: int = 0
-    """Number of levels, 1 the most urgent; 0: none."""
+    """Number of levels, of which 1 is the most urgent; 0 means no levels."""
     default_priority_level: int = 0
-    """Level of requests that ask for none, or for one that does not exist."""
+    """Level of requests without a valid level."""
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policy: Mapping[int, QueuePolicy] = {}
-    """By level, for those that differ from the default."""
+    """Policies that differ from the default, by level."""
 
     @property
     def policies(self) -> list[QueuePolicy]:
-        """One for each level, the most urgent first; at least one."""
+        """The policy of each level, the most urgent first; at least one."""
         levels = range(1, max(1, self.priority_levels) + 1)
         return [self.priority_queue_policy.get(level, self.default_queue_policy) for level in levels]
 
 
 class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
-    """How requests of one model version queue up and leave. Raises InvalidConfig where Triton refuses a configuration."""
+    """The batching of one model version. Raises InvalidConfig for the configurations that Triton refuses."""
 
     batchable: bool
-    """Whether requests may be merged along the first axis; if not, each runs alone."""
+    """True if requests may be merged along the first axis; otherwise each runs alone."""
     max_batch: int = 1
-    """Most rows that are merged; a single larger request runs alone."""
+    """Limit on the rows of a merged batch; a larger request runs alone."""
     max_queue: int = 4096
-    """Most requests that are accepted and not yet answered."""
+    """Limit on the requests that are accepted and not yet answered."""
     decoupled: bool = False
-    """Whether the model gives any number of responses to a request; such requests run alone."""
+    """True if the model gives any number of responses to a request; such requests run alone."""
     instances: int = 1
-    """How many take batches side by side; for predicting how long a queue takes."""
+    """Number of instances, from which queueing times are predicted."""
     stateful: bool = False
-    """Whether the model remembers earlier requests: then nothing of a batch that failed runs again."""
+    """True if the model remembers earlier requests; then the requests of a failed batch are not retried."""
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.preferred_batch_size):
@@ -92,11 +92,9 @@ class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
             raise InvalidConfig(f"default priority level must be in range [1, {levels}]")
         if not all(1 <= level <= levels for level in self.priority_queue_policy):
             raise InvalidConfig(f"priority queue policy must have priority level in range [1, {levels}]")
-        if self.preserve_ordering:
-            self._check_order()
-
-    def _check_order(self) -> None:
-        if self.priority_levels > 1:
+        if not self.preserve_ordering:
+            return
+        if levels > 1:
             raise InvalidConfig("Only one priority level is allowed when 'preserve_ordering' is true")
         for policy in self.policies:
             if policy.timeout_action is TimeoutAction.DELAY and policy.default_timeout_microseconds:
@@ -106,5 +104,5 @@ class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a merged batch; 1 if nothing is merged."""
+        """Limit on the rows of a merged batch; 1 if requests are not merged."""
         return self.max_batch if self.batchable and not self.decoupled else 1

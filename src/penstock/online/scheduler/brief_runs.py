@@ -1,8 +1,8 @@
-"""Whether a batch takes so little time that handing it to a thread would take longer, learnt from those that ran.
+"""Deciding whether a batch is so short that the event loop may run it, because a thread switch would take longer.
 
-Then the event loop may run it itself. It must not do so with a model that keeps it from its other clients, so the rule is strict:
-batches of the very shapes, of no fewer rows, and a number of them before; every run is measured. One that was not brief, and be it
-for a disturbance, sends the next of its size to the instance's thread, and uses up what many brief ones have earned.
+A long run would block the server's other clients, so the rule is strict: the event loop runs only batches of shapes that were short
+many times before, with no more rows. Every run is measured. One long run sends the next batch of its size back to the instance's
+thread, and costs the credit of many short ones.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Hashable
 import msgspec
 
 BRIEF_NS = 100_000
-"""About what it costs to hand a batch to a thread and back, whose caches are cold, on a busy core."""
+"""Approximate cost of passing a batch to a thread and back on a busy core, with cold caches."""
 LONG_NS = 10_000_000
-"""No disturbance lasts so long: all that was earned is lost."""
+"""A run that is too long for a mere disturbance; it costs all credit."""
 NEEDED = 16
-"""Brief runs before the first on the event loop, and again for each that was not brief."""
+"""Short runs before the first one on the event loop, and after each long run."""
 MOST = 64
-"""Brief runs that count."""
+"""Limit on the credit."""
 
 
 class BriefRuns(msgspec.Struct):
-    """What is known of one model's runs. One thread uses it."""
+    """The credit of one model's short runs. One thread uses it."""
 
     key: Hashable = None
-    """Their shapes without the rows."""
+    """The shapes without the rows."""
     rows: int = 0
-    """The most rows that were brief."""
+    """The most rows of a short run."""
     earned: int = 0
 
     def allow(self, key: Hashable, rows: int) -> bool:
-        """Whether a batch of ``rows`` may run on the event loop."""
+        """Return True if the event loop may run a batch of ``rows``."""
         return self.earned >= NEEDED and rows <= self.rows and key == self.key
 
     def observe(self, key: Hashable, rows: int, ns: int) -> None:
-        """A batch took ``ns``, wherever it ran."""
+        """Learn from a batch that took ``ns``, on any thread."""
         if key != self.key:
             self.key, self.rows, self.earned = key, 0, 0
         if ns > BRIEF_NS:
@@ -46,5 +46,5 @@ class BriefRuns(msgspec.Struct):
             self.earned = min(self.earned + 1, MOST)
 
     def failed(self) -> None:
-        """A batch failed, so the time of the next one is unknown."""
+        """Drop all credit: after a failure, the time of the next batch is unknown."""
         self.earned = 0

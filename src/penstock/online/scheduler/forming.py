@@ -1,10 +1,10 @@
-"""Which of the waiting requests make the next batch: one pure function of what waits, the moment and the configuration.
+"""Forming the next batch: one pure function of the waiting requests, the time and the configuration.
 
 The rules of preferred sizes and delay are those of Triton's dynamic batcher (``GetDynamicBatch`` of its ``dynamic_batch_scheduler``),
-asked whenever an instance is free. Requests that cannot be merged with the first do not end its batch; they form their own.
+applied whenever an instance is free. Requests that cannot be merged with the first do not end its batch; they form their own.
 
-Deadlines: a request that would end too late in the batch that pays most is dropped before it runs, and not when it is already late
-(the early drop of Nexus, Shen et al., SOSP 2019).
+Requests that would miss their deadlines in the most productive batch are dropped before they run, not once they are late (the
+early drop of Nexus, Shen et al., SOSP 2019).
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.telemetry.statistics import Reason
 
 _WAKE_NS = 2_000_000
-"""A batch held back for others leaves so long before the last moment that a deadline leaves it: threads do not wake on the dot."""
+"""Margin before the last moment at which a delayed batch can meet its deadlines, because threads wake late."""
 
 
 class Batch(msgspec.Struct):
-    """Requests that run together, now."""
+    """Requests that run together at once."""
 
     requests: list[Pending]
     rows: int
     reason: Reason
     taken_ns: int
     late: Sequence[Pending] = ()
-    """Requests that are to be dropped: their answers would come after their deadlines."""
+    """Requests to drop, because their answers would miss their deadlines."""
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing leaves yet; another request may change that, and so does the moment ``until_ns``."""
+    """No batch leaves before ``until_ns``, unless another request arrives."""
 
     until_ns: int = NEVER
     late: Sequence[Pending] = ()
-    """As of a batch."""
+    """Requests to drop, as in a batch."""
 
 
 _NOTHING = Wait()
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """A BatchingConfig, made ready for asking often."""
+    """The rules of a BatchingConfig, prepared for frequent use."""
 
     max_rows: int
     preferred: frozenset[int]
     largest_preferred: int
     delay_ns: int
     natural: bool
-    """Whether nothing is waited for and no size is preferred to a larger one."""
+    """True if no request waits for others and no smaller size is preferred."""
     merges: bool
 
     @classmethod
@@ -68,10 +68,9 @@ class Rules(msgspec.Struct, frozen=True):
 def form(
     lines: Iterable[Collection[Pending]], now_ns: int, rules: Rules, latency: LatencyModel | None = None
 ) -> Batch | Wait:
-    """What to do at ``now_ns`` with an instance that is free. Pure.
+    """Form the batch of a free instance at ``now_ns``. Pure.
 
-    ``lines`` hold what can be merged, each in the order of leaving; the one whose first request shall leave first is in front, and
-    none is empty. With ``latency``, those who would miss their deadlines are told.
+    ``lines`` are those of ``Queue.lines``. With ``latency``, requests that would miss their deadlines are dropped.
     """
     if rules.natural and latency is None:
         for line in lines:
@@ -102,9 +101,9 @@ def form(
 
 
 def _prefix(line: Collection[Pending], now_ns: int, max_rows: int, merges: bool) -> Batch:
-    """The first requests that fit; the first always does."""
+    """The first requests that fit; the very first always does."""
     if len(line) <= max_rows:
-        # Mostly all fit: then one pass without decisions.
+        # In most cases all fit, and one pass without decisions is enough.
         requests = list(line)
         rows = requests[0].rows if len(requests) == 1 else sum([pending.rows for pending in requests])
         if rows <= max_rows:
@@ -127,7 +126,7 @@ def _full(rows: int, max_rows: int, merges: bool) -> Reason:
 def _prefer(
     line: Collection[Pending], now_ns: int, max_rows: int, rules: Rules, latency: LatencyModel | None
 ) -> Batch | Wait:
-    """Triton's rules."""
+    """Apply Triton's rules of preferred sizes and delay."""
     count = rows = best = best_rows = 0
     oldest = latest = NEVER
     is_full = False
@@ -147,7 +146,7 @@ def _prefer(
     until_ns = oldest + rules.delay_ns
     if latency is not None and latest < NEVER:
         took_ns = latency.upper(rows, now_ns)
-        # Without a prediction there is no time to give away.
+        # Without a prediction, the batch must not wait.
         until_ns = min(until_ns, latest - took_ns - _WAKE_NS if took_ns else now_ns)
     must_leave = rules.delay_ns > 0 and now_ns >= until_ns
     if best and not must_leave:
@@ -167,11 +166,16 @@ def _prefer(
 
 
 def _shed(line: Collection[Pending], now_ns: int, max_rows: int, latency: LatencyModel) -> tuple[int, list[Pending]]:
-    """``(rows to aim for, those to drop)``: the size, of full and its halves, that answers most requests in time.
+    """Choose the batch size that answers most requests in time, from ``max_rows`` and its halves.
 
-    While more wait than fit into one batch, most per second; while all fit, simply most, with what is left over following at once.
+    Returns the size and the requests to drop. If more requests wait than fit into one batch, the criterion is the number of requests
+    per second. Otherwise it is their number, including those that a second batch answers in time.
     """
-    window, backlog = _window(line, max_rows)
+    window, backlog = 0, False
+    for pending in line:
+        window += pending.rows
+        if backlog := window > max_rows:
+            break
     size = min(max_rows, window)
     best_score, best_size, best_late = -1.0, size, list[Pending]()
     while size:
@@ -191,21 +195,13 @@ def _shed(line: Collection[Pending], now_ns: int, max_rows: int, latency: Latenc
     return best_size, best_late
 
 
-def _window(line: Collection[Pending], max_rows: int) -> tuple[int, bool]:
-    """Rows at the head of ``line``, and whether they are more than fit into one batch."""
-    rows = 0
-    for pending in line:
-        rows += pending.rows
-        if rows > max_rows:
-            return rows, True
-    return rows, False
-
-
 def _in_time(
     line: Collection[Pending], size: int, now_ns: int, latency: LatencyModel, backlog: bool
 ) -> tuple[int, list[Pending], list[Pending]]:
-    """Of a batch of ``size`` rows: how many requests it serves in time, whom it passes over as too late, and, unless there is a
-    backlog, who is left over."""
+    """The number of requests that a batch of ``size`` rows serves in time, those that are too late, and those left over.
+
+    With a backlog, the requests left over are not collected.
+    """
     served = rows = 0
     late: list[Pending] = []
     rest: list[Pending] = []

@@ -1,8 +1,8 @@
-"""How long a batch takes, learnt from those that ran.
+"""The duration of a batch, learnt from earlier batches.
 
-For every power of two a bucket keeps moving averages of rows, duration and deviation, as TCP does for round trips (RFC 6298); between
-buckets durations are interpolated. What was measured is forgotten after a while, so that an estimate can never turn away the very
-requests that would correct it.
+Per power of two, a bucket keeps moving averages of rows, duration and deviation, as TCP does for round trips (RFC 6298). Durations
+between buckets are interpolated. Measurements expire, because an outdated estimate could refuse the very requests that would
+correct it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import msgspec
 _GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
-"""How many mean deviations above the mean counts as the upper end; of a normal distribution the 95th percentile."""
+"""Mean deviations from the mean to the upper bound: the 95th percentile of a normal distribution."""
 _OUTLIER = 4.0
-"""A measurement counts at most as its bucket's mean and so many deviations, so that one pause does not look like a slow model."""
+"""Measurements are limited to the mean plus so many deviations, so that one pause does not make the model look slow."""
 _LIFE_NS = 1_000_000_000
 _LIFE_RUNS = 8.0
-"""A bucket is forgotten when it was not measured for a second, or for the time of so many runs if that is longer."""
+"""A bucket expires after a second without measurements, or after the time of so many runs if that is longer."""
 
 
 class _Bucket(msgspec.Struct):
@@ -38,13 +38,13 @@ class _Bucket(msgspec.Struct):
 
 
 class LatencyModel:
-    """One thread writes; others that read see a bucket before a measurement, after it or in its middle, which is all good enough."""
+    """One thread writes. Others may read a bucket in the middle of an update, which is precise enough."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
 
     def observe(self, rows: int, ns: int, now_ns: int) -> None:
-        """A batch of ``rows`` (>= 1) took ``ns``, and ended at ``now_ns``."""
+        """Learn from a batch of ``rows`` (>= 1) that took ``ns`` and ended at ``now_ns``."""
         bucket = self._buckets.get(rows.bit_length())
         if bucket is None or not bucket.is_fresh(now_ns):
             self._buckets[rows.bit_length()] = _Bucket(rows, ns, ns / 4, now_ns)
@@ -52,16 +52,19 @@ class LatencyModel:
             bucket.observe(rows, ns, now_ns)
 
     def mean(self, rows: int, now_ns: int) -> int:
-        """Nanoseconds that a batch of ``rows`` takes on average; 0 if nothing was measured of late."""
+        """Mean nanoseconds of a batch of ``rows``; 0 without recent measurements."""
         return self._at(rows, now_ns, 0.0)
 
     def upper(self, rows: int, now_ns: int) -> int:
-        """Nanoseconds in which a batch of ``rows`` is very likely done; 0 if nothing was measured of late."""
+        """Upper bound of the nanoseconds of a batch of ``rows``; 0 without recent measurements."""
         return self._at(rows, now_ns, _DEVIATIONS)
 
     def _at(self, rows: int, now_ns: int, deviations: float) -> int:
-        """Interpolated between the nearest buckets; beyond them the least that is to be expected, since what was never seen must be
-        let through to be seen: fewer rows take their share of the time, more rows no less time."""
+        """Interpolate between the nearest buckets.
+
+        Beyond them, return the least plausible duration, because a size has to run to be measured: in proportion for fewer rows than
+        measured, the same for more.
+        """
         below_rows = below_ns = 0.0
         for _, bucket in sorted(self._buckets.copy().items()):
             if not bucket.is_fresh(now_ns):

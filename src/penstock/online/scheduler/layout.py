@@ -1,8 +1,8 @@
-"""How requests become what the model is given, and its outputs their answers. Pure.
+"""Conversion of requests to the model's inputs, and of its outputs to their answers. Pure.
 
-Mostly requests are merged along the first axis. A model's configuration may ask for more: other shapes than clients see
-(``reshape``), requests of different shapes joined element by element (``allow_ragged_batch``), and inputs that describe the
-batch (``batch_input``). The meaning is Triton's.
+Requests are usually merged along the first axis. A configuration may ask for more: other shapes than the clients' (``reshape``),
+requests of different shapes joined element by element (``allow_ragged_batch``), and inputs that describe the batch (``batch_input``).
+All of them work as in Triton.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Shape = tuple[int, ...]
 
 
 class BatchLayout(Protocol):
-    """Made once for a model; any thread may use it."""
+    """Created once per model; any thread may use it."""
 
     @property
     def is_ragged(self) -> bool:
-        """Whether requests with equal keys may be of different shapes."""
+        """True if requests with equal keys may have different shapes."""
         ...
 
     def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
-        """What the model is given for ``requests``, all with the same key. Arrays may be those of the requests."""
+        """The model's inputs for ``requests``, which have the same key. Arrays may be those of the requests."""
         ...
 
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
-        """The outputs of each of ``requests``, as views. Raises PenstockError if they cannot be divided."""
+        """The outputs of each of ``requests``, as views. Raises PenstockError if the outputs cannot be divided."""
         ...
 
 
 def merge(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
-    """One set of inputs holding the rows of all, in order; a single request's arrays are passed on as they are.
+    """Concatenate the rows of all ``inputs``, which must agree in names, datatypes and all but the first dimension.
 
-    All must have the same names, datatypes and shapes; only the first dimension may differ.
+    A single request's arrays are returned uncopied.
     """
     if len(inputs) == 1:
         return inputs[0]
@@ -49,9 +49,9 @@ def merge(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
 
 
 def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    """For each request its ``rows`` of every output, as views that do not overlap.
+    """Divide every output into the ``rows`` of each request, as views that do not overlap.
 
-    Raises PenstockError if the model did not answer row for row, because then rows cannot be assigned to requests.
+    Raises PenstockError unless the outputs have one row for each row of the inputs.
     """
     total = sum(rows)
     for name, array in outputs.items():
@@ -72,7 +72,7 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
 
 
 class MergedRows:
-    """Requests are merged along the first axis."""
+    """Merges requests along the first axis."""
 
     is_ragged = False
 
@@ -84,7 +84,7 @@ class MergedRows:
 
 
 class SingleRequest:
-    """Every request runs alone, as it is."""
+    """Runs every request alone, unchanged."""
 
     is_ragged = False
 
@@ -96,8 +96,10 @@ class SingleRequest:
 
 
 class Reshape(msgspec.Struct, frozen=True):
-    """From the shape that clients see to the one that the model sees, and back. The free dimensions are the same, in order; both
-    have the batch dimension in front if requests are merged."""
+    """The shape of a tensor for clients, and that for the model.
+
+    The free dimensions are the same, in order. If requests are merged, both shapes have the batch dimension in front.
+    """
 
     client: Shape
     model: Shape
@@ -106,12 +108,12 @@ class Reshape(msgspec.Struct, frozen=True):
         return _fill(self.model, self.client, shape)
 
     def to_client(self, name: str, shape: Shape) -> Shape:
-        """Raises PenstockError if the shape of the model's output ``name`` is another than the configuration says."""
+        """Raises PenstockError if ``shape``, of the model's output ``name``, contradicts the configuration."""
         if len(shape) != len(self.model) or any(
             want not in (-1, got) for want, got in zip(self.model, shape, strict=True)
         ):
             raise PenstockError(
-                f"the model's output '{name}' has shape {list(shape)}, and its configuration reshapes {list(self.model)}",
+                f"the model's output '{name}' has shape {list(shape)}, but its configuration reshapes {list(self.model)}",
                 "correct 'reshape' in the model's configuration",
             )
         return _fill(self.client, self.model, shape)
@@ -126,12 +128,12 @@ class MadeInput(msgspec.Struct, frozen=True):
     dtype: np.dtype[Any]
 
     def of(self, shapes: Sequence[Shape]) -> Array:
-        """Its value for requests whose source input has ``shapes``."""
+        """The value for requests whose source input has ``shapes``."""
         return _MAKERS[self.kind](shapes).astype(self.dtype)
 
 
 class ShapedRequests:
-    """As ``plain``, and whatever else a configuration may ask for."""
+    """Extends ``plain`` by ragged inputs, reshapes, made inputs and scattered outputs."""
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class ShapedRequests:
         self._inputs, self._outputs = inputs, outputs
         self._made = made
         self._scattered = scattered
-        """By output, the input whose free dimensions are its own, and its shape."""
+        """For each such output, the input that gives its free dimensions, and its shape."""
 
     def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
         every = [pending.request.inputs for pending in requests]
@@ -183,25 +185,25 @@ class ShapedRequests:
         return parts
 
     def _shapes(self, requests: Sequence[Pending], name: str) -> list[Shape]:
-        """Of the input ``name`` in each request, as the model would see it."""
+        """The shape of the input ``name`` in each request, for the model."""
         reshape = self._inputs.get(name)
         shapes = [pending.request.inputs[name].shape for pending in requests]
         return [reshape.to_model(shape) for shape in shapes] if reshape is not None else shapes
 
 
 def _fill(into: Shape, pattern: Shape, shape: Shape) -> Shape:
-    """``into`` with the sizes that ``shape`` has in the free dimensions of ``pattern``."""
+    """Fill the free dimensions of ``into`` with the sizes that ``shape`` has in those of ``pattern``."""
     sizes = iter([size for size, want in zip(shape, pattern, strict=True) if want == -1])
     return tuple([next(sizes) if want == -1 else want for want in into])
 
 
 def _pieces(name: str, array: Array, shape: Shape, sources: Sequence[Shape]) -> list[Array]:
-    """For each of ``sources`` so many elements of ``array`` as ``shape`` has with its free dimensions as there."""
+    """Divide ``array`` into pieces of ``shape``, whose free dimensions come from each of ``sources``."""
     shapes = [tuple([source[axis] if want == -1 else want for axis, want in enumerate(shape)]) for source in sources]
     ends = np.cumsum([math.prod(one) for one in shapes])
     if ends[-1] != array.size:
         raise PenstockError(
-            f"the model's output '{name}' has {array.size} elements, and {ends[-1]} by the shapes of the inputs",
+            f"the model's output '{name}' has {array.size} elements, but the shapes of the inputs require {ends[-1]}",
             "correct 'batch_output' in the model's configuration",
         )
     return [piece.reshape(one) for piece, one in zip(np.split(array.reshape(-1), ends[:-1]), shapes, strict=True)]
@@ -212,7 +214,7 @@ def _counts(shapes: Sequence[Shape]) -> Array:
 
 
 def _item_shapes(shapes: Sequence[Shape]) -> Array:
-    """For each row the shape of its item."""
+    """The shape of the item of each row."""
     return np.concatenate([np.tile(np.array(shape[1:], np.int64), (shape[0], 1)) for shape in shapes])
 
 

@@ -1,7 +1,7 @@
-"""The requests of one model version that wait, in the order in which they shall leave.
+"""The waiting requests of one model version, in the order in which they leave.
 
-Requests that can be merged with one another form a line. In a line, the more urgent priority levels stand first, within a level those
-that are not late, and within these the order is that of arrival. Nothing here locks, waits or knows the time.
+Requests that can be merged with one another form a line. A line is ordered by priority level, then those that are not late before
+the late ones, then by arrival. Nothing here locks, waits or reads the time.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from penstock.online.scheduler.batching_config import QueuePolicy, TimeoutAction
 from penstock.request import Done, InferRequest
 
 NEVER = 1 << 63
-"""A moment, in nanoseconds, that does not come."""
+"""A time in nanoseconds that is never reached."""
 
 _NO_KEY = object()
 _SLACK = 64
-"""How many moments of requests that have left may be kept beside twice those of requests that wait."""
+"""Entries that the heap may keep in addition to two per waiting request."""
 
 
 class Canceller(Protocol):
-    """Who has accepted a request and can still give it up."""
+    """The scheduler that has accepted a request and can cancel it."""
 
     def cancel(self, pending: Pending) -> None: ...
 
 
 class Pending(msgspec.Struct, eq=False):
-    """One request from ``submit`` to its end; what the submitter holds. Times are ``time.monotonic_ns``."""
+    """One request from ``submit`` to its end, held by the submitter. Times are those of ``time.monotonic_ns``."""
 
     owner: Canceller
     number: int
@@ -44,31 +44,33 @@ class Pending(msgspec.Struct, eq=False):
     """None once the request has ended."""
     arrived_ns: int
     lane: int = 0
-    """Place in its line: twice the level from 0, and one more once it is late."""
+    """Place in the line: twice the level, counted from 0, plus one once the request is late."""
     timeout_ns: int = NEVER
-    """When it will have waited as long as its level allows."""
+    """End of the longest wait that the level allows."""
     deadline_ns: int = NEVER
-    """When an answer stops being of use."""
+    """Time after which an answer is useless."""
     expires_ns: int = NEVER
-    """The earlier of both: when something happens to it if it still waits."""
+    """The earlier of the two times above."""
 
     def cancel(self) -> None:
-        """Give the request up, on the event loop: what is queued is dropped, an answer on its way is. ``done`` is called with
-        Cancelled before this returns, unless it had its last answer before. Idempotent."""
+        """Cancel the request, on the event loop. Before this returns, ``done`` is called with Cancelled unless the request has ended.
+
+        Idempotent.
+        """
         if self.done is not None:
             self.owner.cancel(self)
 
 
 Lane = dict[int, Pending]
-"""By number, in order. A plain dict: what left in front of it is passed over when it is read, a nanosecond or less for each, until
-it next grows; an OrderedDict would take three times as long for every request."""
+"""Requests by number, in order. Iterating a plain dict skips the removed entries in a nanosecond or less each, until it grows next; an
+OrderedDict would take three times as long for every request."""
 
 Lanes = list[Lane]
-"""The requests that can be merged with one another; a request leaves after those of the lanes before its own."""
+"""The lanes of a line; a request leaves after those of the lanes before its own."""
 
 
 class _Line(Collection[Pending]):
-    """Several lanes, one behind the other."""
+    """Several lanes, one after the other."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
@@ -89,20 +91,20 @@ def _urgency(line: Collection[Pending]) -> tuple[int, int]:
 
 
 class PriorityLevel:
-    """What waits at one priority level."""
+    """The counters of one priority level."""
 
     __slots__ = ("came", "left", "policy", "rows")
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.rows = 0
-        """Rows in the queue."""
-        # Two counters, since arrivals are counted by the event loop, and departures by the instance that takes a batch.
+        """Rows that wait."""
+        # Two counters: the event loop counts arrivals, and the instances count departures.
         self.came = self.left = 0
 
     @property
     def waiting(self) -> int:
-        """Requests accepted that have not left, if their arrivals are counted in ``came``."""
+        """Requests that wait; valid only if ``came`` counts the arrivals."""
         return self.came - self.left
 
 
@@ -112,13 +114,12 @@ class Queue:
     def __init__(self, policies: Sequence[QueuePolicy]) -> None:
         self.levels = [PriorityLevel(policy) for policy in policies]
         self.next_ns = NEVER
-        """When ``expire`` has something to do, or earlier."""
+        """Time of the next ``expire``; may be too early."""
         delays = any(policy.timeout_action is TimeoutAction.DELAY for policy in policies)
         self._lane_count = 2 * len(policies) if delays or len(policies) > 1 else 1
         self._lines: dict[Hashable, Lanes] = {}
-        self._moments: list[
-            tuple[int, int, Pending]
-        ] = []  # a heap; those of requests that have left are taken out late
+        self._moments: list[tuple[int, int, Pending]] = []
+        """A heap of expiry times; entries of requests that have left are removed late."""
 
     def __len__(self) -> int:
         return sum(len(lane) for lanes in self._lines.values() for lane in lanes)
@@ -127,11 +128,9 @@ class Queue:
         return bool(self._lines)
 
     def lines(self) -> list[Collection[Pending]]:
-        """What can be merged, each in the order of leaving; none is empty, and the one that may leave first is in front."""
+        """The lines, none empty, the most urgent first; each in the order of leaving."""
         lines: list[Collection[Pending]]
-        if not self._lines:
-            lines = []
-        elif self._lane_count == 1:
+        if self._lane_count == 1:
             lines = [lanes[0].values() for lanes in self._lines.values()]
         else:
             lines = [_Line(lanes) for lanes in self._lines.values()]
@@ -140,7 +139,7 @@ class Queue:
         return lines
 
     def extend(self, arrived: Sequence[Pending]) -> None:
-        """Let ``arrived`` join, in order; those that have ended already do not."""
+        """Add ``arrived`` in order, except requests that have ended."""
         levels = self.levels
         key: Hashable = _NO_KEY
         lanes: Lanes = []
@@ -153,7 +152,7 @@ class Queue:
             level.rows += pending.rows
             if pending.key is not key:
                 key = pending.key
-                lanes = self._lines.get(key) or self._lines.setdefault(key, self._open())
+                lanes = self._lines.get(key) or self._lines.setdefault(key, [{} for _ in range(self._lane_count)])
             lanes[lane][pending.number] = pending
             if pending.expires_ns < NEVER:
                 self._watch(pending)
@@ -161,7 +160,7 @@ class Queue:
             self._forget()
 
     def remove(self, pending: Pending) -> bool:
-        """Take one out; whether it was there."""
+        """Remove ``pending``; False if it was not waiting."""
         lanes = self._lines.get(pending.key)
         if lanes is None or lanes[pending.lane].pop(pending.number, None) is None:
             return False
@@ -171,7 +170,7 @@ class Queue:
         return True
 
     def take(self, batch: Sequence[Pending], rows: int) -> None:
-        """Take out a batch of ``rows`` rows, all of one line."""
+        """Remove a batch of ``rows`` rows, all of one line."""
         key = batch[0].key
         lanes = self._lines[key]
         if len(lanes) == 1 and len(batch) == len(lanes[0]):
@@ -189,7 +188,7 @@ class Queue:
                 self._leave(pending)
 
     def expire(self, now_ns: int) -> list[Pending]:
-        """Take out those whose deadline or time-out has come; of levels with DELAY, the late go behind instead."""
+        """Remove and return the requests whose deadline or time-out has passed. In levels with DELAY, a time-out moves them back."""
         expired = []
         while self._moments and self._moments[0][0] <= now_ns:
             _, _, pending = heapq.heappop(self._moments)
@@ -199,22 +198,16 @@ class Queue:
             if pending.deadline_ns <= now_ns or policy.timeout_action is TimeoutAction.REJECT:
                 self.remove(pending)
                 expired.append(pending)
-            else:
-                self._delay(pending)
+                continue
+            lanes = self._lines[pending.key]
+            del lanes[pending.lane][pending.number]
+            pending.lane += 1
+            pending.expires_ns = pending.deadline_ns
+            lanes[pending.lane][pending.number] = pending
+            if pending.expires_ns < NEVER:
+                self._watch(pending)
         self._forget()
         return expired
-
-    def _open(self) -> Lanes:
-        return [{} for _ in range(self._lane_count)]
-
-    def _delay(self, pending: Pending) -> None:
-        lanes = self._lines[pending.key]
-        del lanes[pending.lane][pending.number]
-        pending.lane += 1
-        pending.expires_ns = pending.deadline_ns
-        lanes[pending.lane][pending.number] = pending
-        if pending.expires_ns < NEVER:
-            self._watch(pending)
 
     def _holds(self, pending: Pending) -> bool:
         lanes = self._lines.get(pending.key)
@@ -230,7 +223,7 @@ class Queue:
         self.next_ns = self._moments[0][0]
 
     def _forget(self) -> None:
-        """Keep the heap in proportion to what waits."""
+        """Keep the heap in proportion to the waiting requests."""
         if len(self._moments) > 2 * len(self) + _SLACK:
             self._moments = [moment for moment in self._moments if self._holds(moment[2])]
             heapq.heapify(self._moments)

@@ -1,7 +1,7 @@
-"""Which instances may run at once: each holds the resources that its configuration names while it runs, across all models.
+"""Limits which instances run at the same time: while it runs, each holds the resources of its configuration.
 
-Resources are only names and counts. Of the instances that wait, one of priority n runs 1/n as often as one of priority 1 (stride
-scheduling, Waldspurger and Weihl, 1995), and none starves: the resources that one waits for are given to no instance behind it.
+Resources are names with counts, shared by all models. A waiting instance of priority n runs 1/n as often as one of priority 1
+(stride scheduling, Waldspurger and Weihl, 1995). None starves, because resources that one waits for are not given to those behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.errors import InvalidConfig
 
 
 class RateLimiter:
-    """``available`` is how much there is of each resource; empty: of each as much as the instance needs that needs the most of it.
+    """``available`` has the count of each resource; if it is empty, each resource suffices for the instance that needs most of it.
 
     Any thread may use it.
     """
@@ -22,7 +22,7 @@ class RateLimiter:
     def __init__(self, available: Mapping[str, int] = {}) -> None:
         self._available = dict(available)
         self.lock = threading.Lock()
-        # The rest, and all of the gates but their needs, is guarded by the lock.
+        # The lock guards the other attributes, and those of the gates.
         self.gates: set[Gate] = set()
         self.waiting: list[Gate] = []
         self.held: Counter[str] = Counter()
@@ -30,9 +30,9 @@ class RateLimiter:
         """The latest turn that has come."""
 
     def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> Gate | None:
-        """For one instance of ``model``, which holds ``needs`` while it runs; None if it needs nothing.
+        """The gate of one instance of ``model``, which holds ``needs`` while it runs; None if it needs nothing.
 
-        Raises InvalidConfig if it needs more than there is.
+        Raises InvalidConfig if it needs more than ``available``.
         """
         for name, count in needs.items():
             if self._available and count > (most := self._available.get(name, 0)):
@@ -44,7 +44,7 @@ class RateLimiter:
         return Gate(self, needs, max(1, priority)) if needs else None
 
     def grant(self) -> None:
-        """Let in everybody whose turn it is and for whom there is enough."""
+        """Open the gates whose turn it is and whose resources are available."""
         taken: set[str] = set()
         for gate in sorted(self.waiting, key=lambda gate: gate.turn):
             if taken.isdisjoint(gate.needs) and self._suffices(gate.needs):
@@ -58,38 +58,36 @@ class RateLimiter:
                 taken.update(gate.needs)
 
     def _suffices(self, needs: Mapping[str, int]) -> bool:
-        return all(self.held[name] + count <= self._most(name) for name, count in needs.items())
-
-    def _most(self, name: str) -> int:
-        if self._available:
-            return self._available.get(name, 0)
-        return max(gate.needs.get(name, 0) for gate in self.gates)
+        available: Mapping[str, int] = self._available
+        if not available:
+            available = {name: max(gate.needs.get(name, 0) for gate in self.gates) for name in needs}
+        return all(self.held[name] + count <= available.get(name, 0) for name, count in needs.items())
 
 
 class Gate:
-    """Where one instance waits for its resources; it belongs to that instance's thread."""
+    """The place where one instance waits for its resources; it belongs to the instance's thread."""
 
     def __init__(self, limiter: RateLimiter, needs: Mapping[str, int], priority: int) -> None:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """Orders the waiting gates; a gate that runs moves on by its priority."""
+        """Orders the waiting gates; each run adds the priority."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter
 
     def open(self) -> None:
-        """Make its needs known, before the first ``enter``."""
+        """Register the needs, before the first ``enter``."""
         with self._limiter.lock:
             self._limiter.gates.add(self)
 
     def enter(self) -> None:
-        """Give back what is held, and wait until it is this one's turn and all that it needs is there."""
+        """Release the resources, and wait for this gate's next turn."""
         self.ask()
         self.granted.acquire()
 
     def ask(self) -> None:
-        """As ``enter``, but ``granted`` is to be waited for."""
+        """Like ``enter``, but the caller waits for ``granted``."""
         limiter = self._limiter
         with limiter.lock:
             self._give_back()
@@ -98,7 +96,7 @@ class Gate:
             limiter.grant()
 
     def leave(self, unused: bool = False) -> None:
-        """Give back what is held, if anything; ``unused`` says that nothing ran, so that the turn is kept."""
+        """Release the resources, if any are held. ``unused`` keeps the turn, because nothing ran."""
         if self.held:
             with self._limiter.lock:
                 self.turn -= self.priority if unused else 0
@@ -106,7 +104,7 @@ class Gate:
                 self._limiter.grant()
 
     def close(self) -> None:
-        """Give back what is held and be gone."""
+        """Release the resources and unregister."""
         with self._limiter.lock:
             self._give_back()
             self._limiter.gates.discard(self)
@@ -119,12 +117,12 @@ class Gate:
 
 
 def read_resources(texts: Iterable[str]) -> dict[str, int]:
-    """``name:count`` or ``name:count:device``, as options give them, by name; there is one device. Raises InvalidConfig."""
+    """Parse ``name:count`` or ``name:count:device`` of the command line; all devices are the same. Raises InvalidConfig."""
     resources: dict[str, int] = {}
     for text in texts:
         name, _, rest = text.partition(":")
         count, *device = rest.split(":")
         if not name or not all(part.isdecimal() for part in (count, *device)) or len(device) > 1 or len(rest) > 20:
-            raise InvalidConfig(f"'{text}' is no resource", "write name:count, e.g. R1:4")
+            raise InvalidConfig(f"'{text}' is not a resource", "write name:count, e.g. R1:4")
         resources[name] = max(resources.get(name, 0), int(count))
     return resources
