@@ -1,7 +1,7 @@
-"""The scheduler of an ensemble: it has no instances, and passes each request from model to model.
+"""The scheduler of an ensemble, which has no instances and passes each request from model to model.
 
-Every step is a request to its own model's scheduler, which merges it with requests of other ensembles and clients. The models are
-looked up when the request arrives, and stay loaded until it has ended.
+Every step is a request to the scheduler of its own model, which may merge it with requests of other ensembles and of clients. The
+models are looked up when the request arrives, and stay loaded until it ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array, Signature
 
 Key = tuple[str, str]
-"""A model's name and version, the latter empty where the server chooses."""
+"""A model's name and version; an empty version lets the server choose."""
 
 
 class EnsemblePart(Protocol):
-    """A served model version, as ensembles use it."""
+    """The part of a handle that ensembles use."""
 
     name: str
     version: str
@@ -53,40 +53,40 @@ _Part = TypeVar("_Part", bound=EnsemblePart)
 
 
 class Models(NamedTuple, Generic[_Part]):
-    """The models around an ensemble: ``find`` raises NotFound, ``call`` submits a request to one of them."""
+    """The served models: ``find`` looks one up or raises NotFound, ``call`` submits a request to one."""
 
     find: Callable[[str, str], _Part]
     call: Callable[[InferRequest, Done, _Part], Cancellable | None]
 
 
 class Ensemble(msgspec.Struct, frozen=True):
-    """An ensemble as it is configured and checked."""
+    """The checked configuration of an ensemble."""
 
     name: str
     graph: Graph
     models: Mapping[str, Key]
-    """By name of the step."""
+    """The model of each step, by name of the step."""
     ranks: Mapping[str, int]
-    """By output of the ensemble, the number of its dimensions, with that of the batch, as its parts see it."""
+    """The number of dimensions of each output, before ``reshapes``; it includes the batch dimension."""
     reshapes: Mapping[str, Reshape]
-    """By input and output of the ensemble, where clients see another shape."""
+    """For inputs and outputs whose shape differs between clients and models."""
     max_inside: int = 0
-    """Most requests that are passed on and not yet answered; further ones wait. 0: no limit."""
+    """Limit on the requests in progress; further ones wait. 0 means no limit."""
 
 
 class _Passing(Pending, eq=False):
-    """A request on its way through the ensemble; ``request`` is what those to the parts are made from."""
+    """A request to the ensemble, from whose ``request`` those to the models are made."""
 
     run: PipelineRun | None = None
     owned: Mapping[Key, EnsemblePart] = {}
-    """The models to be released at its end; none if an ensemble around this one holds them."""
+    """The models to release at the end; empty if an outer ensemble holds them."""
     started_ns: int = 0
     timer: asyncio.TimerHandle | None = None
-    """For its deadline while it waits."""
+    """Ends the request at its deadline while it waits."""
 
 
 class EnsembleScheduler(Generic[_Part]):
-    """See the module. Belongs to the event loop. Every request submitted ends exactly once, as of ``Scheduler``."""
+    """A ``Scheduler``, see the module."""
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class EnsembleScheduler(Generic[_Part]):
         self._statistics = statistics
         self._answers = Answers(statistics, time.monotonic_ns, tracer)
         self._waiting: dict[_Passing, None] = {}
-        """In the order of arrival."""
+        """Requests that are not in progress yet, in order of arrival."""
         self._inside = self._submitted = 0
         self._stopped = False
 
     @property
     def statistics(self) -> ModelStatistics:
-        """Of the ensemble as a whole: what its requests wait for in its parts' queues counts as computing."""
+        """The statistics of the whole ensemble, in which waiting for its models counts as computing."""
         return self._answers.statistics
 
     @property
     def is_healthy(self) -> bool:
-        """Whether all models that it needs are there and can run."""
+        """True if all its models are served and can run."""
         try:
             return all(handle.is_healthy for handle in self.resolve({}).values())
         except NotFound:
@@ -124,14 +124,14 @@ class EnsembleScheduler(Generic[_Part]):
 
     @property
     def identity(self) -> str:
-        """Names the content of all models that a request is passed to; while one is not served, like nothing else."""
+        """Identifies the content of all its models. While one is not served, every value is different."""
         try:
             return " ".join(f"{key} {handle.identity}" for key, handle in self.resolve({}).items())
         except NotFound:
             return f"at {time.monotonic_ns()}"
 
     def resolve(self, known: dict[Key, _Part]) -> dict[Key, _Part]:
-        """``known``, with all models added that a request is passed to, those of ensembles among them too. Raises NotFound."""
+        """Add the models of the ensemble, and of the ensembles in it, to ``known`` and return it. Raises NotFound."""
         for key in self.ensemble.models.values():
             if key not in known:
                 handle = known[key] = self._models.find(*key)
@@ -140,7 +140,7 @@ class EnsembleScheduler(Generic[_Part]):
         return known
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Cancellable:
-        """As of ``Scheduler``. Raises Unavailable if the queue is full or stopped, or a model that it needs is not served."""
+        """Raises Unavailable if the queue is full or stopped, or a model is not served."""
         if self._stopped:
             raise self._answers.refused(Unavailable(f"model '{self.ensemble.name}' is being unloaded"))
         if self._statistics.pending >= self.config.max_queue:
@@ -168,20 +168,20 @@ class EnsembleScheduler(Generic[_Part]):
         return passing
 
     def cancel(self, pending: Pending) -> None:
-        """See ``Pending.cancel``."""
+        """Cancel ``pending``, see ``Pending.cancel``."""
         if isinstance(pending, _Passing) and pending.run is not None:
             pending.run.cancel()
 
     async def drain(self) -> None:
-        """Return when every request submitted has been answered."""
+        """Wait until every request has ended."""
         await self._answers.drain()
 
     def stop(self) -> None:
-        """Take no more requests."""
+        """Refuse further requests."""
         self._stopped = True
 
     def _admit(self) -> None:
-        """Pass on what may be passed on, in the order of arrival."""
+        """Start waiting requests, in order of arrival."""
         most = self.ensemble.max_inside
         while self._waiting and (not most or self._inside < most):
             passing = next(iter(self._waiting))
@@ -227,14 +227,13 @@ class EnsembleScheduler(Generic[_Part]):
             passing.timer.cancel()
         for handle in passing.owned.values():
             handle.release()
-        passing.run = None  # which refers to it
+        passing.run = None  # breaks the reference cycle
         if not isinstance(told, PenstockError):
             try:
                 told = {name: self._to_client(name, array) for name, array in told.items()}
             except PenstockError as error:
                 told = error
         if isinstance(told, PenstockError):
-            # Of what the client did there is nothing more to say.
             named = told if isinstance(told, Cancelled) else prefixed(f"in ensemble '{self.ensemble.name}', ", told)
             self._answers.fail(passing, named, Failure.of(told))
             return
@@ -252,7 +251,7 @@ class EnsembleScheduler(Generic[_Part]):
 
 
 def _of_rank(array: Array, rank: int) -> Array:
-    """``array`` as a batch of one, or the one row of a batch without it, if that makes its number of dimensions ``rank``."""
+    """Add a batch dimension of one to ``array``, or remove it, if the number of dimensions is then ``rank``."""
     if array.ndim + 1 == rank:
         return array[None]
     if array.ndim - 1 == rank and array.shape[0] == 1:

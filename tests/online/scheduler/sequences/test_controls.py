@@ -50,8 +50,8 @@ def test_an_id_may_be_text() -> None:
     [
         (DataType.UINT64, "a", "data-type is 'BYTES', but model 'm' expects 'UINT64'"),
         (DataType.BYTES, 1, "data-type is 'UINT64', but model 'm' expects 'BYTES'"),
-        (DataType.INT32, 2**31, "is more than control 'c' of model 'm', which is 'INT32', can tell"),
-        (DataType.INT64, 2**63, "which is 'INT64', can tell"),
+        (DataType.INT32, 2**31, "is too large for control 'c' of model 'm', which has data-type 'INT32'"),
+        (DataType.INT64, 2**63, "which has data-type 'INT64'"),
     ],
     ids=["text", "number", "int32", "int64"],
 )

@@ -55,7 +55,7 @@ def test_a_failed_batch_changes_nothing() -> None:
     table.run([table.step("a", start=True), table.step("b", start=True)], add=3)
     rows = [table.step("b"), None, table.step("a")]
     table.states.gather(rows)
-    with pytest.raises(PenstockError, match="shall be FP32"):
+    with pytest.raises(PenstockError, match="must be FP32"):
         table.states.scatter(rows, {"out": np.ones((2, 2), np.float32)})
     with pytest.raises(PenstockError, match="output 'out', a state of its sequences, is missing"):
         table.states.scatter(rows, {})
@@ -110,7 +110,7 @@ def test_all_states_together_are_bounded() -> None:
     run("b", 7)
     run("b", 7)
     run("c", 1)
-    with pytest.raises(ResourceExhausted, match="more than 64 bytes"):
+    with pytest.raises(ResourceExhausted, match="more than the limit of 64 bytes"):
         run("d", 1)
     table.states.forget(table.sequences["a"])
     run("d", 1)

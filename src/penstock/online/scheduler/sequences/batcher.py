@@ -1,7 +1,7 @@
-"""The requests of a stateful model: those of one sequence run on one instance, one after the other, in the order of arrival.
+"""The scheduler of a stateful model. The requests of one sequence run on one instance, one at a time, in order of arrival.
 
-Each instance has its own ``DynamicBatcher``. A request is given to that of its sequence when the one before it has ended; what
-the batcher then merges, and when, is the same as for any model. All here belongs to the event loop.
+Each instance has its own ``DynamicBatcher``, which merges requests as for any model. A request reaches it once the request before it
+in its sequence has ended. Everything here belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -28,30 +28,33 @@ from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
 
-_TOO_LATE = "timeout of the corresponding sequence has been expired", "a request of it could not run in time"
-_LOST = "the state of the sequence was lost with the model's process", "start it anew"
+_TOO_LATE = "timeout of the corresponding sequence has been expired", "one of its requests could not run in time"
+_LOST = "the state of the sequence was lost with the model's process", "start the sequence again"
 
 
 class SequencingConfig(msgspec.Struct, frozen=True):
-    """How the sequences of one model version are served."""
+    """The sequence batching of one model version."""
 
     batching: BatchingConfig
-    """Of one instance; ``max_queue`` is the model's."""
+    """The batching of one instance; ``max_queue`` is the model's limit."""
     slots: int
-    """Most sequences that are under way on one instance; with ``fixed`` at most ``max_batch``."""
+    """Limit on the active sequences of one instance; with ``fixed``, at most ``max_batch``."""
     fixed: bool = False
-    """Whether a sequence has the same row in all batches: Triton's ``direct``, and otherwise ``oldest``."""
+    """True if a sequence has the same row in all batches: Triton's ``direct`` strategy, otherwise ``oldest``."""
     idle_us: int = 1_000_000
-    """How long a sequence may be without requests before it is over."""
+    """Time without requests after which a sequence ends."""
     controls: tuple[Control, ...] = ()
     states: tuple[ImplicitState, ...] = ()
     hidden: frozenset[str] = frozenset()
-    """Outputs that are states, and not for clients."""
+    """Outputs that are states, which clients do not receive."""
     instances: int = 1
 
 
 class SequenceBatcher:
-    """See the module; a ``Scheduler``. Instance n works for ``batchers[n]``. ``plain`` is the layout without controls and states."""
+    """A ``Scheduler``, see the module. Instance n takes batches from ``batchers[n]``.
+
+    ``plain`` is the layout without controls and states.
+    """
 
     def __init__(
         self,
@@ -83,11 +86,11 @@ class SequenceBatcher:
     @property
     def statistics(self) -> ModelStatistics:
         for batcher in self.batchers:
-            self._statistics = batcher.statistics  # the same, brought up to date
+            self._statistics = batcher.statistics  # the same object; each access updates it
         return self._statistics
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> SequenceStep:
-        """See ``Scheduler``. Raises InvalidArgument also if the request is of no sequence, or of one that was not started."""
+        """Raises InvalidArgument if the request belongs to no sequence, or to one that has not started."""
         statistics, now_ns = self._statistics, self._now_ns()
         sequence = self._table.find(request.sequence_id)
         try:
@@ -109,7 +112,7 @@ class SequenceBatcher:
         return step
 
     async def drain(self) -> None:
-        """Return when all has been answered. Sequences under way end as soon as they have no request left; new ones are refused."""
+        """Wait until all sequences have ended. They end once they have no requests left, and new ones are refused."""
         self._is_ending = True
         for sequence in self._table:
             _stop_timer(sequence)
@@ -119,13 +122,13 @@ class SequenceBatcher:
             await self._emptied.wait()
 
     def stop(self) -> None:
-        """Take no more requests; instances leave when nothing waits for them."""
+        """Refuse further requests; instances end when their queues are empty."""
         self._is_ending = True
         for batcher in self.batchers:
             batcher.stop()
 
     def _cancel(self, step: SequenceStep) -> None:
-        """If the request has not begun to run, its sequence is over."""
+        """Cancel a request. Its sequence ends too if the request has not reached its instance."""
         if step.pending is not None:
             step.pending.cancel()
         else:
@@ -151,8 +154,10 @@ class SequenceBatcher:
             )
 
     def _settle(self, own: SequenceStep | None = None) -> None:
-        """Do what the table says, and what it says in consequence: a loop, for one request's end may be the next one's, and so on.
-        Raises what the batcher raises that refuses ``own``."""
+        """Process the table's results until there are no more: the end of one request may start or end others.
+
+        Raises the batcher's error if it refuses ``own``.
+        """
         if self._is_settling:
             return
         self._is_settling, table, refusal = True, self._table, None
@@ -163,7 +168,7 @@ class SequenceBatcher:
                 continue
             step = table.ready.popleft()
             if step.request is None:
-                continue  # what was told of another's end has cancelled it
+                continue  # cancelled by the receiver of another answer
             try:
                 self._give(step, step.request)
             except PenstockError as error:
@@ -175,7 +180,7 @@ class SequenceBatcher:
             raise refusal
 
     def _give(self, step: SequenceStep, request: InferRequest) -> None:
-        """Pass a request on to its instance's batcher, which counts it from now on."""
+        """Submit a request to the batcher of its instance, which counts it from now on."""
         self._statistics.pending -= 1
         step.request = None
         _stop_timer(step)
@@ -185,7 +190,7 @@ class SequenceBatcher:
         step.pending, pending.arrived_ns = pending, step.arrived_ns
 
     def _answer(self, step: SequenceStep, outcome: Outcome) -> None:
-        """What came of a request that was passed on."""
+        """Receive the answer to a request from its batcher."""
         if isinstance(outcome, InferResponse) and not outcome.final:
             tell(step.done, outcome)
             return
@@ -194,7 +199,7 @@ class SequenceBatcher:
         if isinstance(told, PenstockError) and (step.verdict or not step.began):
             others = self._table.give_up(step)[1:]
         else:
-            # What the model was asked it has done, or will have before it is asked again, whatever became of the answer.
+            # Whatever the answer, the model has run this request, or will run it before the next.
             self._table.finish(step)
         tell(done, told)
         self._drop(step.sequence, others, told)
@@ -202,7 +207,7 @@ class SequenceBatcher:
             self._lose(step.place.instance)
 
     def _drop(self, sequence: Known, steps: Sequence[SequenceStep], outcome: Outcome) -> None:
-        """End ``steps``, given up before they were passed on for what came of one of the sequence, and go on."""
+        """End ``steps``, which follow a request of their sequence that ended with ``outcome``, and continue with others."""
         error = outcome if isinstance(outcome, Cancelled | Unavailable) else Unavailable(*_TOO_LATE)
         for step in steps:
             done, step.done, step.request = step.done, None, None
@@ -214,7 +219,7 @@ class SequenceBatcher:
         self._rest(sequence)
 
     def _lose(self, instance: int) -> None:
-        """What the model on ``instance`` knew of its sequences is gone, so they are over."""
+        """End the sequences on ``instance``, whose model has lost their states."""
         for sequence in self._table:
             if sequence.place is None or sequence.place.instance != instance:
                 continue
@@ -222,13 +227,13 @@ class SequenceBatcher:
             if step is None:
                 self._end(sequence)
             elif step.pending is not None and not step.start:
-                # One that has begun was taken after the loss, before this thread knew of it.
+                # If it has begun, the instance took it after the loss, before this thread learnt of it.
                 step.verdict = Unavailable(*_LOST)
                 if not step.began:
                     step.pending.cancel()
 
     def _rest(self, sequence: Known) -> None:
-        """If the sequence has no requests left, it may be so for a while."""
+        """Start the idle timer of a sequence without requests."""
         if sequence.place is not None and sequence.is_idle and sequence.timer is None:
             left_s = 0 if self._is_ending else self._config.idle_us / 1e6
             sequence.timer = self._loop.call_later(left_s, partial(self._end, sequence))
@@ -236,14 +241,14 @@ class SequenceBatcher:
             self._emptied.set()
 
     def _end(self, sequence: Known) -> None:
-        """The sequence will have no more requests."""
+        """End a sequence that gets no more requests."""
         _stop_timer(sequence)
         self._table.end(sequence)
         self._settle()
         self._rest(sequence)
 
     def _give_up(self, step: SequenceStep, error: PenstockError) -> None:
-        """End a request that was not passed on, and with it its sequence."""
+        """End a request that has not reached its instance, and its sequence."""
         if step.done is not None:
             self._drop(step.sequence, self._table.give_up(step), error)
 

@@ -1,4 +1,4 @@
-"""Inputs that tell a model about the sequences in its batch: Triton's ``control_input``."""
+"""Inputs that describe the sequences in a batch: Triton's ``control_input``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.tensor import Array, DataType
 
 
 class ControlKind(enum.Enum):
-    """What a control tells of a row, by the schema's names."""
+    """The kinds of controls, with the names of Triton's schema."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -33,7 +33,7 @@ class Control(msgspec.Struct, frozen=True):
     true: float = 1
 
     def check(self, identity: SequenceId, model: str) -> None:
-        """Raise InvalidArgument if the control, of kind CORRID, cannot tell ``identity``."""
+        """Raise InvalidArgument if this control of kind CORRID cannot represent ``identity``."""
         asked = DataType.BYTES if isinstance(identity, str) else DataType.UINT64
         if (asked is DataType.BYTES) != (self.datatype is DataType.BYTES):
             raise InvalidArgument(
@@ -42,20 +42,19 @@ class Control(msgspec.Struct, frozen=True):
             )
         if isinstance(identity, int) and identity > np.iinfo(self.datatype.dtype).max:
             raise InvalidArgument(
-                f"sequence id {identity} is more than control '{self.name}' of model '{model}', "
-                f"which is '{self.datatype.value}', can tell"
+                f"sequence id {identity} is too large for control '{self.name}' of model '{model}', "
+                f"which has data-type '{self.datatype.value}'"
             )
 
     def of(self, rows: Sequence[SequenceStep | None]) -> Array:
-        """Its value; a row is None if there is no request for it."""
+        """The control's value; a row is None if it has no request."""
         return np.array([self._value(row) for row in rows], self.datatype.dtype).reshape(len(rows), *self.shape)
 
     def _value(self, row: SequenceStep | None) -> int | float | bytes:
         if self.kind is ControlKind.CORRID:
             identity = row.sequence.id if row is not None else "" if self.datatype is DataType.BYTES else 0
             return identity.encode() if isinstance(identity, str) else identity
-        told = (
-            row is not None
-            and {ControlKind.START: row.start, ControlKind.END: row.end, ControlKind.READY: True}[self.kind]
-        )
-        return self.true if told else self.false
+        if row is None:
+            return self.false
+        is_set = {ControlKind.START: row.start, ControlKind.END: row.end, ControlKind.READY: True}[self.kind]
+        return self.true if is_set else self.false

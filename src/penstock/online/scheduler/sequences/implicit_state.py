@@ -1,6 +1,6 @@
-"""What the server keeps of each sequence between its requests, for a model that keeps nothing itself: Triton's implicit state.
+"""Triton's implicit state: the server keeps the state of each sequence between its requests, for a model without its own.
 
-A model's output of one request is its input of the next.
+An output of one request becomes an input of the next request of the sequence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock.online.scheduler.sequences.slots import Sequence, SequenceStep
 from penstock.tensor import Array, TensorSpec
 
 MAX_BYTES = 4 << 30
-"""Most bytes of all states on one instance."""
+"""Limit on the bytes of all states on one instance."""
 
 
 class ImplicitState(msgspec.Struct, frozen=True):
-    """A model's ``input`` that is fed with its ``output`` of the request before, and at the start with ``initial``, one row."""
+    """The model's ``input`` gets its ``output`` of the request before, or at the start ``initial``, which has one row."""
 
     input: str
     output: TensorSpec
@@ -30,8 +30,10 @@ class ImplicitState(msgspec.Struct, frozen=True):
 
 
 class ImplicitStates:
-    """Those of the sequences on one instance. ``gather`` and ``scatter`` belong to the instance, ``forget`` to the event loop.
-    ``batchable``: the states' first axis is that of the batch."""
+    """The states of the sequences on one instance. ``gather`` and ``scatter`` belong to the instance, ``forget`` to the event loop.
+
+    ``batchable`` is true if the first axis of the states is that of the batch.
+    """
 
     def __init__(self, states: Rows[ImplicitState], batchable: bool, max_bytes: int = MAX_BYTES) -> None:
         self._states = states
@@ -39,16 +41,16 @@ class ImplicitStates:
         self._varies = any(-1 in state.output.shape[batchable:] for state in states)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        # The sequences' states, and how many bytes all have, are guarded by the lock.
+        # The lock guards the states of the sequences, and their size:
         self._bytes = 0
 
     def key(self, step: SequenceStep) -> tuple[tuple[int, ...], ...]:
-        """What must be equal for requests to be merged, once those before them in their sequences have ended."""
+        """The shapes of the states; only requests with equal keys can be merged."""
         known = {} if step.start else step.sequence.states
         return tuple([known.get(one.input, one.initial).shape for one in self._states]) if self._varies else ()
 
     def gather(self, rows: Rows[SequenceStep | None]) -> Mapping[str, Array]:
-        """The inputs for a batch; a row is None if there is no request for it, and its state is then of no meaning."""
+        """The state inputs of a batch; a row is None if it has no request, and gets an arbitrary state."""
         with self._lock:
             alive = [step for step in rows if _is_alive(step)]
             for step in alive:
@@ -57,21 +59,21 @@ class ImplicitStates:
             return {state.input: self._merge(state, rows) for state in self._states}
 
     def scatter(self, rows: Rows[SequenceStep | None], outputs: Mapping[str, Array]) -> None:
-        """Keep what the model gave for the batch. Raises PenstockError, with all states as they were, if it cannot be."""
+        """Keep the state outputs of a batch. Raises PenstockError and changes no state if they are invalid."""
         given = {state.input: self._checked(state, len(rows), outputs) for state in self._states}
         with self._lock:
             alive = {number: step for number, step in enumerate(rows) if _is_alive(step)}
             before = sum(_size(step.sequence.states) for step in alive.values())
             if self._bytes - before + _size(given) > self._max_bytes:
                 raise ResourceExhausted(
-                    f"the states of the model's sequences take more than {self._max_bytes} bytes",
-                    "end sequences that are not used any more, or let fewer be candidates",
+                    f"the states of the model's sequences need more than the limit of {self._max_bytes} bytes",
+                    "end unused sequences, or lower 'max_candidate_sequences'",
                 )
             for number, step in alive.items():
                 self._keep(step.sequence, {} if step.last else _row(given, number, len(rows)))
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence is over."""
+        """Drop the state of a sequence that has ended."""
         with self._lock:
             self._keep(sequence, {})
 
@@ -91,13 +93,11 @@ class ImplicitStates:
             return array
         got = "missing" if array is None else f"{array.dtype} of shape {list(array.shape)}"
         want = f"{spec.datatype.value} of {list(spec.shape)} for a batch of {rows}"
-        raise PenstockError(
-            f"the model's output '{spec.name}', a state of its sequences, is {got}, and shall be {want}"
-        )
+        raise PenstockError(f"the model's output '{spec.name}', a state of its sequences, is {got}, must be {want}")
 
 
 def _is_alive(step: SequenceStep | None) -> TypeGuard[SequenceStep]:
-    """Not if its sequence was ended after the instance had taken it: then that may be on another instance by now."""
+    """False if the sequence ended after the instance took the request; it may be on another instance now."""
     return step is not None and step.sequence.place == step.place
 
 

@@ -1,4 +1,4 @@
-"""How requests of sequences become what the model is given: with controls and states, and each in its slot where those are fixed."""
+"""The batch layout of sequences: adds controls and states, and can give each sequence a fixed row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from penstock.tensor import Array
 
 
 class SequenceLayout:
-    """A ``BatchLayout`` of one instance; ``plain`` does the rest. With ``fixed`` a request's row is its slot, and rows that
-    have no request are filled with another's inputs. ``hidden`` are outputs that clients do not get."""
+    """The ``BatchLayout`` of one instance, which extends ``plain``.
+
+    With ``fixed``, a request's row is its slot, and rows without a request repeat the inputs of another. ``hidden`` outputs are
+    states, which clients do not receive.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,12 @@ class SequenceLayout:
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
         rows, steps = self._rows(requests)
         parts = self._plain.scatter(rows, {name: outputs[name] for name in outputs if name not in self._hidden})
-        # Last, so that nothing that fails has changed a state.
+        # Last, so that a failure changes no state.
         self._states.scatter(steps, outputs)
         return [parts[_step(pending).place.slot] for pending in requests] if self._fixed else parts
 
     def _rows(self, requests: Sequence[Pending]) -> tuple[Sequence[Pending], Sequence[SequenceStep | None]]:
-        """By row who fills it, and for whom it is."""
+        """For each row, the request that fills it, and the step that it belongs to, if any."""
         if not self._fixed:
             return requests, [_step(pending) for pending in requests]
         by_slot = {_step(pending).place.slot: pending for pending in requests}

@@ -1,8 +1,8 @@
-"""Which sequence has which slot of which instance, and which of its requests may run. Nothing here locks, waits or knows the time.
+"""The assignment of sequences to slots, and the choice of their next requests. Nothing here locks, waits or reads the time.
 
-A sequence has one slot of one instance from its first request to its last, and one request with that instance at a time. Those that
-start while all slots are taken stand in a backlog, in order. All requests of one id stand in one line, also when a sequence ends and
-another starts under the same id: then the second runs after the first.
+A sequence has one slot of one instance from its first request to its last, and one request at that instance at a time. Sequences that
+start while all slots are taken wait in a backlog, in order. All requests of one id form one queue, even if a sequence ends and
+another starts under the same id: the second then runs after the first.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SequencePlace(msgspec.Struct, frozen=True):
 
 
 class SequenceStep(msgspec.Struct, eq=False):
-    """One request of a sequence from ``submit`` to its end; what the submitter holds."""
+    """One request of a sequence from ``submit`` to its end, held by the submitter."""
 
     give_up: Callable[[SequenceStep], None]
     sequence: Sequence
     request: InferRequest | None
-    """None once it is its instance's, or has ended: it refers to this step."""
+    """None once the request has reached its instance or ended, because it refers to this step."""
     key: Hashable
     done: Done | None
     """None once the request has ended."""
@@ -43,36 +43,35 @@ class SequenceStep(msgspec.Struct, eq=False):
     start: bool
     end: bool
     last: bool = False
-    """Whether the sequence is over after it: it is the end, or what came behind it was given up."""
+    """True if the sequence ends after it, because of its END flag or because the requests behind it were given up."""
     began: bool = False
-    """Whether an instance has taken it; set on the instance's thread."""
+    """True once an instance has taken it; set on the instance's thread."""
     place: SequencePlace = SequencePlace(0, 0)
     pending: Cancellable | None = None
-    """What its instance's batcher made of it; None, and the place without meaning, until it may run and
-    once it has ended."""
+    """The request in the batcher of its instance. Before and after that, this is None and ``place`` is invalid."""
     timer: TimerHandle | None = None
-    """For its deadline until then."""
+    """Ends the request at its deadline before it gets there."""
     verdict: PenstockError | None = None
-    """What is told of it instead of what became of it."""
+    """The error to answer with instead of the outcome."""
 
     def cancel(self) -> None:
-        """See ``scheduler.base.Cancellable``."""
+        """Cancel the request, see ``Cancellable``."""
         self.give_up(self)
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """All that is known of one id."""
+    """The state of one sequence id."""
 
     id: SequenceId
     place: SequencePlace | None = None
-    """None while it has no slot: then it is in the backlog."""
+    """None while the sequence is in the backlog."""
     is_open: bool = False
-    """Whether it takes requests that are no start."""
+    """True if the sequence accepts requests without the START flag."""
     running: SequenceStep | None = None
-    """The one that its instance has."""
+    """The request at the instance."""
     waiting: deque[SequenceStep] = msgspec.field(default_factory=deque)
     timer: TimerHandle | None = None
-    """For how long it may be idle."""
+    """Ends the sequence when it has been idle too long."""
     states: dict[str, Array] = msgspec.field(default_factory=dict)
     """Belongs to ``ImplicitStates``."""
 
@@ -82,16 +81,16 @@ class Sequence(msgspec.Struct, eq=False):
 
 
 class SequenceTable:
-    """The sequences of a model with ``instances`` of ``slots`` each. Who calls it looks at ``ready`` and ``over`` afterwards."""
+    """The sequences of a model with ``slots`` slots on each of ``instances``. After each call, process ``ready`` and ``over``."""
 
     def __init__(self, instances: int, slots: int) -> None:
         self.ready: deque[SequenceStep] = deque()
-        """Requests that shall be given to the instance of their ``place``; each is told of with ``finish`` or ``give_up``."""
+        """Requests to submit to the instance of their ``place``; report the end of each with ``finish`` or ``give_up``."""
         self.over: deque[tuple[int, Sequence]] = deque()
-        """Sequences that ended, with the instance that they were on."""
+        """Sequences that have ended, with their instances."""
         self._instances, self._count = instances, instances * slots
-        self._free: list[tuple[int, int]] = []  # a heap of those that were used before
-        self._unused = 0  # the first that never was, counted through all instances
+        self._free: list[tuple[int, int]] = []  # a heap of slots that were used before
+        self._unused = 0  # the first slot that never was, counted through all instances
         self._sequences: dict[SequenceId, Sequence] = {}
         self._backlog: dict[SequenceId, Sequence] = {}
 
@@ -102,24 +101,26 @@ class SequenceTable:
         return iter(tuple(self._sequences.values()))
 
     def find(self, identity: SequenceId) -> Sequence:
-        """The sequence of ``identity``; if there is none, a new one that counts once a request is added."""
+        """The sequence of ``identity``, or a new one, which enters the table with its first request."""
         return self._sequences.get(identity) or Sequence(identity)
 
     def add(self, step: SequenceStep) -> None:
-        """Take in the next request of its sequence, which accepts it. A start of what is under way starts it anew."""
+        """Queue an accepted request. The START flag restarts an active sequence."""
         sequence = self._sequences.setdefault(step.sequence.id, step.sequence)
         step.last, sequence.is_open = step.end, not step.end
         sequence.waiting.append(step)
         self._advance(sequence)
 
     def finish(self, step: SequenceStep) -> None:
-        """The instance is done with ``step``, or nothing more can keep it from running."""
+        """Report that the instance has run ``step``, or certainly will."""
         step.sequence.running = None
         (self.end if step.last else self._advance)(step.sequence)
 
     def give_up(self, step: SequenceStep) -> list[SequenceStep]:
-        """``step`` will not run, and so neither will those behind it up to the next start; all are returned, ``step`` first. What
-        came before runs, and then the sequence is over."""
+        """Remove ``step``, which will not run, and the steps behind it up to the next START; returns them, ``step`` first.
+
+        The steps before it still run, and then the sequence ends.
+        """
         sequence = step.sequence
         if sequence.running is step:
             sequence.running = None
@@ -137,8 +138,11 @@ class SequenceTable:
         return steps[first:behind]
 
     def end(self, sequence: Sequence) -> None:
-        """It is over, and no instance has a request of it. What waits under its id is another sequence: that keeps the slot if nobody
-        else waits for one, and goes behind the others otherwise."""
+        """End ``sequence``, which has no request at an instance.
+
+        Requests that wait under its id form another sequence. It keeps the slot if the backlog is empty, and joins the backlog
+        otherwise.
+        """
         place = sequence.place
         if place is not None:
             self.over.append((place.instance, sequence))
@@ -159,7 +163,7 @@ class SequenceTable:
             self._advance(following)
 
     def _advance(self, sequence: Sequence) -> None:
-        """Let its next request run if it can."""
+        """Run the next request of ``sequence`` if possible."""
         if sequence.running is not None or not sequence.waiting:
             return
         if sequence.place is None and sequence.id not in self._backlog:
@@ -172,7 +176,7 @@ class SequenceTable:
         self.ready.append(sequence.running)
 
     def _take(self) -> SequencePlace | None:
-        """The lowest free slot; of several instances the first's. So batches are small, and instances share the work."""
+        """Take the lowest free slot, of the first instance that has it. This keeps batches small, and the load balanced."""
         if not self._free and self._unused < self._count:
             self._free.append(divmod(self._unused, self._instances))
             self._unused += 1
