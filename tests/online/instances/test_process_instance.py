@@ -24,7 +24,8 @@ from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Code, InvalidModel, PenstockError, Unavailable
-from penstock.online.instances.process_instance import Halt, InstanceRestarting, ProcessModel
+from penstock.online.instances.process_halt import Halt
+from penstock.online.instances.process_instance import InstanceRestarting, ProcessModel
 from penstock.online.scheduler.base import InstanceDied
 from penstock.tensor import Array, DataType, TensorSpec
 

@@ -20,6 +20,7 @@ from penstock.engines.base import LoadedModel, Options
 from penstock.errors import Code, PenstockError, Unavailable
 from penstock.online.instances.process_channel import Failed, Forward, Forwarded, Load, Loaded, Message
 from penstock.online.instances.process_child import WORKER, ProcessChild
+from penstock.online.instances.process_halt import Halt
 from penstock.online.instances.tensor_arena import TensorArena
 from penstock.online.restart import restart_delay_s
 from penstock.online.scheduler.base import InstanceDied
@@ -37,37 +38,6 @@ class InstanceRestarting(InstanceDied):
     """The model's process has died and is not back yet."""
 
     code = Code.UNAVAILABLE
-
-
-class Halt:
-    """Ends processes that are still loading their models, which may take for ever. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self.reason = ""
-        """The reason why no model may be loaded; empty while models may be."""
-        self._lock = threading.Lock()
-        self._loading: set[ModelProcess] = set()
-
-    def hold(self, process: ModelProcess) -> None:
-        """Register ``process``, which is about to load its model. Raises Unavailable after ``end``."""
-        with self._lock:
-            if self.reason:
-                raise Unavailable(self.reason)
-            self._loading.add(process)
-
-    def release(self, process: ModelProcess) -> None:
-        """Remove ``process``, which has loaded its model or failed to. Idempotent."""
-        with self._lock:
-            self._loading.discard(process)
-
-    def end(self, reason: str) -> None:
-        """Kill all registered processes at once, and refuse further ones."""
-        with self._lock:
-            self.reason = reason
-            loading, self._loading = self._loading, set()
-        for process in loading:
-            _log.warning("a process that is still loading its model is ended: %s", reason)
-            process.end_at_once()
 
 
 class ModelProcess:

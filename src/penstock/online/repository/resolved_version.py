@@ -18,7 +18,7 @@ from penstock.bundle.open import Bundle, is_bundle, open_model, peek
 from penstock.config import did_you_mean
 from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
-from penstock.online.instances.process_instance import Halt
+from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.model_source import TARGET_VERSION, ModelSource
 from penstock.online.repository.triton.auto_complete import declared_tensors

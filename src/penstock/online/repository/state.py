@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.online.instances.process_instance import Halt
+from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override

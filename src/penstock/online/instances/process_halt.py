@@ -1,0 +1,48 @@
+"""Ends processes that are still loading their models."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+
+from penstock.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+
+
+class Endable(Protocol):
+    def end_at_once(self) -> None:
+        """Kill the process and do not restart it. Any thread may call it."""
+        ...
+
+
+class Halt:
+    """Ends processes that are still loading their models, which may take for ever. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """The reason why no model may be loaded; empty while models may be."""
+        self._lock = threading.Lock()
+        self._loading: set[Endable] = set()
+
+    def hold(self, process: Endable) -> None:
+        """Register ``process``, which is about to load its model. Raises Unavailable after ``end``."""
+        with self._lock:
+            if self.reason:
+                raise Unavailable(self.reason)
+            self._loading.add(process)
+
+    def release(self, process: Endable) -> None:
+        """Remove ``process``, which has loaded its model or failed to. Idempotent."""
+        with self._lock:
+            self._loading.discard(process)
+
+    def end(self, reason: str) -> None:
+        """Kill all registered processes at once, and refuse further ones."""
+        with self._lock:
+            self.reason = reason
+            loading, self._loading = self._loading, set()
+        for process in loading:
+            _log.warning("a process that is still loading its model is ended: %s", reason)
+            process.end_at_once()
