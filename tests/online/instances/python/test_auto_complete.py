@@ -74,7 +74,7 @@ def test_a_tensor_that_is_written_may_be_repeated_or_filled_in_but_not_changed()
     ],
 )
 def test_unknown_keys_are_refused(complete: Any) -> None:
-    with pytest.raises(ValueError, match="has no"):
+    with pytest.raises(ValueError, match="unknown fields"):
         config_of(complete)
 
 
@@ -85,5 +85,5 @@ def test_what_is_written_is_not_changed_in_place() -> None:
 
 
 def test_the_configuration_must_be_returned() -> None:
-    with pytest.raises(InvalidModel, match="returned no model configuration"):
+    with pytest.raises(InvalidModel, match="did not return its argument"):
         config_of(lambda config: "something else")

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from penstock.errors import Unavailable, Unsupported
-from penstock.online.instances.python.host import Here, Host, Metered, Stages
+from penstock.online.instances.process_channel import MetricChanged
+from penstock.online.instances.python.host import Here, Host, StageTimes
 from penstock.request import InferRequest, Outcome
 
 
@@ -29,7 +30,7 @@ def test_without_a_server_other_models_cannot_be_asked(caplog: pytest.LogCapture
     host = Host()
     with pytest.raises(Unsupported, match="model 'other'"):
         host.call(InferRequest("other", {}), nobody_answers, False)
-    host.measure(Metered("m", "counter", "", {}), 1.0, False)
+    host.measure(MetricChanged("m", "counter", "", {}, 1.0, False))
     host.later(lambda: pytest.fail("there is no other thread"))
     with caplog.at_level(logging.INFO):
         host.say(logging.INFO, "100 % sure")
@@ -55,7 +56,7 @@ def test_a_question_to_itself_is_refused_on_the_thread_that_would_have_to_answer
 
 
 def test_stages_count_until_they_are_taken_even_if_they_fail() -> None:
-    stages = Stages()
+    stages = StageTimes()
     for _ in range(3):
         with stages.stage("read"):
             pass

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.online.instances.process_channel import MetricChanged
 from penstock.online.instances.python.backend_utils import as_module
 from penstock.online.instances.python.host import Host, here
 
@@ -16,9 +17,9 @@ class Page(Host):
     def __init__(self) -> None:
         self.shown: dict[tuple[str, str], float] = {}
 
-    def measure(self, metric, value: float, replaces: bool) -> None:
-        key = metric.name, ",".join(f"{name}={text}" for name, text in metric.labels.items())
-        self.shown[key] = value + (0 if replaces else self.shown.get(key, 0))
+    def measure(self, change: MetricChanged) -> None:
+        key = change.name, ",".join(f"{name}={text}" for name, text in change.labels.items())
+        self.shown[key] = change.value + (0 if change.replaces else self.shown.get(key, 0))
 
 
 @pytest.fixture
@@ -54,9 +55,9 @@ def test_families_and_labels_of_one_name_are_one(page: Page) -> None:
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "nv_gpu", "penstock_requests", "__x", "ä"])
 def test_names_that_no_metric_or_label_can_have(page: Page, name: str) -> None:
-    with pytest.raises(pb.TritonModelException, match="no name for a metric"):
+    with pytest.raises(pb.TritonModelException, match="not a valid metric name"):
         pb.MetricFamily(name, "", "gauge")
-    with pytest.raises(pb.TritonModelException, match="no name for a label"):
+    with pytest.raises(pb.TritonModelException, match="not a valid label name"):
         pb.MetricFamily("m", "", "gauge").Metric({name: "x"})
 
 

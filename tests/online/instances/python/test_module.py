@@ -8,7 +8,7 @@ import pytest
 
 from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidModel, Unavailable
-from penstock.online.instances.python.module import MODULE, import_model, in_brief, reason, source_file, told
+from penstock.online.instances.python.module import MODULE, import_model, in_brief, model_errors, reason, source_file
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_a_model_without_a_file_runs_too() -> None:
 
 
 def failing(artifact: Artifact) -> InvalidModel:
-    with pytest.raises(InvalidModel) as caught, told(source_file(artifact), "while it was imported"):
+    with pytest.raises(InvalidModel) as caught, model_errors(source_file(artifact), "while it was imported"):
         import_model(artifact)
     return caught.value
 
@@ -67,7 +67,7 @@ def test_errors_name_the_models_own_line(text: str, line: int, what: str, tmp_pa
 
 def test_errors_of_ours_pass_unchanged() -> None:
     error = Unavailable("not now")
-    with pytest.raises(Unavailable) as caught, told("model.py", "while"):
+    with pytest.raises(Unavailable) as caught, model_errors("model.py", "while"):
         raise error
     assert caught.value is error
 

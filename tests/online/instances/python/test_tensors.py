@@ -35,7 +35,7 @@ def test_dlpack_passes_the_memory_itself() -> None:
     tensor = Tensor("x", np.arange(3.0))
     again = Tensor.from_dlpack("y", tensor)
     assert np.shares_memory(again.as_numpy(), tensor.as_numpy())
-    with pytest.raises(TritonModelException, match="'z' cannot be taken over DLPack"):
+    with pytest.raises(TritonModelException, match="'z' cannot be read through DLPack"):
         Tensor.from_dlpack("z", [1, 2])
 
 
@@ -65,7 +65,7 @@ def test_outputs_are_checked_against_their_spec() -> None:
     check_output(spec, np.ones((3, 2), np.float32))
     with pytest.raises(PenstockError, match=r"output 'y' has shape \[3, 1\].*\[-1, 2\]"):
         check_output(spec, np.ones((3, 1), np.float32))
-    with pytest.raises(PenstockError, match="output 'y' is FP64.*FP32"):
+    with pytest.raises(PenstockError, match="output 'y' has datatype FP64.*FP32"):
         check_output(spec, np.ones((3, 2)))
 
 
@@ -73,7 +73,7 @@ def test_no_answer_can_hold_other_dtypes_or_objects() -> None:
     check_type("y", np.array([b"a", "b"], object))
     with pytest.raises(PenstockError, match="dtype complex128"):
         check_type("y", np.ones(2, complex))
-    with pytest.raises(PenstockError, match="holds a int"):
+    with pytest.raises(PenstockError, match="contains a int"):
         check_type("y", np.array([b"a", 1], object))
 
 

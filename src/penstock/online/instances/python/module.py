@@ -14,7 +14,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidModel, PenstockError
 from penstock.online.instances.python.host import here
 
-_MODULE = "model"
+MODULE = "model"
 _MAX_CHARS = 500
 """Length limit of an error message."""
 
@@ -27,7 +27,7 @@ def import_model(artifact: Artifact) -> ModuleType:
     if artifact.path is not None:
         folder = artifact.path.resolve().parent
         sys.path[:0] = [str(folder), str(folder.parent)]
-    module = sys.modules[_MODULE] = ModuleType(_MODULE)
+    module = sys.modules[MODULE] = ModuleType(MODULE)
     file = module.__file__ = source_file(artifact)
     exec(compile(artifact.data, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is the model
     return module

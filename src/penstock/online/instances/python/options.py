@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.online.instances.python.tensors import datatype_of
-from penstock.tensor import TensorSpec
+from penstock.tensor import Signature, TensorSpec
 
 
 class PythonOptions(msgspec.Struct, frozen=True):
@@ -46,3 +46,10 @@ def specs_of(tensors: list[dict[str, Any]], batched: bool) -> tuple[TensorSpec, 
         shape = (-1,) * batched + tuple(int(dim) for dim in dims)
         specs.append(TensorSpec(tensor["name"], datatype_of(tensor["data_type"]), shape))
     return tuple(specs)
+
+
+def joined(options: PythonOptions, signature: Signature) -> Signature:
+    """Add the tensors that only the configuration declares, such as the inputs that a sequence batcher fills."""
+    inputs = {spec.name: spec for spec in (*options.inputs, *signature.inputs)}
+    outputs = {spec.name: spec for spec in (*options.outputs, *signature.outputs)}
+    return Signature(tuple(inputs.values()), tuple(outputs.values()))

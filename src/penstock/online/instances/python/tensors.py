@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PenstockError, Unsupported
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array, DataType, TensorSpec
 
 _NUMBERED = [*(one for one in DataType if one is not DataType.BF16), DataType.BF16]
 """The datatypes in the order of their numbers in Triton's schema, which start at 1."""
@@ -89,6 +89,14 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
         return _NUMBERED.index(DataType.from_numpy(np.dtype(data_type))) + 1
     except Unsupported:
         return None
+
+
+def check_output(spec: TensorSpec, array: Array) -> None:
+    """Raise PenstockError unless ``array`` has the datatype and shape of ``spec``."""
+    check_type(spec.name, array, spec.datatype)
+    if not spec.admits(array.shape):
+        shapes = f"has shape {list(array.shape)}, must have {list(spec.shape)}"
+        raise PenstockError(f"the model's output '{spec.name}' {shapes}")
 
 
 def rows_of(inputs: Mapping[str, Array]) -> int | None:

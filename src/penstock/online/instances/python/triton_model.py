@@ -14,7 +14,7 @@ from penstock.errors import InvalidModel, PenstockError
 from penstock.online.instances.python.auto_complete import completed
 from penstock.online.instances.python.messages import InferenceRequest, InferenceResponse, ResponseSender
 from penstock.online.instances.python.module import log, reason
-from penstock.online.instances.python.options import PythonOptions, specs_of
+from penstock.online.instances.python.options import PythonOptions, joined, specs_of
 from penstock.online.instances.python.tensors import check_rows, check_type, rows_of
 from penstock.request import InferRequest
 from penstock.tensor import Array, Signature
@@ -47,14 +47,11 @@ class TritonModel:
         config = completed(kind, options)
         batched = config["max_batch_size"] > 0
         try:
-            # The options also declare tensors of the configuration alone, such as the inputs that a sequence batcher adds.
-            inputs, outputs = (
-                tuple({spec.name: spec for spec in (*declared, *specs_of(config[field], batched))}.values())
-                for field, declared in (("input", options.inputs), ("output", options.outputs))
-            )
+            signature = Signature(specs_of(config["input"], batched), specs_of(config["output"], batched))
         except (KeyError, ValueError, TypeError) as error:
             raise InvalidModel(f"the configuration of the model's tensors is invalid: {error}") from None
-        if not inputs or not outputs:
+        signature = joined(options, signature)
+        if not signature.inputs or not signature.outputs:
             raise InvalidModel(
                 "the model's inputs and outputs are unknown",
                 "write 'input' and 'output' in config.pbtxt, or add auto_complete_config",
@@ -72,7 +69,7 @@ class TritonModel:
                     "model_name": options.name,
                 }
             )
-        return cls(model, options, config, Signature(inputs, outputs))
+        return cls(model, options, config, signature)
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
         sent: _Sent = {}

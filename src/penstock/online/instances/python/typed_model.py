@@ -13,7 +13,7 @@ from penstock.errors import InvalidModel, PenstockError
 from penstock.online.instances.python.host import StageTimes, here
 from penstock.online.instances.python.module import in_brief, log, reason
 from penstock.online.instances.python.options import PythonOptions
-from penstock.online.instances.python.tensors import check_rows, check_type, rows_of
+from penstock.online.instances.python.tensors import check_output, check_rows, rows_of
 from penstock.online.instances.python.typed import by_name, read_form
 from penstock.online.scheduler.layout import merge, split
 from penstock.request import InferRequest
@@ -101,12 +101,8 @@ class TypedModel:
             raise PenstockError(f"the model's result is wrong: {in_brief(str(error))}") from None
         rows = rows_of(inputs) if self._row_wise else None
         for spec in self.signature.outputs:
-            array = outputs[spec.name]
-            check_type(spec.name, array, spec.datatype)
-            if not spec.admits(array.shape):
-                shapes = f"has shape {list(array.shape)}, must have {list(spec.shape)}"
-                raise PenstockError(f"the model's output '{spec.name}' {shapes}")
-            check_rows(spec.name, array, rows)
+            check_output(spec, outputs[spec.name])
+            check_rows(spec.name, outputs[spec.name], rows)
         return outputs
 
 
