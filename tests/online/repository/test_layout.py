@@ -125,8 +125,18 @@ def test_a_target_is_listed_beside_the_repositories(tmp_path: Path) -> None:
         ("m/config.pbtxt", set()),
         ("m/configs/other.pbtxt", set()),
         ("m/1/.part", None),
+        ("m/1/model.onnx.0123456789abcdef.partial", None),
     ],
-    ids=["a-version", "below-a-version", "another-version", "labels", "configuration", "alternative", "hidden"],
+    ids=[
+        "a-version",
+        "below-a-version",
+        "another-version",
+        "labels",
+        "configuration",
+        "alternative",
+        "hidden",
+        "partial",
+    ],
 )
 def test_what_changes_which_fingerprint(tmp_path: Path, change: str, parts: set[str] | None) -> None:
     root = write(

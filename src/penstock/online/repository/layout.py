@@ -25,6 +25,7 @@ from penstock.online.repository.override import Override
 from penstock.online.repository.triton.check import check
 from penstock.online.repository.triton.schema import typed, with_parts
 from penstock.online.repository.triton.text import FILE, config_path, parse_json, read_config, shown_path
+from penstock.storage.atomic import PARTIAL
 
 _log = logging.getLogger(__name__)
 
@@ -240,9 +241,10 @@ def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
 
 
 def _files(target: Path) -> Iterator[str]:
-    """For each file below ``target``, or ``target`` itself, a line with its path, size, time and inode; hidden files are left out.
+    """For each file below ``target``, or ``target`` itself, a line with its path, size, time and inode.
 
-    Raises InvalidModel if there are too many files, or they cannot be listed.
+    Leaves out hidden files, and those that are still being written. Raises InvalidModel if there are too many files, or they
+    cannot be listed.
     """
     waiting, count = [(os.fspath(target), "", 0)], 0
     try:
@@ -253,7 +255,7 @@ def _files(target: Path) -> Iterator[str]:
             folder, path, depth = waiting.pop()
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.name.startswith("."):
+                    if entry.name.startswith(".") or entry.name.endswith(PARTIAL):
                         continue
                     count += 1
                     if count > _MAX_FILES or depth > _MAX_DEPTH:
