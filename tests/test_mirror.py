@@ -11,10 +11,12 @@ EXCEPTIONS = {
     "measurement.py": "three structs without behaviour",
     "cli/options.py": "declarations only, which the tests of each command use",
     "cli/serve.py": "tests/e2e/test_serve_*.py start the command as a process",
+    "offline/compress/training/torch.py": "the import of torch",
     "online/server/app.py": "the composition root, which tests/e2e and tests/online/server/test_http.py run whole",
+    "online/server/grpc/call.py": "protocols without behaviour",
 }
 """Files without a test of their name, with the reason."""
-MOST_PENDING = 20
+MOST_PENDING = 8
 """Files that still lack one. Lower it with every test that is added."""
 
 

@@ -52,7 +52,7 @@ def test_in_turn_until_it_is_fast_enough(penstock, digits: Path) -> None:
         (("--max-accuracy-loss", "1%"), "--max-accuracy-loss requires --recover"),
         (("--speedup", "0.5"), "--speedup must be greater than 1, got 0.5"),
         (("--width", "0%"), "--width must be greater than 0%, got 0%"),
-        (("--recover", "--speedup", "2", "--width", "50%", "--train", "data.npz"), "--width cannot be used"),
+        (("--recover", "--speedup", "2", "--width", "50%", "--train", "data.npz"), "--width cannot be combined"),
         ((), "no channels of the model can be cut"),
         ((), "cut channels that only inner layers read"),
     ],
