@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCRIPT = runpy.run_path(str(DOCS / "architecture.py"))
@@ -16,7 +16,7 @@ def test_the_picture_is_up_to_date() -> None:
 
 
 def test_every_room_is_drawn_inside_the_picture() -> None:
-    root = ElementTree.fromstring(SCRIPT["picture"]())
+    root = ET.fromstring(SCRIPT["picture"]())
     drawn = {text.text for text in root.iter(f"{SVG}text")}
     package = DOCS.parent / "src" / "penstock"
     rooms = {path.stem for path in package.iterdir() if not path.name.startswith(("__", "py."))}
