@@ -56,6 +56,22 @@ def linear_weight(rows: int = 3, columns: int = 2, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
 
 
+def product_of_bytes(weight: int) -> Artifact:
+    """``y = x @ w`` in QDQ form, x (N, 64) of whole numbers from 0 to 255, y (N, 16), FP32; every element of w is ``weight``."""
+    one, zero = np.float32(1), np.uint8(0)
+    return artifact(
+        [
+            ("QuantizeLinear", ["x", "one", "zero"], ["bytes"]),
+            ("DequantizeLinear", ["bytes", "one", "zero"], ["whole"]),
+            ("DequantizeLinear", ["w", "one"], ["weights"]),
+            ("MatMul", ["whole", "weights"], ["y"]),
+        ],
+        [("x", _FP32, ["N", 64])],
+        [("y", _FP32, ["N", 16])],
+        {"w": np.full((64, 16), weight, np.int8), "one": one, "zero": zero},
+    )
+
+
 def external_linear(folder: Path) -> Path:
     """The file of a ``linear`` below ``folder`` whose weights lie in a file beside it."""
     model = onnx.load_model_from_string(linear().data)

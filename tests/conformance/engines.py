@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,6 +27,7 @@ from penstock.artifact import SUFFIXES, Artifact, Format, sha256
 from penstock.engines.base import Engine, Severity
 from penstock.errors import Code, InvalidConfig, InvalidModel, PenstockError, Unavailable
 from penstock.online.instances.process_instance import ProcessModel
+from penstock.resources import machine_facts
 from penstock.tensor import DataType
 from penstock.testing import assert_tensors_close
 
@@ -284,7 +286,19 @@ class EngineConformance:
 
 
 class OnnxConformance(EngineConformance):
-    """Of engines that read ONNX models: their files with weights beside them."""
+    """Of engines that read ONNX models: their files with weights beside them, and their products of integers."""
+
+    @pytest.mark.parametrize("weight", [64, 127, -128])
+    @pytest.mark.parametrize("isa", [machine_facts().isa, ()], ids=["this CPU", "a CPU without integer dot product"])
+    def test_products_of_bytes_do_not_saturate(self, isa: tuple[str, ...], weight: int) -> None:
+        """Two products of 255 and 127 exceed 16 bits, in which a CPU without an integer dot product adds them. Their sums are exact
+        in FP32.
+        """
+        machine = msgspec.structs.replace(machine_facts(), isa=isa)
+        engine = type(self.engine)(machine)
+        model = engine.load(models.product_of_bytes(weight), {"threads": 1})
+        x = np.random.default_rng(0).integers(128, 256, (3, 64)).astype(np.float32)
+        np.testing.assert_array_equal(model.forward({"x": x})["y"], np.tile(x.sum(axis=1, keepdims=True) * weight, 16))
 
     def test_bytes_never_load_files_of_the_folder_that_the_process_is_in(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,13 +8,16 @@ pytest.importorskip("openvino", reason="the extra penstock[openvino] is not inst
 
 from pathlib import Path
 
+import openvino
+
 import models
 import openvino_models
 from conformance.engines import EngineConformance, OnnxConformance, in_memory
 from penstock.artifact import Artifact
 from penstock.engines.base import Severity
-from penstock.engines.openvino import OpenVinoEngine, capabilities
+from penstock.engines.openvino import OpenVinoEngine, OpenVinoModel, capabilities
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, Unsupported
+from penstock.resources import machine_facts
 from penstock.tensor import DataType
 
 _32_BITS = "the CPU plug-in computes in 32 bits; the engine refuses such inputs"
@@ -97,3 +101,28 @@ def test_options_change_answers_by_rounding_only(options: dict[str, object]) -> 
 def test_streams_are_no_option_since_there_is_one_request() -> None:
     with pytest.raises(InvalidConfig, match="unknown option.*hint.*known: threads, precision"):
         OpenVinoEngine().load(models.linear(), {"hint": "throughput"})
+
+
+WITHOUT_DOT_PRODUCT = msgspec.structs.replace(machine_facts(), isa=())
+
+
+@pytest.mark.parametrize(("weight", "as_integers"), [(64, True), (127, False)])
+def test_weights_of_7_bits_are_multiplied_as_integers_on_every_cpu(weight: int, as_integers: bool) -> None:
+    model = OpenVinoEngine(WITHOUT_DOT_PRODUCT).load(models.product_of_bytes(weight), {"threads": 1})
+    assert isinstance(model, OpenVinoModel)
+    nodes = model._request.get_compiled_model().get_runtime_model().get_ops()  # type: ignore[union-attr]
+    (product,) = [node.get_rt_info() for node in nodes if node.get_friendly_name() == "y"]
+    assert (product["runtimePrecision"].astype(str) == "u8") is as_integers
+
+
+def test_weights_that_openvino_itself_rounds_do_not_saturate(tmp_path: Path) -> None:
+    op, rng = openvino.opset13, np.random.default_rng(0)
+    x, ends, weight_ends = op.parameter([-1, 64], np.float32, name="x"), np.float32([0, 2.55]), np.float32([-1, 1])
+    weight = rng.choice([-1.0, 1.0], (64, 8), p=[0.1, 0.9]).astype(np.float32)
+    rounded = op.fake_quantize(op.constant(weight), *weight_ends, *weight_ends, 255)
+    product = op.matmul(op.fake_quantize(x, *ends, *ends, 256), rounded, False, False)
+    product.output(0).set_names({"y"})
+    openvino.save_model(openvino.Model([product], [x]), tmp_path / "m.xml")
+    model = OpenVinoEngine(WITHOUT_DOT_PRODUCT).load(Artifact.from_file(tmp_path / "m.xml"), {"threads": 1})
+    inputs = (rng.integers(128, 256, (16, 64)) / 100).astype(np.float32)
+    np.testing.assert_allclose(model.forward({"x": inputs})["y"], inputs @ weight, rtol=1e-5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -18,7 +19,7 @@ from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidConfig, InvalidModel, PenstockError
 from penstock.protocol.onnx_scan import external_files
 from penstock.request import InferRequest
-from penstock.resources import Resources
+from penstock.resources import MachineFacts, Resources, machine_facts
 from penstock.tensor import Array, Signature, TensorSpec
 
 Options = Mapping[str, Any]
@@ -157,6 +158,10 @@ class OptionsEngine(abc.ABC):
     fixed_bytes: ClassVar[int]
     """Memory of a loaded model besides its weights."""
 
+    def __init__(self, machine: MachineFacts | None = None) -> None:
+        """``machine`` decides the kernels for products of integers; by default it is this machine."""
+        self._machine = machine or _this_machine()
+
     def gpus(self) -> int:
         return 0
 
@@ -170,6 +175,9 @@ class OptionsEngine(abc.ABC):
 
     @abc.abstractmethod
     def load(self, artifact: Artifact, options: Options) -> LoadedModel: ...
+
+
+_this_machine = functools.cache(machine_facts)
 
 
 def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Finding]:

@@ -91,6 +91,10 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise InvalidConfig(finding.message, finding.hint)
         refuse_errors(check_artifact(artifact, self.formats))
         session_options = _session_options(typed)
+        if not self._machine.has_integer_dot_product:
+            # Otherwise pairs of products are added in 16 bits, which saturate silently if weights exceed 64. On other CPUs ONNX
+            # Runtime would take the slower kernels too.
+            session_options.add_session_config_entry("session.x64quantprecision", "1")
         providers = [(name, {"device_id": str(typed.gpu)} if name == _CUDA else {}) for name in typed.providers]
         try:
             with artifact.on_disk() as path, _as_file(artifact) as file:

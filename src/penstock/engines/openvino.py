@@ -44,6 +44,8 @@ _BY_OPENVINO_TYPE = {
 # The CPU plug-in computes these in signed 32 bits and does not report values that do not fit.
 _NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
 _INT32 = np.iinfo(np.int32)
+_EXACT = 64
+"""The largest magnitude of weights of which two products with a byte fit into 16 bits."""
 
 # One core for the process: loading the plug-ins takes 50 ms and memory. Compiling is safe from several threads.
 _core_lock = threading.Lock()
@@ -98,6 +100,9 @@ class OpenVinoEngine(OptionsEngine):
             with artifact.on_disk() as path:
                 model = _read(artifact, path)
                 signature = _signature(model)
+                if not self._machine.has_integer_dot_product and any(map(_has_8_bit_weights, model.get_ops())):
+                    # Products of floats: those of integers add pairs in 16 bits here, which saturate silently.
+                    config |= {"LP_TRANSFORMS_MODE": "NO", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
                 return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
         except (InvalidModel, Unsupported):
             raise
@@ -173,6 +178,19 @@ def _read(artifact: Artifact, path: Path | None) -> ov.Model:
     if path is not None and has_external_data(artifact.data):
         return _core().read_model(path)  # OpenVINO takes the other files from the folder of this one
     return _core().read_model(artifact.data)
+
+
+def _has_8_bit_weights(node: Any) -> bool:
+    """Whether ``node`` holds or makes weights of which two products with a byte can exceed 16 bits."""
+    kind = node.get_type_name()
+    if kind == "Constant" and node.get_element_type() == ov.Type.i8 and node.data.size:
+        return bool(node.data.min() < -_EXACT or node.data.max() > _EXACT)
+    if kind != "FakeQuantize" or node.get_attributes()["levels"] <= 2 * _EXACT + 1:
+        return False
+    source = node.input_value(0).get_node()
+    while source.get_type_name() == "Convert":
+        source = source.input_value(0).get_node()
+    return bool(source.get_type_name() == "Constant")
 
 
 def _feed(array: Array) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 import networks
 from penstock.artifact import Artifact
@@ -49,9 +50,8 @@ def test_it_is_the_product_of_rounded_matrices(reduce_range: bool, levels: int) 
     n.op("MatMul", "x", n.weight(weight), name="y")
     artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 8]})
     quantised = quantize_dynamic(artifact, DATA, DynamicOptions(least_weights=1, reduce_range=reduce_range))
-    # Sums of integers are exact; what is left is the rounding of FP32, and on CPUs without VNNI the saturation of 8-bit weights.
-    if reduce_range:
-        np.testing.assert_allclose(run(quantised, X), by_hand(X, weight, levels), rtol=1e-4, atol=1e-5)
+    # Sums of integers are exact on every CPU; what is left is the rounding of FP32.
+    np.testing.assert_allclose(run(quantised, X), by_hand(X, weight, levels), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(run(quantised, X), X @ weight, atol=0.2)
 
 
@@ -101,6 +101,16 @@ def test_size_and_provenance() -> None:
     assert step.facts["products"] == 2  # 16 × 256 and 256 × 256; 256 × 4 is too small
     assert quantised.size_bytes < 0.3 * artifact.size_bytes
     assert quantised.data == quantize_dynamic(artifact, DATA).data
+
+
+def test_weights_have_7_bits_unless_all_8_are_asked_for() -> None:
+    def largest(options: DynamicOptions) -> int:
+        graph = onnx.load_model_from_string(quantize_dynamic(networks.mlp(), DATA, options).data).graph
+        arrays = [numpy_helper.to_array(tensor) for tensor in graph.initializer]
+        return max(int(np.abs(array).max()) for array in arrays if array.dtype == np.int8)
+
+    assert largest(ALL) == 63
+    assert largest(DynamicOptions(least_weights=1, reduce_range=False)) == 127
 
 
 def test_convolutions_are_never_dynamic() -> None:
