@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgument, NotFound
+from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.request_layout import (
     VARIABLE,
     BoundedCache,
