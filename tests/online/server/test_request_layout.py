@@ -69,6 +69,11 @@ def test_outputs() -> None:
         layout.note_place("z", SharedSlice("r", 0, 8), is_classified=True)
 
 
+def test_a_layout_without_shared_memory_leases_none() -> None:
+    layout = RequestLayout(form=AnswerForm(classification={"y": 1}))
+    assert layout.lease(SharedMemory(enabled=False), "m", {}) is layout.form
+
+
 def test_a_lease_holds_inputs_and_places_and_is_released_where_one_is_wrong() -> None:
     path = Path("/dev/shm/penstock-test-layout")
     path.write_bytes(np.array([1, 2], np.float32).tobytes())
