@@ -1,7 +1,8 @@
 """What is known of a tensor before any request: its shape, and the numbers in it if they are shapes, axes or indices.
 
 The batch axis of a tensor is the axis whose size is a multiple ``k`` of the batch size. Its elements ``i*k`` to ``(i+1)*k - 1``
-depend on row ``i`` of the inputs alone. A tensor without such an axis is constant: all requests that can be merged have the same one.
+depend on row ``i`` of the inputs alone. If the axis goes through all rows several times, that holds for each time. A tensor without
+such an axis is constant: all requests that can be merged have the same one.
 """
 
 from __future__ import annotations

@@ -20,6 +20,13 @@ _MAX_EXACT = 1 << 24
 """Up to here FP32 holds every integer."""
 
 
+class _Interleaved(str):
+    """The symbol of ``outer`` times the batch size, of an axis that goes through all rows ``outer`` times."""
+
+    __slots__ = ("outer",)
+    outer: Number
+
+
 class Size:
     """``factor`` times the product of ``symbols``, which are sorted."""
 
@@ -28,9 +35,9 @@ class Size:
     def __init__(self, factor: int, symbols: tuple[str, ...]) -> None:
         self.factor = factor
         self.symbols = symbols
-        powers = symbols.count(_BATCH)
-        is_simple = sum(symbol.startswith(_BATCH) for symbol in symbols) == powers
-        self.batch = (powers if powers < 2 else 2) if is_simple else 2
+        found = [each for each in symbols if each.startswith(_BATCH)]
+        is_multiple = len(found) == 1 and (found[0] == _BATCH or isinstance(found[0], _Interleaved))
+        self.batch = 0 if not found else 1 if is_multiple else 2
         """0: does not depend on the batch size; 1: a multiple of it; 2: depends on it otherwise."""
 
     def __eq__(self, other: object) -> bool:
@@ -49,6 +56,29 @@ class Size:
 
 
 BATCH = Size(1, (_BATCH,))
+
+
+def interleaved(outer: Number, inner: Number) -> Number:
+    """The size of a batch axis: ``outer`` times all rows, each with ``inner`` elements."""
+    if outer == 1:
+        return times(inner, BATCH)
+    name = _Interleaved(f"{_BATCH}|{outer!r}")
+    name.outer = outer
+    return times(inner, Size(1, (name,)))
+
+
+def outer_of(size: Number) -> Number:
+    """How often a batch axis goes through the rows."""
+    symbols = size.symbols if isinstance(size, Size) else ()
+    return next((each.outer for each in symbols if isinstance(each, _Interleaved)), 1)
+
+
+def plain(size: Number) -> Number:
+    """``size`` as a number, in which the order of the elements does not matter."""
+    if not isinstance(size, Size) or not any(isinstance(each, _Interleaved) for each in size.symbols):
+        return size
+    others = tuple(each for each in size.symbols if not isinstance(each, _Interleaved))
+    return times(times(Size(size.factor, others) if others else size.factor, BATCH), outer_of(size))
 
 
 def symbol(name: str) -> Size:

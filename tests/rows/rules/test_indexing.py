@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a model is easier to read in one line
 import numpy as np
 import pytest
 
@@ -25,8 +26,10 @@ SIZE = "h = Shape(x) n = Gather(h, zero) "
         "p = Constant<value_ints = [0, 1, 0, 2]>() y = Pad(x, p)",
         "p = Constant<value_ints = [0, 1]>() y = Pad(x, p, , one)",
         "s = Sigmoid(x) i = Cast<to = 7>(s) o = OneHot(i, depth, values) y = Reshape(o, flat)",
-        "h = Shape(x) w = Gather(h, one) q = Squeeze(w) o = Constant<value_int = 1>() z = Constant<value_int = 0>() "
-        "r = Range(z, q, o) f = Cast<to = 1>(r) y = Add(x, f)",
+        (
+            "h = Shape(x) w = Gather(h, one) q = Squeeze(w) o = Constant<value_int = 1>() z = Constant<value_int = 0>() "
+            "r = Range(z, q, o) f = Cast<to = 1>(r) y = Add(x, f)"
+        ),
         "i = Unsqueeze(x, one) k = Trilu(i) y = Squeeze(k, one)",
     ],
 )

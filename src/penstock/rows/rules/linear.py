@@ -72,10 +72,14 @@ def quantized_gemm(call: Call) -> Fact:
 
 @rule("Einsum")
 def einsum(call: Call) -> Fact:
-    left, arrow, right = call.attribute("equation", "").replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow or "." in left or len(terms) != len(call.inputs):
-        stop("has an equation with '...' or without '->'")
+    left, arrow, right = call.attribute("equation", "").replace(" ", "").replace("...", ".").partition("->")
+    terms, ranks = left.split(","), [fact.rank if fact is not None else 0 for fact in call.inputs]
+    if not arrow or len(terms) != len(ranks):
+        stop("has an equation without '->'")
+    hidden = [rank - len(term) + 1 if "." in term else 0 for term, rank in zip(terms, ranks, strict=True)]
+    labels = "".join(chr(0x100 + place) for place in range(max(hidden)))
+    terms = [term.replace(".", labels[len(labels) - count :]) for term, count in zip(terms, hidden, strict=True)]
+    right = right.replace(".", labels)
     sizes: dict[str, list[Number]] = {}
     for position, term in enumerate(terms):
         if len(term) != call[position].rank:

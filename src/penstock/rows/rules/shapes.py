@@ -10,14 +10,27 @@ import numpy as np
 from penstock.rows.call import Call, Facts, rule
 from penstock.rows.facts import MAX_KNOWN, Fact, Shape, broadcast, stop
 from penstock.rows.graph import Tensor
-from penstock.rows.sizes import BATCH, Number, Size, depends_on_batch, plus, product, quotient, result, times
+from penstock.rows.sizes import (
+    BATCH,
+    Number,
+    Size,
+    depends_on_batch,
+    interleaved,
+    outer_of,
+    plain,
+    plus,
+    product,
+    quotient,
+    result,
+    times,
+)
 from penstock.tensor import Array
 
 
 @rule("Shape", "Size")
 def shape_of(call: Call) -> Fact:
     call.accounted.add(0)
-    shape = call[0].shape
+    shape = [plain(size) for size in call[0].shape]
     if call.operator == "Size":
         return Fact.of(product(shape))
     return Fact.of(shape[slice(call.attribute("start", 0), call.attribute("end"))])
@@ -54,7 +67,7 @@ def reshape(call: Call) -> Fact:
     known = {each for size in x.shape if isinstance(size, Size) for each in size.symbols}
     for axis, size in enumerate(wanted):
         if size == 0 and copies_zero:
-            wanted[axis] = x.shape[axis]
+            wanted[axis] = plain(x.shape[axis])
         elif isinstance(size, Size) and (size.factor < 0 or not known.issuperset(size.computed)):
             # A computed size could be -1 or 0, which have their own meaning.
             wanted[axis] = call.unknown() if not size.batch else stop("computes with the batch size")
@@ -65,21 +78,26 @@ def reshape(call: Call) -> Fact:
 def flatten(call: Call) -> Fact:
     x, axis = call[0], call.attribute("axis", 1)
     axis += x.rank if axis < 0 else 0
-    return reshaped(x, [product(x.shape[:axis]), product(x.shape[axis:])])
+    whole = [plain(size) for size in x.shape]
+    return reshaped(x, [product(whole[:axis]), product(whole[axis:])])
 
 
 def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
     """``x`` in the shape ``wanted``, in which -1 is what is left."""
     shape = _without_rest(x, wanted)
+    place = next((axis for axis, size in enumerate(shape) if depends_on_batch(size)), -1)
     if x.is_rows:
-        axis = next((axis for axis, size in enumerate(shape) if depends_on_batch(size)), -1)
-        if axis < 0:
+        outer, inner = _parts(x.shape, x.axis)
+        # Both shapes have as many elements. So if the rows are gone through as often as before, each keeps its own, and also if each
+        # keeps as many elements as before.
+        often = quotient(outer, product(shape[:place])) if place >= 0 else None
+        size = quotient(shape[place], times(often, BATCH)) if often is not None else None
+        if size is None and place >= 0 and (once := quotient(shape[place], BATCH)) is not None:
+            often, size = (1, once) if product([once, *shape[place + 1 :]]) == inner else (None, None)
+        if often is None or size is None:
             stop("reshapes the batch axis, and it cannot be shown that rows stay whole")
-        # The axes before the batch axis are outer loops around it. If they stay, each run of rows stays in its place.
-        before, after = ([size for size in part if size != 1] for part in (x.shape[: x.axis], shape[:axis]))
-        if before != after:
-            stop("joins the batch axis with one before it")
-    elif any(map(depends_on_batch, shape)):
+        shape = _with(shape, place, interleaved(often, size))
+    elif place >= 0:
         stop("takes the batch axis from a constant")
     value = x.value
     if value is not None and all(isinstance(size, int) for size in shape):
@@ -87,15 +105,23 @@ def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
     return Fact(shape)
 
 
+def _parts(shape: Shape, axis: int) -> tuple[Number, Number]:
+    """How often the elements go through all rows, and how many elements each row has then."""
+    outer = outer_of(shape[axis])
+    one = quotient(plain(shape[axis]), times(outer, BATCH))
+    return times(product(shape[:axis]), outer), product([one, *shape[axis + 1 :]])
+
+
 def _without_rest(x: Fact, wanted: Sequence[Number]) -> Shape:
     if -1 not in wanted:
         return tuple(wanted)
     rest = wanted.index(-1)
-    total, others = product(x.shape), product(size for axis, size in enumerate(wanted) if axis != rest)
+    whole = [plain(size) for size in x.shape]
+    total, others = product(whole), product(size for axis, size in enumerate(wanted) if axis != rest)
     size = quotient(total, others) if others != 0 else 0
     if size is None and depends_on_batch(total) and depends_on_batch(others):
         # The batch size cancels out.
-        total, others = (product(_per_row(part)) for part in (x.shape, [*wanted[:rest], *wanted[rest + 1 :]]))
+        total, others = (product(_per_row(part)) for part in (whole, [*wanted[:rest], *wanted[rest + 1 :]]))
         size = result("rest", total, others)
     elif size is None and not depends_on_batch(total):
         size = result("rest", total, others)
