@@ -32,6 +32,7 @@ ROOM_LINES = {
     "perf": 2_430,
     "pipeline": 450,
     "protocol": 350,
+    "rows": 1_700,
     "storage": 550,
     "telemetry": 1_960,
 }

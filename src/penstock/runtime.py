@@ -16,20 +16,30 @@ from penstock.engines.base import LoadedModel
 from penstock.engines.registry import engines_for, get_engine, is_available
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.resources import machine_facts
+from penstock.rows.proof import unproven
 from penstock.tensor import Array, Signature
+
+_MAX_BATCH = 32
+"""Rows in a call of a model file whose rows are proven to be independent."""
 
 
 class Model:
     """A loaded model; a context manager. One thread may use it at a time, unless its engine is reentrant."""
 
     def __init__(
-        self, name: str, loaded: LoadedModel, variant: Variant | None = None, manifest: Manifest | None = None
+        self,
+        name: str,
+        loaded: LoadedModel,
+        variant: Variant | None = None,
+        manifest: Manifest | None = None,
+        max_batch: int = _MAX_BATCH,
     ) -> None:
         self.name = name
         self.variant = variant
         """The running variant; None for a model file."""
         self.manifest = manifest
         self._loaded = loaded
+        self._max_batch = manifest.serving.max_batch if manifest else max_batch
 
     @property
     def signature(self) -> Signature:
@@ -42,7 +52,10 @@ class Model:
         return self._loaded.forward(arrays)
 
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
-        """Run over any number of rows, ``batch`` at a time (default: what the bundle was tuned for, else 32)."""
+        """Run over any number of rows, ``batch`` at a time.
+
+        The default is what the bundle was tuned for; for a model file 32, or 1 if its rows are not proven to be independent.
+        """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         counts = {len(array) for array in arrays.values() if array.ndim}
         if len(counts) != 1:
@@ -71,7 +84,7 @@ class Model:
     def _rows_per_call(self, batch: int | None) -> int:
         if not self.signature.batchable:
             return self.signature.smallest_batch
-        return batch or (self.manifest.serving.max_batch if self.manifest else 32)
+        return batch or self._max_batch
 
 
 def open(path: str | Path) -> Model:
@@ -84,7 +97,9 @@ def open(path: str | Path) -> Model:
         engines = engines_for(opened.format)
         if not engines:
             raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
-        return Model(Path(path).stem, get_engine(engines[0]).load(opened, {}))
+        loaded = get_engine(engines[0]).load(opened, {})
+        max_batch = 1 if unproven(opened, loaded.signature) else _MAX_BATCH
+        return Model(Path(path).stem, loaded, max_batch=max_batch)
     variant = opened.choose(machine_facts(), is_available)
     loaded = get_engine(variant.engine).load(opened.artifact(variant), variant.options)
     return Model(opened.name, loaded, variant, opened.manifest)

@@ -12,9 +12,10 @@ from penstock.bundle.pack import pack, place
 from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import Unsupported
 from penstock.resources import machine_facts
+from penstock.rows.proof import unproven
 
 _MAX_BATCH = 64
-"""Batch limit of a batchable model that nobody tuned."""
+"""Batch limit of a model whose rows are proven to be independent, but that was not tuned."""
 
 
 def pack_model(
@@ -48,7 +49,7 @@ def pack_model(
     files, machine = place(artifact), machine_facts()
     main, *beside = files
     variant = Variant(engine, main, engine, "fp32", dict(options), format=artifact.format, beside=tuple(beside))
-    max_batch = _MAX_BATCH if signature.batchable else signature.smallest_batch
+    max_batch = signature.smallest_batch if unproven(artifact, signature) else _MAX_BATCH
     manifest = Manifest(
         name=name or target.stem,
         signature=signature,

@@ -42,6 +42,7 @@ from penstock.offline.tune.search import (
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import ConditionsWatch, repeat_rows, speedup
 from penstock.perf.profile import knee, profile
+from penstock.rows.proof import unproven
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_PRECISION, _PRECISION = 0.03, 0.01
@@ -130,14 +131,14 @@ class Tuner:
         self._profile(winner)
         contract, base = self._contract, self._bases[winner.candidate.threads]
         others = [trial for trial in (*self._bases.values(), *self._trials) if trial is not base]
-        batchable = _model(winner).signature.batchable
+        is_merged = not unproven(winner.candidate.artifact, _model(winner).signature)
         return TuneResult(
             chosen=winner.candidate,
             baseline=record(base, contract),
             records=tuple(record(trial, contract) for trial in others),
             latency=winner.latency,
             baseline_latency=base.latency,
-            max_batch=knee(winner.latency, contract.p99_ms).batch if batchable else 1,
+            max_batch=knee(winner.latency, contract.p99_ms).batch if is_merged else 1,
             rows_per_call=self._limits.rows,
             conditions=watch.finish(),
         )

@@ -1,4 +1,4 @@
-"""Warms up a loaded model, and tests whether its requests can be merged."""
+"""Warms up a loaded model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from penstock.engines.base import LoadedModel, RequestModel
 from penstock.errors import InvalidConfig, PenstockError
 from penstock.online.repository.config import ModelConfig
+from penstock.online.repository.loading.merging import unmerged
 from penstock.online.repository.loading.recorded_requests import folder_of, read_recorded
 from penstock.online.repository.loading.warm_up_run import Runner
 from penstock.online.repository.loading.warm_up_samples import read_samples
@@ -21,10 +22,6 @@ from penstock.tensor import Array, DataType, Signature
 
 _log = logging.getLogger(__name__)
 
-_PROBE_ROWS = 4
-_TOLERANCE = 1e-2
-"""Relative to an output's largest magnitude."""
-
 
 def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
@@ -33,7 +30,9 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
     Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a request.
     """
     distinct = list({id(model): model for model in models}.values())
-    rows = min(_rows(resolved, model) for model in distinct)
+    if reason := unmerged(resolved, models[0]):
+        _log.warning("%s", reason)
+    rows = min(_rows(resolved, model, is_merged=not reason) for model in distinct)
     config = effective_config(resolved, models, rows or None)
     if config.model_warmup or resolved.load_options.warmup_folder:
         runner = Runner(config, models[0], resolved)
@@ -73,17 +72,17 @@ def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: i
     )
 
 
-def _rows(resolved: ResolvedVersion, model: Model) -> int:
-    """Maximum rows of a batch, 0 if requests cannot be merged. Runs guessed requests, but not on Python models."""
+def _rows(resolved: ResolvedVersion, model: Model, *, is_merged: bool) -> int:
+    """Maximum rows of a batch, 0 if requests are not merged. Runs guessed requests, but not on Python models."""
     given = resolved.given
     if isinstance(model, RequestModel):
         return resolved.max_batch if model.max_batch is None else model.max_batch
     is_made = given.batch_input or any(tensor.allow_ragged_batch for tensor in given.input)
-    # The user has set the batch size, so there is no need to test whether rows are independent.
     is_set = given.max_batch_size is not None
     if is_made or (is_set and given.model_warmup) or given.sequence_batching is not None:
         return resolved.max_batch if model.signature.batchable else 0
-    return resolved.max_batch if warm_up(model, resolved.max_batch, resolved.name, is_set=is_set) else 0
+    is_row_for_row = warm_up(model, resolved.max_batch if is_merged else 1)
+    return resolved.max_batch if is_merged and is_row_for_row else 0
 
 
 def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) -> None:
@@ -106,65 +105,23 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
         _log.info("model '%s' warmed up with %d recorded requests", resolved.name, count)
 
 
-def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_set: bool = False) -> bool:
-    """Run batches of 1 and ``max_batch`` rows, and return whether requests can be merged.
+def warm_up(model: LoadedModel, max_batch: int) -> bool:
+    """Run batches of 1 and ``max_batch`` rows, and return whether the model returns as many rows as it receives.
 
-    They can if the model returns as many rows as it receives, and the output of a row does not depend on the other rows. If it does,
-    a warning with ``name`` is logged. ``is_set``: the user has set the batch size, so the rows are taken to be independent.
-    A model may refuse the guessed shape, in which free dimensions are 1. It then stays cold, and its requests are not merged unless
-    ``is_set``. Raises PenstockError if it refuses a shape without free dimensions.
+    A model may refuse the guessed shape, in which free dimensions are 1, and then stays cold. Raises PenstockError if it refuses a
+    shape without free dimensions.
     """
     signature = model.signature
-    for batch in (1, max_batch) if signature.batchable else (1,):
+    for batch in dict.fromkeys((1, max_batch if signature.batchable else 1)):
         try:
             outputs = model.forward(_zeros(signature, batch))
         except PenstockError:
             if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
-                return is_set and signature.batchable
+                break
             raise
         if signature.batchable and any(array.shape[:1] != (batch,) for array in outputs.values()):
             return False
-    if is_set or not signature.batchable or max_batch == 1:
-        return signature.batchable
-    if _has_independent_rows(model, min(max_batch, _PROBE_ROWS)):
-        return True
-    _log.warning(
-        "requests to model '%s' are not merged: its output for one row depends on the other rows of the batch", name
-    )
-    return False
-
-
-def _has_independent_rows(model: LoadedModel, rows: int) -> bool:
-    """Whether ``rows`` rows have the same outputs alone and together; True if the model refuses guessed rows."""
-    if any(spec.datatype is DataType.BYTES for spec in model.signature.inputs):
-        return True
-    random = np.random.default_rng(0)
-    inputs = {name: _probe(zeros, random) for name, zeros in _zeros(model.signature, rows).items()}
-    try:
-        together = model.forward(inputs)
-        alone = [model.forward({name: array[row : row + 1] for name, array in inputs.items()}) for row in range(rows)]
-    except PenstockError:
-        return True  # values out of the model's range
-    return all(_is_alike(array, [answer[name] for answer in alone]) for name, array in together.items())
-
-
-def _probe(zeros: Array, random: np.random.Generator) -> Array:
-    if DataType.from_numpy(zeros.dtype).is_float:
-        return np.asarray(random.normal(size=zeros.shape), zeros.dtype)
-    # 0 and 1 are the integers that a model most likely accepts.
-    return np.asarray(random.integers(0, 2, zeros.shape), zeros.dtype)
-
-
-def _is_alike(together: Array, alone: Sequence[Array]) -> bool:
-    if any(array.shape != (1, *together.shape[1:]) for array in alone):
-        return False
-    separate = np.concatenate(alone)
-    if DataType.from_numpy(separate.dtype) is DataType.BYTES:
-        return bool((together == separate).all())
-    first, second = together.astype(np.float64), separate.astype(np.float64)
-    finite = np.abs(second[np.isfinite(second)])
-    # Kernels for different batch sizes round differently, especially in INT8.
-    return np.allclose(first, second, rtol=0, atol=_TOLERANCE * finite.max(initial=0.0), equal_nan=True)
+    return signature.batchable
 
 
 def _zeros(signature: Signature, batch: int) -> dict[str, Array]:

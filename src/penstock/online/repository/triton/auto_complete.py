@@ -63,7 +63,9 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
     elif whole.max_batch_size:
         whole.dynamic_batching.SetInParent()
     elif given.dynamic_batching is not None and given.max_batch_size is None:
-        raise InvalidConfig(f"{prefix(name, where)}it cannot be batched", "leave out 'dynamic_batching'")
+        raise InvalidConfig(
+            f"{prefix(name, where)}it cannot be batched", "leave out 'dynamic_batching', or set 'max_batch_size'"
+        )
     return typed(whole)
 
 

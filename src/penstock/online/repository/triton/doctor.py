@@ -17,6 +17,7 @@ from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, NotFound, PenstockError, ResourceExhausted
 from penstock.online.repository.layout import versions_in
 from penstock.online.repository.loading.labels import read_labels
+from penstock.online.repository.loading.merging import unmerged
 from penstock.online.repository.loading.scheduling import layout_of, sequencing
 from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.model_source import ModelSource
@@ -93,11 +94,13 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
     except PenstockError as wrong:
         findings.append(_finding(wrong))
     try:
-        signature = _signature(resolved) if resolved else None
+        signature, reason = _signature(resolved) if resolved else (None, "")
+        if reason:
+            findings.append(Finding(Severity.WARNING, reason))
         is_python = resolved is not None and resolved.engine == PYTHON
         findings += differences(given, signature, decoupled=is_python and given.model_transaction_policy.decoupled)
         if not any(finding.severity is Severity.ERROR for finding in findings):
-            whole = _check_whole(given, name, folder, resolved, signature)
+            whole = _check_whole(given, name, folder, resolved, signature, is_merged=not reason)
     except PenstockError as wrong:
         findings.append(_finding(wrong))
     # For a model without a file, propose the complete configuration as a starting point.
@@ -183,21 +186,28 @@ def _newest(name: str, folder: Path, given: Message) -> ResolvedVersion:
     return find(ModelSource(name, folder, {versions[-1]: folder / versions[-1]}, typed(plain)), versions[-1])
 
 
-def _signature(resolved: ResolvedVersion) -> Signature | None:
+def _signature(resolved: ResolvedVersion) -> tuple[Signature | None, str]:
+    """The model's signature, and why its requests are not merged."""
     if resolved.engine == PYTHON:
-        return None
+        return None, ""
     model = get_engine(resolved.engine).load(resolved.artifact, resolved.options)
     try:
-        return signature_of(model, resolved.given)
+        return signature_of(model, resolved.given), unmerged(resolved, model)
     finally:
         model.unload()
 
 
 def _check_whole(
-    given: Message, name: str, folder: Path, resolved: ResolvedVersion | None, signature: Signature | None
+    given: Message,
+    name: str,
+    folder: Path,
+    resolved: ResolvedVersion | None,
+    signature: Signature | None,
+    *,
+    is_merged: bool,
 ) -> Message:
     """The completed configuration. Raises the server's errors about it and about the files that it names."""
-    rows = DEFAULT_MAX_BATCH if signature is None or signature.batchable else None
+    rows = DEFAULT_MAX_BATCH if signature is None or (signature.batchable and is_merged) else None
     config = complete(typed(given), name, resolved.platform if resolved else "ensemble", signature, rows, 1)
     layout_of(config)
     if signature is not None and config.sequence_batching is not None:

@@ -1,0 +1,132 @@
+"""One use of an operator, as its rule sees it, and the table of rules.
+
+A rule returns the facts of the outputs. It answers for one thing that ``check`` cannot see in the shapes: that the operator does not
+combine elements along the batch axis of an input, nor treats them by their position there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from penstock.rows.facts import Fact, stop
+from penstock.rows.graph import Node
+from penstock.rows.sizes import Number, Size, depends_on_batch
+
+Facts = list[Fact | None]
+"""None for an output that is not used, or that the proof must not use."""
+
+
+class Call:
+    """``node`` with the facts of its inputs; the version is that of the operator set, and ``unknowns`` makes new symbols."""
+
+    def __init__(self, node: Node, version: int, inputs: Sequence[Fact | None], unknowns: Iterator[Size]) -> None:
+        self.node = node
+        self.operator = node.operator
+        self.version = version
+        self.inputs = inputs
+        self.accounted: set[int] = set()
+        """Inputs of which the rule uses only the shape, or of which it follows the batch size."""
+        self.makes_rows = False
+        """Whether the operator repeats a constant for each row."""
+        self._unknowns = unknowns
+
+    def __getitem__(self, position: int) -> Fact:
+        found = self.get(position)
+        return found if found is not None else stop(f"lacks input {position}")
+
+    def get(self, position: int) -> Fact | None:
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.node.attributes.get(name, default)
+
+    def unknown(self) -> Size:
+        """A size that is equal for all requests of a batch, and otherwise unknown."""
+        return next(self._unknowns)
+
+    def constants(self, *positions: int) -> None:
+        """Stop if one of the inputs differs by row."""
+        for position in positions:
+            if (fact := self.get(position)) is not None and fact.is_rows:
+                stop(f"takes its input '{self.node.inputs[position]}' from the rows")
+
+    def singles(self, *positions: int) -> None:
+        """Stop unless each of the inputs is absent or a constant of one element."""
+        for position in positions:
+            if (fact := self.get(position)) is not None and not fact.is_single:
+                stop(f"has more than one number in its input '{self.node.inputs[position]}'")
+
+    def mixes(self, fact: Fact, *axes: int) -> None:
+        """Stop if the operator combines elements of ``fact`` along its batch axis; ``axes`` may be negative."""
+        if fact.is_rows and any(axis % fact.rank == fact.axis for axis in axes):
+            stop("mixes the rows of a batch")
+
+    def numbers(self, position: int) -> list[Number]:
+        """The elements of an input, none of which depends on the batch size."""
+        found = self.sizes(position)
+        self.accounted.discard(position)
+        if any(map(depends_on_batch, found)):
+            stop("depends on the batch size")
+        return found
+
+    def sizes(self, position: int) -> list[Number]:
+        """The elements of an input. The rule follows the batch size in them."""
+        value = self[position].value
+        self.accounted.add(position)
+        if value is None:
+            stop(f"has an input '{self.node.inputs[position]}' that is not known before the request")
+        return list(value.flat)
+
+    def integers(self, name: str, position: int) -> list[int] | None:
+        """The attribute ``name``, as older versions have it, or else the input; None if both are absent."""
+        if (given := self.attribute(name)) is not None:
+            return [given] if isinstance(given, int) else list(given)
+        if self.get(position) is None:
+            return None
+        found = self.numbers(position)
+        if not all(isinstance(each, int) for each in found):
+            stop(f"has an input '{self.node.inputs[position]}' that is not known before the request")
+        return found
+
+    def axis(self, rank: int, default: int) -> int:
+        """The attribute ``axis``, counted from the first."""
+        return self.within(self.attribute("axis", default), rank)
+
+    def within(self, axis: int, rank: int) -> int:
+        """``axis``, which may be negative, counted from the first."""
+        if not -rank <= axis < rank:
+            stop(f"has axis {axis}, but {rank} axes")
+        return axis % rank
+
+    def check(self, outputs: Facts) -> None:
+        """Stop if the rows, or the number of rows, get lost in the outputs, or a constant becomes as long as there are rows."""
+        facts = [fact for fact in outputs if fact is not None]
+        has_rows = False
+        for position, fact in enumerate(self.inputs):
+            if fact is None or position in self.accounted:
+                continue
+            has_rows |= fact.is_rows
+            if fact.holds_batch_size and any(output.value is None for output in facts):
+                stop("computes with the batch size")
+        if has_rows and not all(output.is_rows for output in facts):
+            stop("mixes the rows of a batch")
+        if not has_rows and not self.makes_rows and any(output.is_rows for output in facts):
+            stop("takes one number for each row from a constant")
+
+
+Rule = Callable[[Call], Fact | Facts]
+RULES: dict[tuple[str, str], Rule] = {}
+"""By domain and operator."""
+MICROSOFT = "com.microsoft"
+CLASSICAL = "ai.onnx.ml"
+
+
+def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Register a function as the rule of ``operators``."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update({(domain, operator): function for operator in operators})
+        return function
+
+    return register

@@ -1,0 +1,266 @@
+"""Reads the graph of an ONNX model from its bytes: operators, attributes, and the places of the tensors' data.
+
+Large data is neither copied nor decoded, and ``onnx`` is not imported: a server needs 5 MB less memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.protocol.varint import read_varint
+from penstock.tensor import Array, DataType
+
+Attribute = Any
+"""``int``, ``float``, ``str``, ``Tensor``, ``Graph``, a tuple of them, a ``Reference``, or None for any other kind."""
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
+_MAX_DEPTH = 100
+"""Protobuf's own limit."""
+
+_SCHEMA = """
+Model: 1 ir_version int, 7 graph Graph, 8 opset Opset, 25 functions Function
+Opset: 1 domain text, 2 version int
+Graph: 1 nodes Node, 5 tensors Tensor, 11 inputs Value, 12 outputs Value
+Value: 1 name text
+Function: 1 name text, 4 inputs text, 5 outputs text, 7 nodes Node, 9 opset Opset, 10 domain text, 11 defaults Attribute,
+ 13 overload text
+Node: 1 inputs text, 2 outputs text, 3 name text, 4 operator text, 5 attributes Attribute, 7 domain text, 8 overload text
+Attribute: 1 name text, 2 f float, 3 i int, 4 s text, 5 t Tensor, 6 g Graph, 7 floats float, 8 ints int, 9 strings text, 20 type int,
+ 21 reference text
+Tensor: 1 dims int, 2 datatype int, 4 float32 span, 5 small span, 7 int64 span, 8 name text, 9 raw span, 10 float64 span,
+ 14 location int
+"""
+"""The fields of onnx.proto that are read, by message: number, name, and kind of value or message."""
+_FIELDS = {
+    message: {int(number): (name, kind) for number, name, kind in (field.split() for field in fields.split(","))}
+    for message, fields in (line.split(":") for line in _SCHEMA.replace(",\n", ",").strip().splitlines())
+}
+_ATTRIBUTE_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
+"""The fields of an attribute by its ``type``; other types hold what no operator that is read needs."""
+_BY_NUMBER = {each.onnx: each for each in DataType}
+
+
+class Reference(NamedTuple):
+    """The value of the attribute ``name`` of the function's caller."""
+
+    name: str
+
+
+class Tensor(NamedTuple):
+    """A constant of the model; ``data`` is the whole model."""
+
+    name: str
+    dims: tuple[int, ...]
+    datatype: DataType | None
+    field: str
+    """The field that holds the elements; empty if they are not in the model's file, or not in one piece."""
+    start: int
+    end: int
+    data: bytes
+
+    def array(self) -> Array | None:
+        """The elements; None if they are not numbers in the model's file."""
+        datatype, count = self.datatype, int(np.prod(self.dims, dtype=object))
+        if not self.field or datatype is None or datatype is DataType.BYTES:
+            return None
+        if self.field in {"int64", "small"}:
+            numbers = _packed(self.data, self.start, self.end)
+            is_half = self.field == "small" and datatype.is_float  # its bits
+            found = np.array(numbers, np.uint16).view(datatype.dtype) if is_half else np.array(numbers, np.int64)
+        else:
+            dtype = datatype.dtype if self.field == "raw" else np.dtype(self.field)
+            if count * dtype.itemsize != self.end - self.start:
+                return None
+            found = np.frombuffer(self.data, dtype, count, self.start)
+        return found.reshape(self.dims) if found.size == count else None
+
+
+class Node(NamedTuple):
+    """One use of an operator, or of a function of the model."""
+
+    name: str
+    domain: str
+    operator: str
+    overload: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+
+
+class Graph(NamedTuple):
+    """Nodes in their order, and the constants that they read."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, Tensor]
+    """By name."""
+
+
+class Function(NamedTuple):
+    """An operator that the model defines itself."""
+
+    body: Graph
+    opsets: Mapping[str, int]
+    defaults: Mapping[str, Attribute]
+
+
+class Model(NamedTuple):
+    """A graph, and what its operators mean."""
+
+    graph: Graph
+    opsets: Mapping[str, int]
+    """Version by domain; the default domain is empty."""
+    functions: Mapping[tuple[str, str, str], Function]
+    """By domain, name and overload."""
+
+
+def read_graph(model: bytes) -> Model:
+    """The graph of ``model``, a serialized ModelProto. Raises ValueError if the bytes are not well-formed protobuf."""
+    try:
+        found = _message(model, 0, len(model), "Model", 0)
+    except IndexError:
+        raise ValueError("the model is cut off") from None
+    functions = {
+        (_domain(each), _one(each, "name", ""), _one(each, "overload", "")): Function(
+            Graph(tuple(each["inputs"]), tuple(each["outputs"]), tuple(each["nodes"]), {}),
+            _opsets(each),
+            dict(each["defaults"]),
+        )
+        for each in found["functions"]
+    }
+    return Model(_one(found, "graph", Graph((), (), (), {})), _opsets(found), functions)
+
+
+def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dict[str, list[Any]]:
+    """The fields of one message, in their order; each is a list."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    fields, found = _FIELDS[kind], defaultdict[str, list[Any]](list)
+    while position < end:
+        tag = data[position]
+        position += 1
+        if tag > 0x7F:
+            tag, position = read_varint(data, position - 1, end)
+        field, wire = fields.get(tag >> 3), tag & 7
+        stop = position + {_FIXED32: 4, _FIXED64: 8}.get(wire, 0)
+        number = 0
+        if wire in {_LENGTH, _VARINT}:
+            number = data[position]
+            position += 1
+            if number > 0x7F:
+                number, position = read_varint(data, position - 1, end)
+            stop = position + (number if wire == _LENGTH else 0)
+        elif stop == position:
+            raise ValueError(f"wire type {wire} at byte {position}")
+        if stop > end:
+            raise ValueError(f"a field of {stop - position} bytes at byte {position} of {end}")
+        if field is not None:
+            name, of = field
+            if wire == _LENGTH:
+                found[name] += _values(data, position, stop, of, depth)
+            elif of == _INT:
+                found[name].append(_signed(number))
+            elif of == _FLOAT:
+                found[name] += np.frombuffer(data, "<f4", 1, position).tolist()
+            else:
+                found[name].append(None)  # elements one by one, which no writer does
+        position = stop
+    return found
+
+
+def _values(data: bytes, start: int, end: int, kind: str, depth: int) -> list[Any]:
+    if kind == _TEXT:
+        return [data[start:end].decode("utf-8", "surrogateescape")]
+    if kind == _SPAN:
+        return [(start, end)]
+    if kind == _INT:
+        return _packed(data, start, end)
+    if kind == _FLOAT:
+        return [*np.frombuffer(data, "<f4", (end - start) // 4, start).tolist()]
+    return [_MAKERS[kind](_message(data, start, end, kind, depth + 1), data)]
+
+
+def _packed(data: bytes, position: int, end: int) -> list[int]:
+    numbers = []
+    while position < end:
+        number, position = read_varint(data, position, end)
+        numbers.append(_signed(number))
+    return numbers
+
+
+def _signed(number: int) -> int:
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _one(found: Mapping[str, list[Any]], name: str, default: Any) -> Any:
+    """The last value of a field. Raises ValueError for a message that is given in several parts, which are not joined here."""
+    values = found.get(name)
+    if not values:
+        return default
+    if len(values) > 1 and isinstance(values[0], tuple):
+        raise ValueError(f"field '{name}' is given {len(values)} times")
+    return values[-1]
+
+
+def _domain(found: Mapping[str, list[Any]]) -> str:
+    domain: str = _one(found, "domain", "")
+    return "" if domain == "ai.onnx" else domain
+
+
+def _opsets(found: Mapping[str, list[Any]]) -> dict[str, int]:
+    return dict(found["opset"])
+
+
+def _tensor(found: dict[str, list[Any]], data: bytes) -> Tensor:
+    datatype = _BY_NUMBER.get(_one(found, "datatype", 0))
+    name, dims = _one(found, "name", ""), tuple(found["dims"])
+    spans = [(field, span) for field in ("small", "int64", "float32", "raw", "float64") for span in found[field]]
+    if len(spans) != 1 or spans[0][1] is None or _one(found, "location", 0):
+        return Tensor(name, dims, datatype, "", 0, 0, b"")
+    field, (start, end) = spans[0]
+    return Tensor(name, dims, datatype, field, start, end, data)
+
+
+def _attribute(found: dict[str, list[Any]], _: bytes) -> tuple[str, Attribute]:
+    name, number = _one(found, "name", ""), _one(found, "type", 0)
+    if reference := _one(found, "reference", ""):
+        return name, Reference(reference)
+    kind = _ATTRIBUTE_KINDS.get(number) if number else next((k for k in _ATTRIBUTE_KINDS.values() if found[k]), None)
+    if kind in {"floats", "ints", "strings"}:
+        return name, tuple(found[kind])
+    return name, _one(found, kind, {"i": 0, "f": 0.0, "s": ""}.get(kind)) if kind else None
+
+
+def _node(found: dict[str, list[Any]], _: bytes) -> Node:
+    return Node(
+        _one(found, "name", ""),
+        _domain(found),
+        _one(found, "operator", ""),
+        _one(found, "overload", ""),
+        tuple(found["inputs"]),
+        tuple(found["outputs"]),
+        dict(found["attributes"]),
+    )
+
+
+def _graph(found: dict[str, list[Any]], _: bytes) -> Graph:
+    tensors = {tensor.name: tensor for tensor in found["tensors"]}
+    return Graph(tuple(found["inputs"]), tuple(found["outputs"]), tuple(found["nodes"]), tensors)
+
+
+_MAKERS: dict[str, Any] = {
+    "Tensor": _tensor,
+    "Attribute": _attribute,
+    "Node": _node,
+    "Graph": _graph,
+    "Function": lambda found, _: found,
+    "Opset": lambda found, _: (_domain(found), _one(found, "version", 0)),
+    "Value": lambda found, _: _one(found, "name", ""),
+}

@@ -1,0 +1,71 @@
+"""Decides whether requests to a model can be merged: by a proof that each row of its outputs depends on one row of its inputs alone.
+
+The proof follows the rows from the first axis of the inputs through every operator. It stops at the first operator that mixes rows,
+depends on their number, or is not known. It reads the graph only, so it holds for all values.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from penstock.artifact import Artifact, Format
+from penstock.rows.facts import Dependent, Fact
+from penstock.rows.graph import Model, Node, read_graph
+from penstock.rows.sizes import BATCH, symbol
+from penstock.rows.walk import Walk
+from penstock.tensor import Signature
+
+HINT = "set 'max_batch_size' if its rows are independent"
+_MAX_OPTIONAL = 4
+_MAX_NAME = 80
+
+
+def unproven(artifact: Artifact, signature: Signature) -> str:
+    """Why the rows of a model could depend on each other; empty if it is proven that they do not.
+
+    ``signature`` has the inputs that clients send, which can include inputs with a default value, and the outputs that they receive.
+    """
+    if not signature.batchable:
+        return "not all its inputs and outputs have a free first axis"
+    if artifact.format is not Format.ONNX:
+        return f"only ONNX models can be examined, not models of format '{artifact.format.value}'"
+    try:
+        model = read_graph(artifact.data)
+    except ValueError as error:
+        return f"its graph cannot be read: {error}"
+    names = [name for name in signature.input_names if name in model.graph.tensors]
+    if len(names) > _MAX_OPTIONAL:
+        return f"{len(names)} of its inputs have a default value, more than the {_MAX_OPTIONAL} that can be examined"
+    choices = (left_out for count in range(len(names) + 1) for left_out in itertools.combinations(names, count))
+    return next((reason for left_out in choices if (reason := _reason(model, signature, left_out))), "")
+
+
+def _reason(model: Model, signature: Signature, left_out: tuple[str, ...]) -> str:
+    """As ``unproven``, for requests that leave these inputs out."""
+    inputs = {
+        spec.name: Fact(
+            BATCH if axis == 0 else size if size >= 0 else symbol(f"{spec.name}[{axis}]")
+            for axis, size in enumerate(spec.shape)
+        )
+        for spec in signature.inputs
+        if spec.name not in left_out
+    }
+    try:
+        facts = Walk(model).run(inputs, signature.output_names)
+    except Dependent as stopped:
+        return f"{_place(stopped.node)} {stopped.reason}"
+    for name, fact in zip(signature.output_names, facts, strict=True):
+        if fact.shape[:1] != (BATCH,):
+            return f"output {_shown(name)} does not have one row for each row of the inputs"
+    return ""
+
+
+def _place(node: Node | None) -> str:
+    if node is None:
+        return "the graph"
+    return f"node {_shown(node.name or next(iter(node.outputs), ''))} ({_shown(node.operator)[1:-1]})"
+
+
+def _shown(name: str) -> str:
+    printable = "".join(each if each.isprintable() else "?" for each in name)
+    return f"'{printable if len(printable) <= _MAX_NAME else printable[:_MAX_NAME] + '…'}'"

@@ -1,0 +1,71 @@
+"""Trees, linear models, and the preparation of features and texts: each row of [rows, features] by itself."""
+
+from __future__ import annotations
+
+from penstock.rows.call import CLASSICAL, Call, Facts, rule
+from penstock.rows.facts import Fact, stop
+from penstock.rows.sizes import plus
+
+
+def _one_row_each(call: Call, fact: Fact) -> None:
+    """Stop unless the rows are those of [rows, features]; without a first axis all is one row."""
+    call.mixes(fact, *range(1, fact.rank))
+    if fact.rank < 2:
+        call.mixes(fact, 0)
+
+
+@rule("TreeEnsembleRegressor", "TreeEnsemble", "LinearRegressor", "SVMRegressor", domain=CLASSICAL)
+def regressor(call: Call) -> Fact:
+    _one_row_each(call, call[0])
+    return Fact([call[0].shape[0], call.attribute("n_targets", call.attribute("targets", 1))])
+
+
+@rule("TreeEnsembleClassifier", "LinearClassifier", "SVMClassifier", domain=CLASSICAL)
+def classifier(call: Call) -> Facts:
+    _one_row_each(call, call[0])
+    rows = call[0].shape[0]
+    names = ("classlabels_int64s", "classlabels_strings", "classlabels_ints")
+    classes = next((len(found) for name in names if (found := call.attribute(name))), 0)
+    # Two classes can have one score or two.
+    return [Fact([rows]), Fact([rows, classes if classes > 2 else call.unknown()])]
+
+
+@rule("Normalizer", "Scaler", "Imputer", domain=CLASSICAL)
+def scaler(call: Call) -> Fact:
+    _one_row_each(call, call[0])
+    return Fact(call[0].shape)
+
+
+@rule("LabelEncoder", "CategoryMapper", "Binarizer", domain=CLASSICAL)
+def encoder(call: Call) -> Fact:
+    return Fact(call[0].shape)
+
+
+@rule("OneHotEncoder", domain=CLASSICAL)
+def one_hot(call: Call) -> Fact:
+    kinds = call.attribute("cats_int64s") or call.attribute("cats_strings") or ()
+    return Fact([*call[0].shape, len(kinds)])
+
+
+@rule("FeatureVectorizer", domain=CLASSICAL)
+def features(call: Call) -> Fact:
+    total = 0
+    for position in range(len(call.inputs)):
+        _one_row_each(call, call[position])
+        if call[position].shape[0] != call[0].shape[0]:
+            stop("joins rows with constants")
+        total = plus(total, call[position].shape[1])
+    return Fact([call[0].shape[0], total])
+
+
+@rule("StringNormalizer")
+def text(call: Call) -> Fact:
+    if call.attribute("stopwords"):
+        stop("removes words, and with them rows")
+    return Fact(call[0].shape)
+
+
+@rule("TfIdfVectorizer")
+def vectorizer(call: Call) -> Fact:
+    _one_row_each(call, call[0])
+    return Fact([*call[0].shape[:-1], max(call.attribute("ngram_indexes", (0,))) + 1])
