@@ -41,6 +41,9 @@ class Chat:
         self.call = call
         call.on_cancel = server.cancelled.release
 
+    def admit(self, data: Buffer | None) -> bool:
+        return True
+
     def message(self, data: Buffer) -> None:
         if data == b"pause":
             self.call.pause()

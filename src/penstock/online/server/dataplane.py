@@ -38,6 +38,8 @@ _EXTENSIONS = [
     "logging",
 ]
 _RESERVED = "triton_"
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""The parameter that asks for a last answer without outputs if a decoupled model has nothing more to say when it ends."""
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
 """Part of a client's timeout that is reserved for reading the request and writing the response; at most a tenth of it."""
@@ -95,6 +97,11 @@ class DataPlane:
     def server_ready(self) -> bool:
         """True if the server reports that it is ready."""
         return self._is_open and self._is_complete()
+
+    def enter(self, client: str) -> None:
+        """Count a request of ``client`` before it is decoded, unless its access guard has. Raises ResourceExhausted."""
+        if self._admission is not None:
+            self._admission.enter(client)
 
     def acquire(self, name: str, version: str = "", client: str = "") -> Handle:
         """The model version that answers a request of ``client``; without ``version``, the greatest one.
@@ -209,6 +216,9 @@ class DataPlane:
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
         """Read the scheduler's parameters. The mapping is not changed, since requests may share it."""
         parameters = request.parameters
+        if EMPTY_FINAL in parameters:
+            # Meant for streams, which read it. Some clients always send it.
+            parameters = request.parameters = {name: parameters[name] for name in parameters if name != EMPTY_FINAL}
         for name in parameters:
             if name.startswith(_RESERVED):
                 raise InvalidArgument(f"parameter keys starting with '{_RESERVED}' are reserved, as in '{name}'")

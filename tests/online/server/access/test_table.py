@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from calls import FakeCall
+from calls import FakeCall, invoke
 from http_servers import GatedServer, get, infer, post
 from penstock.clock import ManualClock
 from penstock.errors import Code, InvalidConfig, PermissionDenied, Unauthenticated
@@ -79,10 +79,8 @@ def test_an_endpoint_that_is_not_in_the_table_is_closed_whoever_asks() -> None:
     methods = made_methods(table)
     calls = [FakeCall(), FakeCall()]
     unary, stream = (methods[f"{PREFIX}{name}".encode()] for name in ("ModelInfer", "ModelStreamInfer"))
-    assert unary.unary is not None
-    assert stream.stream is not None
-    unary.unary(calls[0], b"")
-    assert stream.stream(calls[1]) is None
+    invoke(unary, calls[0], b"")
+    assert invoke(stream, calls[1]) is None
     assert [call.error.code for call in calls if call.error is not None] == [Code.PERMISSION_DENIED] * 2
 
 
@@ -143,22 +141,20 @@ def index(header: str) -> bytes:
 def test_over_grpc() -> None:
     table = AccessTable(EVERYONE, grpc=["health,inference:key=v"])
     methods = made_methods(table)
-    live, stream = methods[f"{PREFIX}ServerLive".encode()].unary, methods[f"{PREFIX}ModelStreamInfer".encode()].stream
-    assert live is not None
-    assert stream is not None
+    live, stream = (methods[f"{PREFIX}{name}".encode()] for name in ("ServerLive", "ModelStreamInfer"))
     metadatas: list[dict[str, str | bytes]] = [{}, {"key": "v"}, {"triton-grpc-protocol-key": "w"}]
     for metadata in metadatas:
         calls = [FakeCall(metadata), FakeCall(metadata)]
-        live(calls[0], b"")
-        stream(calls[1])
+        invoke(live, calls[0], b"")
+        invoke(stream, calls[1])
         for call in calls:
             assert call.error is not None
             assert call.error.code is Code.UNAVAILABLE
             assert str(call.error) == "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
     key: dict[str, str | bytes] = {"triton-grpc-protocol-key": "v"}
     call = FakeCall(key)
-    live(call, b"")
+    invoke(live, call, b"")
     assert (len(call.sent), call.error) == (1, None)
-    assert isinstance(stream(FakeCall(key)), InferStream)
+    assert isinstance(invoke(stream, FakeCall(key)), InferStream)
     assert table.of_method("ModelConfig") is None
     assert table.of_path("/v2/health/live") is None, "a restriction holds for one protocol"

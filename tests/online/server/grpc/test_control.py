@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calls import FakeCall
+from calls import FakeCall, invoke
 from penstock.clock import SystemClock
 from penstock.errors import Code
 from penstock.online.server.access.auth import Access
@@ -47,9 +47,7 @@ async def run(method: str, data: bytes, access: Path | None, metadata: Any) -> t
     control, call = Control(), FakeCall(metadata)
     plane: Any = SimpleNamespace(shared_memory=None)
     service = GrpcService(plane, control, AccessTable(Access(access, SystemClock())), 8)  # type: ignore[arg-type]
-    unary = service.methods[f"/inference.GRPCInferenceService/{method}".encode()].unary
-    assert unary is not None
-    unary(call, data)
+    invoke(service.methods[f"/inference.GRPCInferenceService/{method}".encode()], call, data)
     async with asyncio.timeout(20):
         while not call.ended:
             await asyncio.sleep(0)
