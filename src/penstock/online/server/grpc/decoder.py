@@ -152,10 +152,16 @@ class GrpcRequestDecoder:
         layout = self._known.get(rest)
         is_known = layout is not None
         if layout is None:
-            layout = _layout(_parse(rest), bool(raw))
+            layout = _layout(_parse(rest))
             is_known = len(rest) <= _MAX_KNOWN_BYTES
             if is_known:
                 self._known.remember(rest, layout)
+        if raw and contents:
+            raise InvalidArgument(
+                f"contents field must not be specified when using raw_input_contents for '{layout.typed[0].name}' "
+                f"for model '{layout.model_name}'",
+                "send all inputs raw, or all as typed contents",
+            )
         if len(raw) != len(layout.raw):
             raise InvalidArgument(
                 f"the number of inputs ({len(layout.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
@@ -238,8 +244,8 @@ def _text(data: Buffer, span: tuple[int, int]) -> str:
         raise InvalidArgument("the message is not a ModelInferRequest: its id is not UTF-8") from None
 
 
-def _layout(message: Message, has_raw: bool) -> _GrpcLayout:
-    """The layout of a message without its raw tensors; ``has_raw``: it had some."""
+def _layout(message: Message) -> _GrpcLayout:
+    """The layout of a message without its id and its tensors."""
     version = check_version(message.model_name, message.model_version)
     layout = _GrpcLayout(
         parameters=parameter_values(message.parameters), model_name=message.model_name, model_version=version
@@ -247,7 +253,7 @@ def _layout(message: Message, has_raw: bool) -> _GrpcLayout:
     check_bytes_elements(sum(element_count(one.shape) for one in message.inputs if one.datatype == "BYTES"))
     check_names(tensor.name for tensor in message.inputs)
     for tensor in message.inputs:
-        _note_input(layout, tensor, has_raw)
+        _note_input(layout, tensor)
     layout.note_outputs(output.name for output in message.outputs)
     classification: dict[str, int] = {}
     for output in message.outputs:
@@ -258,7 +264,7 @@ def _layout(message: Message, has_raw: bool) -> _GrpcLayout:
     return layout
 
 
-def _note_input(layout: _GrpcLayout, tensor: Message, has_raw: bool) -> None:
+def _note_input(layout: _GrpcLayout, tensor: Message) -> None:
     datatype, count = find_datatype(tensor.name, tensor.datatype), element_count(tensor.shape)
     size = count * datatype.itemsize if datatype.itemsize else VARIABLE
     noted = TensorLayout(tensor.name, datatype, tuple(tensor.shape), size)
@@ -268,12 +274,6 @@ def _note_input(layout: _GrpcLayout, tensor: Message, has_raw: bool) -> None:
             raise InvalidArgument(
                 f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
                 f"for model '{layout.model_name}'"
-            )
-        if has_raw:
-            raise InvalidArgument(
-                f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
-                f"for model '{layout.model_name}'",
-                "send all inputs raw, or all as typed contents",
             )
         layout.typed.append(noted)
     elif part is not None:
