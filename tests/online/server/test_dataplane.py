@@ -250,3 +250,12 @@ async def test_nobody_learns_of_models_without_the_right_to_them(tmp_path: Path)
         bench.plane.acquire("other", client="team")
     assert bench.ask(client="team") is None
     assert bench.failed.code is Code.PERMISSION_DENIED
+
+
+@in_loop
+async def test_the_parameter_for_streams_is_accepted_everywhere_and_not_seen_by_models() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    given = {"triton_enable_empty_final_response": True, "a": 1}
+    request = InferRequest("m", dict(ONES), parameters=given)
+    assert bench.infer(request) is not None
+    assert (request.parameters, len(given)) == ({"a": 1}, 2), "the mapping may belong to other requests too"

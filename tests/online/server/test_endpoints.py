@@ -153,6 +153,21 @@ def test_restricted_methods_are_restricted_on_every_port() -> None:
     serving(ask, grpc_restricted_protocol=("health:key=value",))
 
 
+def test_a_restriction_of_http_is_not_evaded_by_grpc_on_its_port() -> None:
+    def ask(found: Addresses) -> None:
+        assert (status(found.http), status(found.grpc)) == (403, 403)
+        with Peer(of(found.http)) as peer:
+            peer.greet()
+            refused = peer.ask(1, b"", SERVER_LIVE)
+            assert (refused.status, refused.message) == (14, "This protocol is restricted, expecting header 'key'")
+            assert peer.ask(3, b"", SERVER_LIVE, key="value").status == 0
+        with Peer(of(found.grpc)) as peer:
+            peer.greet()
+            assert peer.ask(1, b"", SERVER_LIVE).status == 0, "nothing restricts gRPC on its own port"
+
+    serving(ask, dialects=(), http_restricted_api=("health:key=value",))
+
+
 def test_tls_may_be_for_grpc_alone(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")

@@ -90,6 +90,8 @@ class InferStream:
         if decoded is None:
             self._pause()
             self._reading = self._inference.start(self._read_later(data, held))
+            # Not in the task, which may be cancelled before it begins.
+            self._reading.add_done_callback(lambda task: held.release() if task.cancelled() else None)
         else:
             self._ask(*decoded, held)
             if len(self._requests) >= self._limit and self._is_open and not self._is_paused:
@@ -107,9 +109,6 @@ class InferStream:
     async def _read_later(self, data: Buffer, held: Reservation) -> None:
         try:
             decoded = await self._inference.decode_later(data, held.take)
-        except asyncio.CancelledError:
-            held.release()
-            raise
         except Exception as error:  # noqa: BLE001 - the client needs an answer
             self._reading = None
             self._decline(as_error(error), data, held)
