@@ -10,7 +10,7 @@ Messages are opened and decoded in two steps, so that a large one can leave the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -63,6 +63,8 @@ class _GrpcLayout(RequestLayout):
     """The inputs with elements in ``raw_input_contents``, in that order."""
     typed: list[TensorLayout] = []
     """The inputs with typed contents, in that order."""
+    is_walked: bool = False
+    """True if any input has elements that are looked at one by one."""
 
 
 class OpenedMessage(msgspec.Struct):
@@ -103,18 +105,37 @@ class GrpcRequestDecoder:
 
         Raises InvalidArgument, NotFound, Unsupported.
         """
-        opened, data = self.peek(data) or self.open(data)
-        return self.finish(opened, data, opened.arrays(data))
+        found = self.inline(data, lambda size: None)
+        if found is None:
+            opened, data = self.open(data)
+            found = self.finish(opened, data, opened.arrays(data))
+        return found
 
-    def peek(self, data: Buffer) -> tuple[OpenedMessage, Buffer] | None:
-        """See ``open``; None if that may take long, and the message is not laid out like an earlier one. Raises InvalidArgument."""
+    def inline(self, data: Buffer, reserve: Callable[[int], object]) -> tuple[InferRequest, AnswerForm] | None:
+        """The request in ``data``, and the form of its answer; None if it has to be decoded off the event loop.
+
+        ``reserve`` is called with the bytes of memory that decoding takes, beforehand; its exceptions propagate.
+        Raises InvalidArgument, NotFound, Unsupported.
+        """
         opened = self._messages.get(len(data))
         if opened is not None:
             for start, end, fixed in opened.fixed:
                 if data[start:end] != fixed:
+                    opened = None
                     break
-            else:
-                return opened, data
+        if opened is None:
+            found = self._open_soon(data)
+            if found is None:
+                return None
+            opened, data = found
+        if opened.work:
+            if opened.work > INLINE_BYTES:
+                return None
+            reserve(opened.produced)
+        return self.finish(opened, data, opened.arrays(data))
+
+    def _open_soon(self, data: Buffer) -> tuple[OpenedMessage, Buffer] | None:
+        """See ``open``; None if that may take long."""
         if len(data) <= INLINE_BYTES:
             return self.open(data)
         try:
@@ -169,10 +190,12 @@ class GrpcRequestDecoder:
                 "one for each input that is not in shared memory, or typed contents for each",
             )
         opened = OpenedMessage([], parts, layout)
-        for tensor, (start, end) in chain(zip(layout.raw, raw, strict=True), zip(layout.typed, contents, strict=True)):
-            if tensor.datatype in _WALKED or contents:
-                opened.work += end - start
-                opened.produced += decoded_bytes(tensor, end - start)
+        if layout.is_walked:
+            pairs = chain(zip(layout.raw, raw, strict=True), zip(layout.typed, contents, strict=True))
+            for tensor, (start, end) in pairs:
+                if contents or tensor.datatype in _WALKED:
+                    opened.work += end - start
+                    opened.produced += decoded_bytes(tensor, end - start)
         if is_known:
             opened.fixed = between(data, sorted([*raw, *contents, parts.identity]))
             self._messages.remember(len(data), opened)
@@ -276,10 +299,12 @@ def _note_input(layout: _GrpcLayout, tensor: Message) -> None:
                 f"for model '{layout.model_name}'"
             )
         layout.typed.append(noted)
+        layout.is_walked = True
     elif part is not None:
         layout.shared.append((noted, part))
     else:
         layout.raw.append(noted)
+        layout.is_walked = layout.is_walked or datatype in _WALKED
 
 
 def _note_output(layout: _GrpcLayout, output: Message, classification: dict[str, int]) -> None:

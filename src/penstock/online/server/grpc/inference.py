@@ -31,7 +31,8 @@ class Inference:
         self.budget = budget or ByteBudget(0)
         """Counts the messages of streams until they are answered; the transport counts those of unary calls."""
         self.dataplane = dataplane
-        self._decode = GrpcRequestDecoder(dataplane.shared_memory)
+        self._decoder = GrpcRequestDecoder(dataplane.shared_memory)
+        self.decode = self._decoder.inline
         self._write = GrpcAnswerEncoder()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -45,24 +46,11 @@ class Inference:
         if self._is_stopping:
             raise stopping()
 
-    def decode(self, data: Buffer, reserve: Callable[[int], object]) -> tuple[InferRequest, AnswerForm] | None:
-        """The request in ``data``, and the form of its answer; None if it has to be decoded off the event loop.
-
-        ``reserve`` is called with the bytes of memory that decoding takes, beforehand; its exceptions propagate. Raises PenstockError.
-        """
-        found = self._decode.peek(data)
-        if found is None or found[0].work > INLINE_BYTES:
-            return None
-        opened, data = found
-        if opened.produced:
-            reserve(opened.produced)
-        return self._decode.finish(opened, data, opened.arrays(data))
-
     async def decode_later(self, data: Buffer, reserve: Callable[[int], object]) -> tuple[InferRequest, AnswerForm]:
         """Like ``decode``, for a request that it does not take: on another thread."""
-        opened, data = await asyncio.to_thread(self._decode.open, data)
+        opened, data = await asyncio.to_thread(self._decoder.open, data)
         reserve(opened.produced)
-        return self._decode.finish(opened, data, await asyncio.to_thread(opened.arrays, data))
+        return self._decoder.finish(opened, data, await asyncio.to_thread(opened.arrays, data))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` as a task; it must not raise."""
@@ -135,7 +123,7 @@ class Inference:
         if isinstance(outcome, PenstockError):
             _finish(call, form, outcome)
             return
-        answer = self.encode(handle, outcome, form, inline=True)
+        answer = self.encode(handle, outcome, form, True)
         if answer is None:
             self.start(self._answer_later(call, handle, form, outcome))
         else:
