@@ -121,6 +121,17 @@ class DataPlane:
                 ) from None
             raise
 
+    def check(self, request: InferRequest, client: str = "") -> None:
+        """Raise what ``acquire`` and ``infer`` would, given the names, datatypes and shapes of the inputs of ``request``."""
+        handle = self.acquire(request.model_name, request.model_version, client)
+        try:
+            if self._admission is not None:
+                self._admission.check(client, request.model_name)
+            handle.check(request)
+        except PenstockError as error:
+            self._fail(handle, error, lambda outcome: None)
+            raise
+
     def infer(self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
         """Run ``request`` on ``handle``; ``done`` is called on the event loop, perhaps before this returns.
 

@@ -9,7 +9,7 @@ import pytest
 
 from calls import FakeCall
 from gated_grpc import request, result
-from penstock.errors import Code, NotFound, Unavailable
+from penstock.errors import Code, InvalidArgument, NotFound, Unavailable
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.grpc.inference import Inference
 from penstock.protocol import messages
@@ -45,6 +45,11 @@ class Plane:
         if name == "gone":
             raise NotFound("gone")
         return SimpleNamespace(signature=DOUBLER, labels={"y": ["cat", "dog"]}, decoupled=False)
+
+    def check(self, request: InferRequest, client: str) -> None:
+        if request.inputs["x"].shape[0] > 20_000:
+            raise InvalidArgument("too many rows")
+        assert not request.inputs["x"].strides[0], "takes no memory"
 
     def infer(self, handle: Any, request: InferRequest, done: Done, decoupled: bool = False) -> Any:
         self.request, self.done = request, done
@@ -196,6 +201,18 @@ def test_memory_that_is_refused_is_not_taken() -> None:
         Inference(Plane()).infer(call, heavy("typed").SerializeToString())  # type: ignore[arg-type]
         await until(lambda: call.ended)
         assert str(call.error) == "full"
+
+    asyncio.run(run())
+
+
+def test_a_request_that_its_model_refuses_is_not_decoded() -> None:
+    async def run() -> None:
+        call = FakeCall()
+        message = heavy("typed")
+        message.inputs[0].shape[0] = 20_001
+        Inference(Plane()).infer(call, message.SerializeToString())  # type: ignore[arg-type]
+        await until(lambda: call.ended)
+        assert (str(call.error), call.reserved) == ("too many rows", 0)
 
     asyncio.run(run())
 

@@ -59,6 +59,9 @@ class Plane:
             raise NotFound(f"'{name}' is not found")
         return SimpleNamespace(name=name, decoupled=name.startswith("d"))
 
+    def check(self, request: InferRequest, client: str) -> None:
+        assert (request.inputs["x"].shape, client) == ((10_000,), "alice")
+
     def infer(self, handle: Any, request: InferRequest, done: Done, decoupled: bool = False) -> Asked | None:
         assert decoupled
         assert handle.name == request.model_name

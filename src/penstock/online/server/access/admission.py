@@ -5,6 +5,7 @@ A request enters with its headers, before anything of its message is kept or dec
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import msgspec
@@ -46,6 +47,8 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self.used = 0
         self._limit = limit
+        self.turn = asyncio.Lock()
+        """Held by the one request that is decompressed; others wait as small as they were sent."""
 
     def take(self, count: int) -> bool:
         """Take ``count`` bytes; returns False if that would exceed the limit."""

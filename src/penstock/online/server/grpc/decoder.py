@@ -91,6 +91,16 @@ class OpenedMessage(msgspec.Struct):
                 found[tensor.name] = decode_contents(layout.model_name, tensor, view[start:end])
         return found
 
+    def outline(self, data: Buffer) -> InferRequest:
+        """The request with arrays of its datatypes and shapes that take no memory, to be checked before ``arrays`` are made."""
+        layout = self.layout
+        tensors = [*layout.raw, *layout.typed, *(tensor for tensor, _ in layout.shared)]
+        inputs: dict[str, Array] = {
+            tensor.name: np.broadcast_to(np.zeros((), tensor.datatype.dtype), tensor.shape) for tensor in tensors
+        }
+        identity = _text(data, self.parts.identity)
+        return InferRequest(layout.model_name, inputs, layout.model_version, identity, layout.outputs)
+
 
 class GrpcRequestDecoder:
     """Decodes requests; remembers everything that clients repeat. Belongs to the event loop, but for ``open``."""

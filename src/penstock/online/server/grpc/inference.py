@@ -46,9 +46,15 @@ class Inference:
         if self._is_stopping:
             raise stopping()
 
-    async def decode_later(self, data: Buffer, reserve: Callable[[int], object]) -> tuple[InferRequest, AnswerForm]:
-        """Like ``decode``, for a request that it does not take: on another thread."""
+    async def decode_later(
+        self, data: Buffer, client: str, reserve: Callable[[int], object]
+    ) -> tuple[InferRequest, AnswerForm]:
+        """Like ``decode``, for a request of ``client`` that it does not take: on another thread.
+
+        A request that its model would refuse is refused before its tensors are decoded.
+        """
         opened, data = await asyncio.to_thread(self._decoder.open, data)
+        self.dataplane.check(opened.outline(data), client)
         reserve(opened.produced)
         return self._decoder.finish(opened, data, await asyncio.to_thread(opened.arrays, data))
 
@@ -101,7 +107,7 @@ class Inference:
 
     async def _infer_later(self, call: GrpcCall, data: Buffer) -> None:
         try:
-            decoded = await self.decode_later(data, call.reserve)
+            decoded = await self.decode_later(data, call.client, call.reserve)
         except Exception as error:  # noqa: BLE001 - the client needs an answer
             call.finish(as_error(error))
         else:

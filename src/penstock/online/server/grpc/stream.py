@@ -108,7 +108,7 @@ class InferStream:
 
     async def _read_later(self, data: Buffer, held: Reservation) -> None:
         try:
-            decoded = await self._inference.decode_later(data, held.take)
+            decoded = await self._inference.decode_later(data, self._call.client, held.take)
         except Exception as error:  # noqa: BLE001 - the client needs an answer
             self._reading = None
             self._decline(as_error(error), data, held)

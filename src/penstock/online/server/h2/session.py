@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from penstock.clock import Clock
@@ -227,6 +228,10 @@ class H2Session:
         if not self._budget.take(size):
             raise self._budget.refusal()
         stream.charged += size
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        return self._budget.turn
 
     def count(self, stream: H2Stream) -> None:
         reader = stream.reader

@@ -35,6 +35,10 @@ class Carrier(Protocol):
     def ready(self) -> Callable[[H2Stream], None]:
         """Takes a stream that has something to send."""
 
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held while a message is decompressed: one at a time in the whole server."""
+
     def charge(self, stream: H2Stream, size: int) -> None:
         """Count ``size`` bytes, or fewer than before if it is negative, until ``stream`` ends. Raises Unavailable."""
 
@@ -366,9 +370,10 @@ class H2Stream(msgspec.Struct, eq=False):
 
     async def _inflate_later(self, inflater: Inflater) -> None:
         try:
-            self.reserve(min(STEP_BYTES, self.limit))
-            while not await asyncio.to_thread(inflater.step):
-                self.reserve(min(STEP_BYTES, self.limit - len(inflater.content)))
+            async with self.carrier.turn:
+                self.reserve(min(STEP_BYTES, self.limit))
+                while not await asyncio.to_thread(inflater.step):
+                    self.reserve(min(STEP_BYTES, self.limit - len(inflater.content)))
         except PenstockError as error:
             self.abandon(error)
         except Exception:  # noqa: BLE001 - a bug must not end other calls
