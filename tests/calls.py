@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.online.server.grpc.call import GrpcMethod
 from penstock.protocol import messages
 from penstock.request import Deadline
 from penstock.tensor import Buffer
@@ -17,12 +18,17 @@ class FakeCall:
     def __init__(self, metadata: dict[str, str | bytes] | None = None, deadline: Deadline | None = None) -> None:
         self.metadata: dict[str, str | bytes] = metadata or {}
         self.deadline = deadline
+        self.client = ""
+        self.reserved = 0
         self.on_cancel: Callable[[], object] | None = None
         self.sent: list[bytes] = []
         self.ended = False
         self.error: PenstockError | None = None
         self.is_paused = False
         self.resumed: Callable[[], None] = lambda: None
+
+    def reserve(self, size: int) -> None:
+        self.reserved += size
 
     def send(self, *parts: Buffer) -> None:
         if not self.ended:
@@ -48,3 +54,15 @@ class FakeCall:
     def answers(self) -> list[Any]:
         """What was sent on an inference stream."""
         return [messages.ModelStreamInferResponse.FromString(data) for data in self.sent]
+
+
+def invoke(method: GrpcMethod, call: FakeCall, *data: Buffer) -> Any:
+    """What ``method`` returns, called as a transport does: once it has admitted the client."""
+    if method.admit is not None:
+        try:
+            call.client = method.admit(call.metadata)
+        except PenstockError as error:
+            call.finish(error)
+            return None
+    run: Any = method.unary or method.stream
+    return run(call, *data)

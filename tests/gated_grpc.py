@@ -147,6 +147,7 @@ class GrpcServer:
         self.shared_memory, tracer = SharedMemory(enabled=True), Tracer(TraceSettings())
         access = Access(self._access, SystemClock())
         admission = Admission(access, SystemClock()) if access.enabled else None
+        table = AccessTable(access, admission=admission)
         self.dataplane = DataPlane(self.repository, SystemClock(), self.shared_memory, tracer, admission)
         self.dataplane.open()
         control = ControlPlane(
@@ -157,7 +158,7 @@ class GrpcServer:
             ProcessGroup(),
             MetricsPage(self.repository.statistics),
         )
-        self.service = GrpcService(self.dataplane, control, AccessTable(access), self.config.max_pipelined, self.budget)
+        self.service = GrpcService(self.dataplane, control, table, self.config.max_pipelined, self.budget)
         self.transport = self._make(self.service, self.config)
         self.address = await self.transport.start()
         self._started.set()

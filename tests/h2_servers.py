@@ -8,7 +8,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +16,7 @@ import hpack
 
 from http_servers import LOOPS, PATIENCE_S
 from penstock.clock import ManualClock
-from penstock.errors import NotFound
+from penstock.errors import NotFound, ResourceExhausted, Unauthenticated
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Receiver
@@ -27,9 +27,11 @@ from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import h2_frames as h2
 from penstock.tensor import Buffer
 
-ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL = (
-    f"/test.Test/{name}" for name in ("Echo", "Fail", "Break", "Hold", "Chat", "Flood", "Stall")
+ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL, KEYED, KEYED_CHAT = (
+    f"/test.Test/{name}" for name in ("Echo", "Fail", "Break", "Hold", "Chat", "Flood", "Stall", "Keyed", "KeyedChat")
 )
+KEYED_BYTES = 1000
+"""Maximum bytes of a message of the methods that need a key."""
 FLOOD_BYTES = 1 << 16
 
 
@@ -40,6 +42,9 @@ class Chat:
         self.server = server
         self.call = call
         call.on_cancel = server.cancelled.release
+
+    def admit(self, data: Buffer | None) -> bool:
+        return True
 
     def message(self, data: Buffer) -> None:
         if data == b"pause":
@@ -131,7 +136,24 @@ class GrpcServer:
             CHAT: lambda call: Chat(self, call),
             STALL: lambda call: Stall(self, call),
         }
-        return table | {path.encode(): GrpcMethod(stream=method) for path, method in streams.items()}
+        table |= {path.encode(): GrpcMethod(stream=method) for path, method in streams.items()}
+        keyed = {"admit": self._admit, "max_bytes": KEYED_BYTES}
+        table[KEYED.encode()] = GrpcMethod(self._echo_client, **keyed)
+        table[KEYED_CHAT.encode()] = GrpcMethod(stream=streams[CHAT], **keyed)
+        return table
+
+    def _admit(self, metadata: Mapping[str, str | bytes]) -> str:
+        """Refuse who has no key, or has used it too often."""
+        key = str(metadata.get("x-api-key", ""))
+        if key == "busy":
+            raise ResourceExhausted("too many", "wait", 1.0)
+        if not key:
+            raise Unauthenticated("no key")
+        return key
+
+    def _echo_client(self, call: GrpcCall, data: Buffer) -> None:
+        call.send(call.client.encode())
+        call.finish()
 
     def _echo(self, call: GrpcCall, data: Buffer) -> None:
         self.metadata = dict(call.metadata)

@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_270,
     "online/repository": 5_010,
     "online/scheduler": 2_780,
-    "online/server": 11_540,
+    "online/server": 11_900,
     "perf": 2_430,
     "pipeline": 450,
     "protocol": 350,

@@ -250,3 +250,28 @@ async def test_nobody_learns_of_models_without_the_right_to_them(tmp_path: Path)
         bench.plane.acquire("other", client="team")
     assert bench.ask(client="team") is None
     assert bench.failed.code is Code.PERMISSION_DENIED
+
+
+@in_loop
+async def test_the_parameter_for_streams_is_accepted_everywhere_and_not_seen_by_models() -> None:
+    bench = Bench(make_handle(FakeModel()))
+    given = {"triton_enable_empty_final_response": True, "a": 1}
+    request = InferRequest("m", dict(ONES), parameters=given)
+    assert bench.infer(request) is not None
+    assert (request.parameters, len(given)) == ({"a": 1}, 2), "the mapping may belong to other requests too"
+
+
+@in_loop
+async def test_a_request_is_checked_by_its_outline(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[clients.team]\nkey = "team-team-team-team"\nmodels = ["m"]\n')
+    bench = Bench(make_handle(FakeModel()), Admission(Access(keys, ManualClock()), ManualClock()))
+    bench.plane.check(InferRequest("m", dict(ONES)), "team")
+    wrong = InferRequest("m", {"x": np.broadcast_to(np.zeros((), np.float32), (1 << 40, 2))})
+    for request, client, code in ((wrong, "team", Code.INVALID_ARGUMENT), (wrong, "other", Code.PERMISSION_DENIED)):
+        with pytest.raises(PenstockError) as caught:
+            bench.plane.check(request, client)
+        assert caught.value.code is code
+    assert sum(bench.handle.statistics.failures.values()) == 2
+    with pytest.raises(PenstockError):
+        bench.plane.check(InferRequest("absent", {}), "team")

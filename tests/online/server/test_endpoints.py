@@ -20,7 +20,7 @@ from penstock.clock import SystemClock
 from penstock.errors import Unavailable
 from penstock.online.repository.served import ServedModels
 from penstock.online.server import endpoints as module
-from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
@@ -56,7 +56,7 @@ async def made(**settings: Any) -> AsyncIterator[Endpoints]:
         Connections(config.max_connections),
         dataplane,
         control,
-        Access(None, clock),
+        Admission(Access(None, clock), clock),
         ByteBudget(config.max_inflight_bytes),
     )
     try:
@@ -143,7 +143,7 @@ def test_restricted_methods_are_restricted_on_every_port() -> None:
     def ask(found: Addresses) -> None:
         assert not is_live(found.grpc)
         assert not is_live(found.http)
-        assert (status(found.http), status(found.grpc)) == (200, 200)
+        assert (status(found.http), status(found.grpc)) == (200, 403), "gRPC's own port is protected from HTTP, too"
 
     def is_live(address: str) -> bool:
         with Peer(of(address)) as peer:
@@ -151,6 +151,21 @@ def test_restricted_methods_are_restricted_on_every_port() -> None:
             return bool(peer.ask(1, b"", SERVER_LIVE).status == 0)
 
     serving(ask, grpc_restricted_protocol=("health:key=value",))
+
+
+def test_a_restriction_of_http_is_not_evaded_by_grpc_on_its_port() -> None:
+    def ask(found: Addresses) -> None:
+        assert (status(found.http), status(found.grpc)) == (403, 403)
+        with Peer(of(found.http)) as peer:
+            peer.greet()
+            refused = peer.ask(1, b"", SERVER_LIVE)
+            assert (refused.status, refused.message) == (14, "This protocol is restricted, expecting header 'key'")
+            assert peer.ask(3, b"", SERVER_LIVE, key="value").status == 0
+        with Peer(of(found.grpc)) as peer:
+            peer.greet()
+            assert peer.ask(1, b"", SERVER_LIVE).status == 0, "nothing restricts gRPC on its own port"
+
+    serving(ask, dialects=(), http_restricted_api=("health:key=value",))
 
 
 def test_tls_may_be_for_grpc_alone(tmp_path: Path) -> None:

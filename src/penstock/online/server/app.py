@@ -87,10 +87,8 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
     share_arenas(len(core_ids()))
     loop_factory = _loop_factory(application.config)
     before = sys.getswitchinterval()
-    if loop_factory is asyncio.new_event_loop:
-        # The loop and the instances pass the interpreter lock to each other. uvloop releases it between any two callbacks;
-        # asyncio holds it for a whole iteration, and an instance with answers waits up to this interval.
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # The loop, the instances and the threads that decode pass the interpreter lock to each other, and each waits up to this interval.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(application.run(on_ready))
@@ -127,6 +125,7 @@ def build(
     tracer = recording.tracer
     cache = open_cache(config.cache_bytes, config.cache_redis, config.cache_ttl_s, clock)
     access = Access(Path(config.keys_file) if config.keys_file else None, clock)
+    admission = Admission(access, clock)
     budget = ByteBudget(config.max_inflight_bytes)
     shared_memory = SharedMemory(config.client_shm, budget)
     dataplane = DataPlane(
@@ -134,7 +133,7 @@ def build(
         clock,
         shared_memory,
         tracer,
-        Admission(access, clock) if access.enabled else None,
+        admission if access.enabled else None,
         name=config.server_name,
         recorder=recording.requests,
         is_complete=lambda: manager.is_complete or not config.strict_readiness,
@@ -155,7 +154,7 @@ def build(
         repository.statistics, connections.by_protocol, lambda: budget.used, lambda: recording.dropped
     )
     control = ControlPlane(repository, shared_memory, tracer, recording.log, group, metrics, manager)
-    endpoints = Endpoints(config, clock, connections, dataplane, control, access, budget)
+    endpoints = Endpoints(config, clock, connections, dataplane, control, admission, budget)
     return Application(
         config=config,
         layout=layout,

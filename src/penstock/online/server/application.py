@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -41,6 +42,8 @@ from penstock.resources import core_ids
 _log = logging.getLogger(__name__)
 
 _UNLOAD_S = 1.0
+_THREADS = 2
+"""Threads that decode and encode large messages. With each the event loop waits longer for the interpreter lock."""
 
 
 class Ready(Addresses, frozen=True):
@@ -85,6 +88,7 @@ class Application:
         """Serve until a signal arrives; see ``serve``."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors())
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS, "codec"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self.control.inherit()

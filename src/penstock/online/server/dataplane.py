@@ -38,6 +38,8 @@ _EXTENSIONS = [
     "logging",
 ]
 _RESERVED = "triton_"
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""The parameter that asks for a last answer without outputs if a decoupled model has nothing more to say when it ends."""
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
 """Part of a client's timeout that is reserved for reading the request and writing the response; at most a tenth of it."""
@@ -96,6 +98,11 @@ class DataPlane:
         """True if the server reports that it is ready."""
         return self._is_open and self._is_complete()
 
+    def enter(self, client: str) -> None:
+        """Count a request of ``client`` before it is decoded, unless its access guard has. Raises ResourceExhausted."""
+        if self._admission is not None:
+            self._admission.enter(client)
+
     def acquire(self, name: str, version: str = "", client: str = "") -> Handle:
         """The model version that answers a request of ``client``; without ``version``, the greatest one.
 
@@ -112,6 +119,17 @@ class DataPlane:
                 raise Unavailable(
                     f"{error.message}; the server is starting or shutting down", "try again later"
                 ) from None
+            raise
+
+    def check(self, request: InferRequest, client: str = "") -> None:
+        """Raise what ``acquire`` and ``infer`` would, given the names, datatypes and shapes of the inputs of ``request``."""
+        handle = self.acquire(request.model_name, request.model_version, client)
+        try:
+            if self._admission is not None:
+                self._admission.check(client, request.model_name)
+            handle.check(request)
+        except PenstockError as error:
+            self._fail(handle, error, lambda outcome: None)
             raise
 
     def infer(self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
@@ -209,6 +227,9 @@ class DataPlane:
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
         """Read the scheduler's parameters. The mapping is not changed, since requests may share it."""
         parameters = request.parameters
+        if EMPTY_FINAL in parameters:
+            # Meant for streams, which read it. Some clients always send it.
+            parameters = request.parameters = {name: parameters[name] for name in parameters if name != EMPTY_FINAL}
         for name in parameters:
             if name.startswith(_RESERVED):
                 raise InvalidArgument(f"parameter keys starting with '{_RESERVED}' are reserved, as in '{name}'")

@@ -6,14 +6,14 @@ import asyncio
 import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Literal, get_args
 
 import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import Unavailable
-from penstock.online.server.access.admission import ByteBudget
-from penstock.online.server.access.auth import Access
+from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
@@ -56,22 +56,33 @@ class Endpoints:
         connections: Connections,
         dataplane: DataPlane,
         control: ControlPlane,
-        access: Access,
+        admission: Admission,
         budget: ByteBudget,
     ) -> None:
         self._config = config
         for_metrics = Connections(_METRICS_CONNECTIONS)
         self._listener = Listener(connections, config, clock)
         self._metrics_listener = Listener(for_metrics, config, clock)
-        table = AccessTable(access, config.http_restricted_api, config.grpc_restricted_protocol)
-        self._service = GrpcService(dataplane, control, table, config.max_pipelined, budget)
+        access = admission.access
+        restrictions = config.http_restricted_api, config.grpc_restricted_protocol
+        tables = {
+            port: AccessTable(access, *restrictions, admission=admission, port=port) for port in ("http", "grpc", "")
+        }
+        self._service = GrpcService(dataplane, control, tables[""], config.max_pipelined, budget)
         resources = make_resources(dataplane, control, access, config)
-        http = HttpContext(resources, table, config, connections, budget)
-        metrics = HttpContext(metrics_resources(control), table, config, for_metrics, budget)
-        h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget)
-        self._http: Factory | None = (lambda: http_connection.Http1Connection(http)) if config.allow_http else None
-        self._grpc: Factory | None = (lambda: h2_connection.H2Connection(h2)) if config.allow_grpc else None
-        self._metrics: Factory = lambda: http_connection.Http1Connection(metrics)
+
+        def http(port: str) -> Factory | None:
+            context = HttpContext(resources, tables[port], config, connections, budget)
+            return partial(http_connection.Http1Connection, context) if config.allow_http else None
+
+        def http2(port: str) -> Factory | None:
+            methods = self._service.methods_of(tables[port])
+            context = h2_connection.H2Context(methods, config, connections, clock, budget)
+            return partial(h2_connection.H2Connection, context) if config.allow_grpc else None
+
+        self._protocols = {port: (http(port), http2(port)) for port in tables}
+        metrics = HttpContext(metrics_resources(control), tables[""], config, for_metrics, budget)
+        self._metrics = partial(http_connection.Http1Connection, metrics)
 
     @staticmethod
     def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:
@@ -92,14 +103,17 @@ class Endpoints:
         config = self._config
         found: dict[str, str] = {}
         if config.allow_http:
-            found["http"] = await self._listen("http", self._http, None if config.is_apart else self._grpc)
-        if self._grpc is not None:
-            found["grpc"] = await self._listen("grpc", None if config.is_apart else self._http, self._grpc)
+            http, http2 = self._protocols["http"]
+            found["http"] = await self._listen("http", http, None if config.is_apart else http2)
+        if config.allow_grpc:
+            http, http2 = self._protocols["grpc"]
+            found["grpc"] = await self._listen("grpc", None if config.is_apart else http, http2)
         if config.allow_metrics:
             found["metrics"] = await self._listen("metrics", self._metrics, None)
-        if config.unix_socket and (self._http or self._grpc):
+        http, http2 = self._protocols[""]
+        if config.unix_socket and (http or http2):
             with _explained(config, "unix_socket"):
-                await self._listener.listen(Endpoint(unix_socket=config.unix_socket, http=self._http, http2=self._grpc))
+                await self._listener.listen(Endpoint(unix_socket=config.unix_socket, http=http, http2=http2))
         return Addresses(**found)
 
     def announce_ready(self) -> None:

@@ -9,7 +9,7 @@ from penstock.clock import ManualClock
 from penstock.errors import Cancelled, Code, PenstockError, PermissionDenied, ResourceExhausted, Unauthenticated
 from penstock.online.server.access.admission import Admission, ByteBudget, TokenBucket
 from penstock.online.server.access.auth import Access
-from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 KEY = "0123456789abcdef"
 ANSWER = InferResponse("m", "1", {})
@@ -38,9 +38,13 @@ class Gate:
         self.clock.advance(1)
         self.access.identify(KEY.encode())
 
+    def ask(self, client: str = "a") -> Done:
+        self.admission.enter(client)
+        return self.admission.admit(request(client), self.outcomes.append)
+
     def admits(self) -> bool:
         try:
-            self.admission.admit(request(), self.outcomes.append)
+            self.ask()
         except ResourceExhausted:
             return False
         return True
@@ -78,7 +82,7 @@ def test_a_client_that_sends_too_much_is_told_when_to_come_again(tmp_path: Path)
     gate = Gate(tmp_path, "requests_per_second = 0.5\nburst = 2")
     assert [gate.admits() for _ in range(3)] == [True, True, False]
     with pytest.raises(ResourceExhausted) as caught:
-        gate.admission.admit(request(), gate.outcomes.append)
+        gate.ask()
     assert caught.value.retry_after_s == pytest.approx(2)
     gate.clock.advance(2)
     assert [gate.admits() for _ in range(2)] == [True, False]
@@ -102,8 +106,8 @@ def test_a_changed_rate_holds_at_once_and_gives_no_tokens_away(tmp_path: Path) -
 
 def test_a_client_has_only_so_many_unanswered(tmp_path: Path) -> None:
     gate = Gate(tmp_path, "max_concurrent = 2")
-    first = gate.admission.admit(request(), gate.outcomes.append)
-    second = gate.admission.admit(request(), gate.outcomes.append)
+    first = gate.ask()
+    second = gate.ask()
     assert not gate.admits()
     first(ANSWER)
     assert gate.admits()
@@ -116,7 +120,7 @@ def test_a_client_has_only_so_many_unanswered(tmp_path: Path) -> None:
 
 def test_a_stream_counts_until_its_last_answer(tmp_path: Path) -> None:
     gate = Gate(tmp_path, "max_concurrent = 1")
-    done = gate.admission.admit(request(), gate.outcomes.append)
+    done = gate.ask()
     done(InferResponse("m", "1", {}, final=False))
     assert not gate.admits()
     done(ANSWER)
@@ -125,10 +129,10 @@ def test_a_stream_counts_until_its_last_answer(tmp_path: Path) -> None:
 
 def test_a_refused_request_takes_neither_place_nor_token(tmp_path: Path) -> None:
     gate = Gate(tmp_path, "max_concurrent = 1\nrequests_per_second = 1\nburst = 2")
-    done = gate.admission.admit(request(), gate.outcomes.append)
+    done = gate.ask()
     assert not any(gate.admits() for _ in range(10))
     done(ANSWER)
-    done = gate.admission.admit(request(), gate.outcomes.append)
+    done = gate.ask()
     done(ANSWER)
     assert not gate.admits()  # no token
     gate.clock.advance(1)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from calls import FakeCall
+from calls import FakeCall, invoke
 from http_servers import GatedServer, get, infer, post
 from penstock.clock import ManualClock
-from penstock.errors import Code, InvalidConfig, PermissionDenied, Unauthenticated
+from penstock.errors import Code, InvalidConfig, PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable
+from penstock.online.server.access.admission import Admission
 from penstock.online.server.access.auth import Access
-from penstock.online.server.access.table import RULES, AccessTable, read_restrictions
+from penstock.online.server.access.table import RULES, AccessTable, Needs, read_restrictions
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.grpc.service import GrpcService
@@ -79,10 +81,8 @@ def test_an_endpoint_that_is_not_in_the_table_is_closed_whoever_asks() -> None:
     methods = made_methods(table)
     calls = [FakeCall(), FakeCall()]
     unary, stream = (methods[f"{PREFIX}{name}".encode()] for name in ("ModelInfer", "ModelStreamInfer"))
-    assert unary.unary is not None
-    assert stream.stream is not None
-    unary.unary(calls[0], b"")
-    assert stream.stream(calls[1]) is None
+    invoke(unary, calls[0], b"")
+    assert invoke(stream, calls[1]) is None
     assert [call.error.code for call in calls if call.error is not None] == [Code.PERMISSION_DENIED] * 2
 
 
@@ -143,22 +143,60 @@ def index(header: str) -> bytes:
 def test_over_grpc() -> None:
     table = AccessTable(EVERYONE, grpc=["health,inference:key=v"])
     methods = made_methods(table)
-    live, stream = methods[f"{PREFIX}ServerLive".encode()].unary, methods[f"{PREFIX}ModelStreamInfer".encode()].stream
-    assert live is not None
-    assert stream is not None
+    live, stream = (methods[f"{PREFIX}{name}".encode()] for name in ("ServerLive", "ModelStreamInfer"))
     metadatas: list[dict[str, str | bytes]] = [{}, {"key": "v"}, {"triton-grpc-protocol-key": "w"}]
     for metadata in metadatas:
         calls = [FakeCall(metadata), FakeCall(metadata)]
-        live(calls[0], b"")
-        stream(calls[1])
+        invoke(live, calls[0], b"")
+        invoke(stream, calls[1])
         for call in calls:
             assert call.error is not None
             assert call.error.code is Code.UNAVAILABLE
             assert str(call.error) == "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
     key: dict[str, str | bytes] = {"triton-grpc-protocol-key": "v"}
     call = FakeCall(key)
-    live(call, b"")
+    invoke(live, call, b"")
     assert (len(call.sent), call.error) == (1, None)
-    assert isinstance(stream(FakeCall(key)), InferStream)
+    assert isinstance(invoke(stream, FakeCall(key)), InferStream)
     assert table.of_method("ModelConfig") is None
     assert table.of_path("/v2/health/live") is None, "a restriction holds for one protocol"
+
+
+def test_on_the_port_of_a_protocol_its_restrictions_hold_for_the_other_one_too() -> None:
+    given = {"http": ["trace:h=v"], "grpc": ["logging:g=w"]}
+    both = {"h": "v", "triton-grpc-protocol-g": "w"}
+    for port, path, method in (("", None, None), ("http", None, "h"), ("grpc", "triton-grpc-protocol-g", None)):
+        table = AccessTable(EVERYONE, **given, port=port)
+        cases = [
+            (table.of_path("/v2/trace/setting"), "h", PermissionDenied),
+            (table.of_path("/v2/logging"), path, PermissionDenied),
+            (table.of_method("TraceSetting"), method, Unavailable),
+            (table.of_method("LogSettings"), "triton-grpc-protocol-g", Unavailable),
+        ]
+        for guard, header, kind in cases:
+            if header is None:
+                assert guard is None
+                continue
+            assert guard is not None
+            guard(None, both)
+            with pytest.raises(kind, match=f"is restricted, expecting header '{header}'"):
+                guard(None, {name: value for name, value in both.items() if name != header})
+        assert table.http_headers == {b"h", b"triton-grpc-protocol-g"}
+
+
+def test_requests_count_where_they_are_admitted(tmp_path: Path) -> None:
+    """Inference over either protocol takes a token before its message is read; nothing else does."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[clients.bob]\nkey = "bob-bob-bob-bob-bob"\nrequests_per_second = 0.001\nburst = 1\n')
+    counted = {"ModelInfer", *(f"/v2/models/{{model}}/{what}" for what in ("infer", "generate", "generate_stream"))}
+    for rule in RULES:
+        for name in (*rule.http, *rule.grpc):
+            access = Access(keys, ManualClock())
+            table = AccessTable(access, admission=Admission(access, ManualClock()))
+            guard = table.of_path(name) if name.startswith("/") else table.of_method(name)
+            if guard is None or rule.needs is Needs.ADMIN:
+                continue
+            assert guard(b"bob-bob-bob-bob-bob", {}) == "bob"
+            is_dialect = name.startswith(("/predictions", "/explanations")) or (name.startswith("/v1/") and ":" in name)
+            with pytest.raises(ResourceExhausted) if name in counted or is_dialect else nullcontext():
+                guard(b"bob-bob-bob-bob-bob", {})

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from calls import FakeCall
+from calls import FakeCall, invoke
 from penstock.clock import SystemClock
 from penstock.errors import Code
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.grpc.service import GrpcService
 from penstock.protocol import messages
+from penstock.telemetry.statistics import Duration, ModelStatistics
 
 
 class Control:
@@ -32,9 +33,17 @@ class Control:
         self.told.append((model, update))
         return {"trace_level": ["TIMESTAMPS"], "trace_rate": "7"}
 
+    async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        statistics = ModelStatistics(name="m", version="1")
+        statistics.stages["execute"] = Duration(1, 2)
+        return [statistics.to_dict()]
+
     async def log_settings(self, update: Any = None) -> dict[str, Any]:
         self.told.append(update)
         return {"log_info": True, "log_verbose_level": 3, "log_file": ""}
+
+
+LOAD = b"/inference.GRPCInferenceService/RepositoryModelLoad"
 
 
 def ask(method: str, access: Path | None = None, metadata: Any = None, **fields: Any) -> tuple[Control, Any]:
@@ -43,13 +52,14 @@ def ask(method: str, access: Path | None = None, metadata: Any = None, **fields:
     return asyncio.run(run(method, request.SerializeToString(), access, metadata))
 
 
+def made(control: Control, access: Path | None = None) -> GrpcService:
+    plane: Any = SimpleNamespace(shared_memory=None)
+    return GrpcService(plane, control, AccessTable(Access(access, SystemClock())), 8)  # type: ignore[arg-type]
+
+
 async def run(method: str, data: bytes, access: Path | None, metadata: Any) -> tuple[Control, Any]:
     control, call = Control(), FakeCall(metadata)
-    plane: Any = SimpleNamespace(shared_memory=None)
-    service = GrpcService(plane, control, AccessTable(Access(access, SystemClock())), 8)  # type: ignore[arg-type]
-    unary = service.methods[f"/inference.GRPCInferenceService/{method}".encode()].unary
-    assert unary is not None
-    unary(call, data)
+    invoke(made(control, access).methods[f"/inference.GRPCInferenceService/{method}".encode()], call, data)
     async with asyncio.timeout(20):
         while not call.ended:
             await asyncio.sleep(0)
@@ -128,3 +138,42 @@ def test_control_needs_the_right_to_it(tmp_path: Path) -> None:
     ):
         for metadata, code in (({}, Code.UNAUTHENTICATED), (bob, Code.PERMISSION_DENIED), (root, None)):
             assert getattr(ask(method, keys, metadata)[1], "code", None) is code
+
+
+def test_large_messages_of_control_are_parsed_off_the_event_loop_and_counted() -> None:
+    async def load() -> None:
+        control, call = Control(), FakeCall()
+        parameters = {"config": messages.ModelRepositoryParameter(string_param="{}" + " " * 100_000)}
+        data = messages.message("inference.RepositoryModelLoadRequest")(model_name="m", parameters=parameters)
+        invoke(made(control).methods[LOAD], call, data.SerializeToString())
+        assert (control.told, call.ended) == ([], False)
+        async with asyncio.timeout(20):
+            while not call.ended:
+                await asyncio.sleep(0)
+        assert (call.error, len(control.told)) == (None, 1)
+        assert call.reserved >= 300_000
+
+    asyncio.run(load())
+
+
+def test_parameters_and_fields_are_bounded_in_number() -> None:
+    value = messages.LogSettingsRequest.SettingValue(bool_param=True)
+    control, error = ask("LogSettings", settings={str(number): value for number in range(1025)})
+    assert (error.code, str(error)) == (Code.INVALID_ARGUMENT, "1025 parameters exceed the limit of 1024")
+    parameters = {str(number): messages.ModelRepositoryParameter() for number in range(5000)}
+    control, error = ask("RepositoryModelLoad", model_name="m", parameters=parameters)
+    assert (error.code, str(error)) == (Code.INVALID_ARGUMENT, "the message has more than 4096 fields")
+    assert control.told == []
+
+
+def test_only_inference_and_loading_take_large_messages() -> None:
+    methods = made(Control()).methods
+    large = {path.decode().rpartition("/")[2] for path, method in methods.items() if method.max_bytes is None}
+    assert large == {"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"}
+    assert {method.max_bytes for method in methods.values()} == {None, 64 << 10}
+
+
+def test_stages_of_python_models_do_not_break_statistics() -> None:
+    _, answer = ask("ModelStatistics")
+    (one,) = answer.model_stats
+    assert (one.name, one.version) == ("m", "1")

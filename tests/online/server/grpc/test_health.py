@@ -89,3 +89,19 @@ def test_a_watch_takes_one_request() -> None:
         assert not checks._watches
 
     asyncio.run(run())
+
+
+def test_any_number_of_watches_costs_one_timer() -> None:
+    async def run() -> None:
+        loop, timers = asyncio.get_running_loop(), []
+        later = loop.call_later
+        loop.call_later = lambda *given: timers.append(given) or later(*given)  # type: ignore[method-assign, func-returns-value]
+        checks, _ = health()
+        calls = [FakeCall() for _ in range(1000)]
+        for call in calls:
+            checks.watch(call).message(asked())
+        assert len(timers) == 1
+        assert all(states(call) == [SERVING] for call in calls)
+        checks.drain(Unavailable("stopping"))
+
+    asyncio.run(run())

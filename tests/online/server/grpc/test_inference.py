@@ -1,11 +1,15 @@
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from calls import FakeCall
 from gated_grpc import request, result
-from penstock.errors import Code, NotFound
+from penstock.errors import Code, InvalidArgument, NotFound, Unavailable
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.grpc.inference import Inference
 from penstock.protocol import messages
@@ -41,6 +45,11 @@ class Plane:
         if name == "gone":
             raise NotFound("gone")
         return SimpleNamespace(signature=DOUBLER, labels={"y": ["cat", "dog"]}, decoupled=False)
+
+    def check(self, request: InferRequest, client: str) -> None:
+        if request.inputs["x"].shape[0] > 20_000:
+            raise InvalidArgument("too many rows")
+        assert not request.inputs["x"].strides[0], "takes no memory"
 
     def infer(self, handle: Any, request: InferRequest, done: Done, decoupled: bool = False) -> Any:
         self.request, self.done = request, done
@@ -126,3 +135,115 @@ def test_an_answer_that_cannot_be_encoded_is_an_error() -> None:
         form = AnswerForm(classification={"y": 1})
         error = inference.encode(plane.acquire("m", "1", ""), InferResponse("m", "1", {"y": output}), form)
         assert getattr(error, "code", None) is code
+
+
+def heavy(kind: str) -> Any:
+    """Requests that take long to decode: typed contents, BYTES, BOOL, many fields, an unusual form."""
+    message = messages.ModelInferRequest(model_name="m", id="7")
+    tensor = message.inputs.add(name="x", shape=[10_000])
+    if kind == "typed":
+        tensor.datatype = "INT64"
+        tensor.contents.int64_contents.extend([5] * 10_000)
+    elif kind == "fields":
+        tensor.datatype, tensor.shape[0] = "FP32", 1
+        message.raw_input_contents.append(bytes(4))
+        for number in range(1000):
+            message.parameters[str(number)].int64_param = number
+    else:
+        tensor.datatype = kind
+        message.raw_input_contents.append(bytes(10_000) if kind == "BOOL" else b"\x01\0\0\0a" * 10_000)
+    return message
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", ["typed", "fields", "BOOL", "BYTES"])
+def test_requests_that_take_long_to_decode_leave_the_event_loop(kind: str) -> None:
+    async def run() -> None:
+        data = heavy(kind).SerializeToString()
+        for _ in range(2):  # once as new, once as known
+            plane, call = Plane(), FakeCall()
+            inference = Inference(plane)  # type: ignore[arg-type]
+            inference.infer(call, data)
+            assert not hasattr(plane, "request"), "decoded on the event loop"
+            await until(partial(hasattr, plane, "request"))
+            assert plane.request.id == "7"
+            assert call.reserved >= (0 if kind in ("BOOL", "fields") else plane.request.inputs["x"].nbytes)
+            plane.done(answer())
+            assert call.ended
+            call = FakeCall()
+            inference.infer(call, data[:-9])
+            await until(partial(getattr, call, "ended"))
+            assert call.error is not None
+            assert call.error.code is Code.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_raw_tensors_of_numbers_do_not_wait_for_a_thread() -> None:
+    message = request("m", *[1.5] * 100_000)
+    plane, call = ask(message)
+    assert plane.request.inputs["x"].shape == (1, 100_000)
+    assert call.reserved == 0
+
+
+def test_memory_that_is_refused_is_not_taken() -> None:
+    class Poor(FakeCall):
+        def reserve(self, size: int) -> None:
+            raise Unavailable("full")
+
+    async def run() -> None:
+        call = Poor()
+        Inference(Plane()).infer(call, heavy("typed").SerializeToString())  # type: ignore[arg-type]
+        await until(lambda: call.ended)
+        assert str(call.error) == "full"
+
+    asyncio.run(run())
+
+
+def test_a_request_that_its_model_refuses_is_not_decoded() -> None:
+    async def run() -> None:
+        call = FakeCall()
+        message = heavy("typed")
+        message.inputs[0].shape[0] = 20_001
+        Inference(Plane()).infer(call, message.SerializeToString())  # type: ignore[arg-type]
+        await until(lambda: call.ended)
+        assert (str(call.error), call.reserved) == ("too many rows", 0)
+
+    asyncio.run(run())
+
+
+def test_going_away_ends_the_decoding() -> None:
+    async def run() -> None:
+        plane, call = Plane(), FakeCall()
+        inference = Inference(plane)  # type: ignore[arg-type]
+        inference.infer(call, heavy("typed").SerializeToString())
+        call.cancel()
+        await until(lambda: not inference._tasks)
+        assert not hasattr(plane, "request")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "output", [np.full(1000, b"abc", object), np.zeros((300, 300), np.float32).T, np.zeros((2, 5000), np.float32)]
+)
+def test_answers_that_take_long_to_encode_leave_the_event_loop(output: np.ndarray) -> None:
+    async def run() -> None:
+        plane, call = Plane(), FakeCall()
+        message = request("m", 1)
+        if output.flags.c_contiguous and output.dtype != object:
+            message.outputs.add(name="y").parameters["classification"].int64_param = 2
+        Inference(plane).infer(call, message.SerializeToString())  # type: ignore[arg-type]
+        plane.done(InferResponse("m", "1", {"y": output}))
+        assert not call.ended, "encoded on the event loop"
+        await until(lambda: call.ended)
+        assert call.error is None
+        read = messages.ModelInferResponse.FromString(call.sent[0])
+        assert len(read.raw_output_contents) == 1
+
+    asyncio.run(run())

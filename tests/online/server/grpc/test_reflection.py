@@ -43,3 +43,12 @@ def test_it_ends_with_the_server_and_with_its_client() -> None:
         else:
             call.cancel()
         assert ended == [reflection]
+
+
+def test_a_request_that_the_answer_would_repeat_is_bounded() -> None:
+    call, ended = FakeCall(), []
+    kind = messages.message(f"{VERSIONS[0]}.ServerReflectionRequest")
+    Reflection(call, VERSIONS[0], [], ended.append).message(kind(host="h" * 2000).SerializeToString())
+    assert call.sent == []
+    assert call.error is not None
+    assert call.error.code is Code.INVALID_ARGUMENT

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +21,20 @@ def test_taking_apart_loses_nothing(data: bytes) -> None:
     except UnicodeDecodeError:
         assert whole is None
         return
-    assert (joined is None) == (whole is None)
-    if joined is not None:
+    if joined is None:
+        assert whole is None
+    else:
         joined.id = identity
         joined.raw_input_contents.extend(data[start:end] for start, end in parts.raw)
+        typed = [tensor for tensor in joined.inputs if tensor.HasField("contents")]
+        for tensor, (start, end) in zip(typed, parts.contents, strict=True):
+            assert not tensor.contents.ByteSize(), "the elements are not left in the rest"
+            try:
+                tensor.contents.MergeFromString(data[start:end])
+            except DecodeError:
+                assert whole is None
+                return
+        assert whole is not None
         assert joined.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
 
 

@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 from calls import FakeCall
@@ -76,13 +77,16 @@ def test_a_service_that_stops_refuses_inference_and_nothing_else() -> None:
 
 
 def test_streams_that_are_over_are_forgotten() -> None:
-    there = service()
-    for path in (b"/inference.GRPCInferenceService/ModelStreamInfer", b"/grpc.health.v1.Health/Watch"):
-        stream = there.methods[path].stream
-        assert stream
-        for end in (lambda call, receiver: call.cancel(), lambda call, receiver: receiver.half_close()):
-            call = FakeCall()
-            receiver = stream(call)
-            end(call, receiver)
-    assert not there._streams
-    assert not there._health._watches
+    async def run() -> None:
+        there = service()
+        for path in (b"/inference.GRPCInferenceService/ModelStreamInfer", b"/grpc.health.v1.Health/Watch"):
+            stream = there.methods[path].stream
+            assert stream
+            for end in (lambda call, receiver: call.cancel(), lambda call, receiver: receiver.half_close()):
+                call = FakeCall()
+                receiver = stream(call)
+                end(call, receiver)
+        assert not there._streams
+        assert not there._health._watches
+
+    asyncio.run(run())

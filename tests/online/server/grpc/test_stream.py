@@ -1,17 +1,22 @@
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calls import FakeCall
 from gated_grpc import request
-from penstock.errors import Cancelled, NotFound, PenstockError, Unavailable
+from penstock.errors import Cancelled, Code, NotFound, PenstockError, ResourceExhausted, Unavailable
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.grpc.inference import Inference
 from penstock.online.server.grpc.stream import InferStream
 from penstock.online.server.shared_memory.registry import SharedMemory
+from penstock.protocol import messages
 from penstock.request import Deadline, Done, InferRequest, InferResponse
 
 
@@ -46,10 +51,16 @@ class Plane:
         self.shared_memory = SharedMemory(enabled=False)
         self.asked: list[Asked] = []
 
+    def enter(self, client: str) -> None:
+        assert client == "alice"
+
     def acquire(self, name: str, version: str, client: str) -> Any:
         if name == "absent":
             raise NotFound(f"'{name}' is not found")
         return SimpleNamespace(name=name, decoupled=name.startswith("d"))
+
+    def check(self, request: InferRequest, client: str) -> None:
+        assert (request.inputs["x"].shape, client) == ((10_000,), "alice")
 
     def infer(self, handle: Any, request: InferRequest, done: Done, decoupled: bool = False) -> Asked | None:
         assert decoupled
@@ -65,13 +76,19 @@ class Stream:
         self.ended = 0
         self.budget = ByteBudget(max_bytes)
         inference = Inference(self.plane, self.budget)  # type: ignore[arg-type]
-        self.receiver = InferStream(self.call, "alice", inference, limit, self._end)
+        self.call.client = "alice"
+        self.receiver = InferStream(self.call, inference, limit, self._end)
 
     def ask(self, model: str, identity: str, **parameters: bool) -> None:
         message = request(model, 1, id=identity)
         for name, value in parameters.items():
             message.parameters[name].bool_param = value
-        self.receiver.message(message.SerializeToString())
+        self.send(message.SerializeToString())
+
+    def send(self, data: bytes) -> None:
+        """As the transport does."""
+        if self.receiver.admit(data):
+            self.receiver.message(data)
 
     def _end(self, stream: InferStream) -> None:
         assert stream is self.receiver
@@ -118,7 +135,7 @@ def test_requests_count_until_their_last_answer() -> None:
     a.answer(final=True)
     assert stream.budget.used == size
     stream.ask("m", "e")
-    stream.receiver.message(b"nonsense")
+    stream.send(b"nonsense")
     b.fail(Unavailable("full"))
     stream.ask("absent", "f")
     assert stream.budget.used == size
@@ -139,7 +156,6 @@ def test_decoupled_answers_go_out_as_they_come() -> None:
     stream.ask("d", "a", triton_enable_empty_final_response=True)
     stream.ask("d", "b")
     a, b = stream.plane.asked
-    assert a.request.parameters == {}
     b.answer(1, final=False)
     a.answer(1, final=False)
     b.answer()
@@ -216,7 +232,7 @@ def test_errors_may_end_the_stream() -> None:
         if cause == "answer":
             stream.plane.asked[1].fail(Unavailable("full"))
         else:
-            stream.receiver.message(b"\xff")
+            stream.send(b"\xff")
         assert stream.call.error is not None
         assert all(asked.is_over for asked in stream.plane.asked)
         assert (stream.call.sent, stream.ended) == ([], 1)
@@ -263,3 +279,100 @@ def test_every_request_is_answered_once_and_in_its_models_order(asked: list[str]
     assert len(stream.ids) == len(asked)
     stream.receiver.half_close()
     assert stream.call.ended
+
+
+def large(model: str, identity: str) -> bytes:
+    """A request that is decoded off the event loop."""
+    message = messages.ModelInferRequest(model_name=model, id=identity)
+    tensor = message.inputs.add(name="x", datatype="INT64", shape=[10_000])
+    tensor.contents.int64_contents.extend([5] * 10_000)
+    return bytes(message.SerializeToString())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def test_what_follows_a_large_request_waits_for_it() -> None:
+    async def run() -> None:
+        stream = Stream(max_bytes=200_000)
+        stream.send(large("m", "a"))
+        assert stream.call.is_paused, "the transport delivers nothing before it is decoded"
+        stream.receiver.drain(Unavailable("stopping"))
+        assert not stream.call.ended
+        await until(lambda: not stream.call.is_paused)
+        (asked,) = stream.plane.asked
+        assert asked.request.id == "a"
+        assert stream.budget.used >= len(large("m", "a")) + 80_000
+        asked.answer(1)
+        assert (stream.call.ended, stream.budget.used) == (True, 0)
+
+    asyncio.run(run())
+
+
+def test_a_large_request_that_is_refused_or_left_gives_everything_back() -> None:
+    async def run() -> None:
+        for max_bytes, data, error in ((50_000, large("m", "a"), "memory"), (0, large("m", "a")[:-9], "")):
+            stream = Stream(max_bytes=max_bytes)
+            stream.send(data)
+            await until(partial(getattr, stream.call, "sent"))
+            (refused,) = stream.call.answers()
+            assert error in refused.error_message
+            assert (stream.budget.used, stream.call.is_paused) == (0, False)
+        stream = Stream(max_bytes=200_000)
+        stream.send(large("m", "a"))
+        stream.call.cancel()
+        await until(lambda: not stream.budget.used)
+        assert (stream.plane.asked, stream.ended) == ([], 1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("model", ["m", "d"])
+def test_answers_keep_their_order_when_one_takes_long_to_encode(model: str) -> None:
+    async def run() -> None:
+        stream = Stream()
+        for identity in ("a", "b"):
+            stream.ask(model, identity)
+        a, b = stream.plane.asked
+        a.done(InferResponse("m", "1", {"y": np.full(1000, b"abc", object)}, "a"))
+        b.answer(1)
+        assert stream.ids == [], "encoded on the event loop"
+        stream.receiver.half_close()
+        await until(lambda: stream.call.ended)
+        assert (stream.ids, stream.call.error) == (["a", "b"], None)
+
+    asyncio.run(run())
+
+
+def test_a_model_that_answers_faster_than_it_can_be_told_ends_the_stream() -> None:
+    async def run() -> None:
+        stream = Stream(max_bytes=1000)
+        stream.ask("d", "a")
+        (asked,) = stream.plane.asked
+        for _ in range(3000):
+            asked.done(InferResponse("d", "1", {"y": np.full(300, b"abc", object)}, "a", final=False))
+        assert stream.call.ended
+        assert stream.call.error is not None
+        assert stream.call.error.code is Code.RESOURCE_EXHAUSTED
+        asked.answer(final=True)
+        await until(lambda: not stream.budget.used)
+
+    asyncio.run(run())
+
+
+def test_a_client_over_its_rate_is_told_so_before_its_message_is_decoded() -> None:
+    stream = Stream()
+
+    def enter(client: str) -> None:
+        raise ResourceExhausted("slow down")
+
+    stream.plane.enter = enter  # type: ignore[method-assign]
+    stream.ask("m", "a")
+    assert not stream.receiver.admit(None)
+    assert [(each.error_message, each.infer_response.id) for each in stream.call.answers()] == [
+        ("slow down", "a"),
+        ("slow down", ""),
+    ]

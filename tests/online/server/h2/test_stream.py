@@ -3,11 +3,28 @@
 import gzip
 import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from h2_servers import CHAT, ECHO, HOLD, PATIENCE_S, STALL, GrpcServer, Peer, data_frame, message
+from h2_servers import (
+    CHAT,
+    ECHO,
+    HOLD,
+    KEYED,
+    KEYED_BYTES,
+    KEYED_CHAT,
+    PATIENCE_S,
+    STALL,
+    GrpcServer,
+    Peer,
+    data_frame,
+    message,
+)
+from penstock.online.server.h2.guard import BURST
 from penstock.online.server.h2.session import STREAM_WINDOW
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
@@ -177,3 +194,118 @@ def test_after_its_end_a_call_says_nothing(peer: Peer, server: GrpcServer) -> No
 def test_metadata(peer: Peer, server: GrpcServer) -> None:
     peer.ask(1, x_text="abc", x_bin="AAE", grpc_timeout="1S")
     assert server.metadata == {"x-text": "abc", "x-bin": b"\0\1"}
+
+
+class Gate(ThreadPoolExecutor):
+    """An executor that begins nothing before it is opened."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        super().__init__(1)
+        self.server = server
+        self.opened = threading.Event()
+        server.call(lambda: server.loop.set_default_executor(self))
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def run() -> Any:
+            assert self.opened.wait(PATIENCE_S)
+            return work(*args, **kwargs)
+
+        return super().submit(run)
+
+
+def zipped(data: bytes) -> bytes:
+    return message(gzip.compress(data), 1)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with GrpcServer(max_request_bytes=100_000) as server:
+        gate = Gate(server)
+        yield gate
+        gate.opened.set()
+
+
+def test_large_compressed_messages_leave_the_event_loop(gate: Gate) -> None:
+    server, peer = gate.server, gate.server.connect()
+    peer.send(peer.headers(1, grpc_encoding="gzip"), data_frame(1, zipped(bytes(50_000)), h2.END_STREAM))
+    peer.send(peer.headers(3, CHAT, grpc_encoding="gzip"))
+    peer.send(data_frame(3, message(b"one") + zipped(bytes(5000)) + message(b"three"), h2.END_STREAM))
+    # Another call does not wait, and what comes before a message that has to be decompressed is delivered.
+    peer.send(peer.request(5))
+    seen = []
+    while not seen or seen[-1] != (h2.HEADERS, 5, h2.END_HEADERS | h2.END_STREAM):
+        frame = peer.frame()
+        seen.append((frame.kind, frame.stream_id, frame.flags))
+        assert frame.stream_id != 1
+    gate.opened.set()
+    other = server.connect()
+    other.send(other.headers(1, CHAT, grpc_encoding="gzip"))
+    other.send(data_frame(1, zipped(bytes(5000)) + zipped(b"") + message(b"x"), h2.END_STREAM))
+    assert other.answer(1).messages == [bytes(5000), b"", b"x"]
+    server.until(lambda: server.budget.used == 0)
+
+
+def test_a_message_that_is_being_decompressed_is_counted_and_given_back(gate: Gate) -> None:
+    server = gate.server
+    packed = zipped(bytes(90_000))
+    for path, is_whole in ((HOLD, True), (CHAT, False)):
+        peer = server.connect()
+        peer.send(peer.headers(1, path, grpc_encoding="gzip"), data_frame(1, packed, h2.END_STREAM if is_whole else 0))
+        server.until(lambda: server.budget.used >= 90_000 + len(packed) - 5)
+        peer.send(h2.rst_stream(1, ErrorCode.CANCEL))
+        server.until(lambda: server.budget.used == 0)
+    gate.opened.set()
+    peer = server.connect()
+    peer.send(peer.headers(1, HOLD, grpc_encoding="gzip"), data_frame(1, packed, h2.END_STREAM))
+    server.until(lambda: server.budget.used >= 90_000)
+    assert server.call(lambda: server.budget.used) <= 90_000 + len(packed)
+    assert server.entered.acquire(timeout=PATIENCE_S)
+    peer.send(h2.rst_stream(1, ErrorCode.CANCEL))
+    server.until(lambda: server.budget.used == 0)
+
+
+@pytest.mark.parametrize("path", [ECHO, CHAT])
+def test_bombs_and_rubbish_end_their_call_alone(peer: Peer, path: str) -> None:
+    packed = zipped(bytes(5000))
+    for stream_id, sent, status in (
+        (1, zipped(bytes(10_000_000)), 8),
+        (3, message(bytes(5000), 1), 3),
+        (5, message(packed[5:-4], 1), 3),
+    ):
+        peer.send(peer.headers(stream_id, path, grpc_encoding="gzip"), data_frame(stream_id, sent, h2.END_STREAM))
+        assert peer.answer(stream_id).status == status
+    assert peer.ask(7).messages == [b"hello"]
+
+
+@pytest.mark.parametrize("path", [KEYED, KEYED_CHAT])
+def test_callers_are_admitted_on_their_headers_alone(peer: Peer, server: GrpcServer, path: str) -> None:
+    """Before anything of a message is kept: nothing of it has been sent when the refusal arrives."""
+    peer.send(peer.headers(1, path))
+    answer = peer.answer(1)
+    assert (answer.status, answer.message, answer.headers[":status"]) == (16, "no key", "200")
+    peer.send(peer.headers(3, path, x_api_key="busy"))
+    answer = peer.answer(3)
+    assert (answer.status, answer.headers["grpc-retry-pushback-ms"]) == (8, "1000")
+    # What the client sends all the same is dropped.
+    peer.send(data_frame(1, message(bytes(50_000)), h2.END_STREAM))
+    assert server.call(lambda: server.budget.used) == 0
+    assert peer.ask(5, path=KEYED, x_api_key="alice").messages == [b"alice"]
+
+
+@pytest.mark.parametrize("path", [KEYED, KEYED_CHAT])
+def test_a_method_may_take_less_than_the_server(peer: Peer, path: str) -> None:
+    peer.send(peer.headers(1, path, x_api_key="alice"), data_frame(1, message(bytes(KEYED_BYTES + 1))[:5]))
+    answer = peer.answer(1)
+    assert (answer.status, answer.message) == (
+        8,
+        "a message of 1001 bytes exceeds the limit of 1000 (send less, or raise 'max_request_bytes')",
+    )
+    sent = zipped(bytes(KEYED_BYTES + 1))
+    peer.send(peer.headers(3, path, x_api_key="alice", grpc_encoding="gzip"), data_frame(3, sent, h2.END_STREAM))
+    assert peer.answer(3).status == 8
+    assert peer.ask(5, bytes(KEYED_BYTES), path=KEYED, x_api_key="alice").status == 0
+
+
+def test_a_client_that_is_told_to_slow_down_keeps_its_connection(peer: Peer) -> None:
+    for stream_id in range(1, 2 * BURST + 100, 2):
+        assert peer.ask(stream_id, path=KEYED, x_api_key="busy").status == 8

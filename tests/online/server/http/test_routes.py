@@ -1,7 +1,6 @@
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.errors import PermissionDenied
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import Guard, Needs
 from penstock.online.server.http.exchange import Exchange
@@ -20,7 +19,7 @@ def encode(status: int, message: str) -> bytes:
     return b"%d" % status + message.encode()
 
 
-GUARD = Guard(Needs.ADMIN, Access(None, ManualClock()), None, PermissionDenied)
+GUARD = Guard(Needs.ADMIN, Access(None, ManualClock()))
 GET, POST = {b"GET": one}, {b"POST": other}
 RESOURCES = [
     Resource("/v2", GET),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidArgument, NotFound
+from penstock.errors import Code, InvalidArgument, PenstockError
 from penstock.online.server.shared_memory.region import Region
 
 PAGE = mmap.PAGESIZE
@@ -63,9 +63,10 @@ def test_the_reserved_prefix_is_told_with_its_slash_too() -> None:
         Region("r", "/triton_python_backend_shm_region_1", 0, 1)
 
 
-def test_an_unknown_object_is_not_found() -> None:
-    with pytest.raises(NotFound, match="Unable to open shared memory region: '/penstock-none'"):
+def test_an_unknown_object_has_the_code_of_triton() -> None:
+    with pytest.raises(PenstockError, match="Unable to open shared memory region: '/penstock-none'") as caught:
         Region("r", "/penstock-none", 0, 1)
+    assert caught.value.code is Code.INTERNAL
 
 
 def test_links_pipes_and_folders_are_refused(key: str) -> None:

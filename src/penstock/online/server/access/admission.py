@@ -1,7 +1,11 @@
-"""Admission: each client's rights, rate and concurrency, and the bytes of all requests. Nothing here waits."""
+"""Admission: each client's rights, rate and concurrency, and the bytes of all requests. Nothing here waits.
+
+A request enters with its headers, before anything of its message is kept or decoded, and is admitted once it is decoded.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import msgspec
@@ -43,6 +47,8 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self.used = 0
         self._limit = limit
+        self.turn = asyncio.Lock()
+        """Held by the one request that is decompressed; others wait as small as they were sent."""
 
     def take(self, count: int) -> bool:
         """Take ``count`` bytes; returns False if that would exceed the limit."""
@@ -60,6 +66,27 @@ class ByteBudget:
         return Unavailable("the server's request memory limit is reached", "try again later", _BUSY_S)
 
 
+class Reservation:
+    """The bytes of a budget that one request has taken."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def take(self, count: int) -> None:
+        """Take ``count`` more bytes. Raises Unavailable."""
+        if not self._budget.take(count):
+            raise self._budget.refusal()
+        self._size += count
+
+    def release(self) -> None:
+        """Give all bytes back. Idempotent."""
+        self._budget.give(self._size)
+        self._size = 0
+
+
 class _Usage(msgspec.Struct):
     running: int = 0
     bucket: TokenBucket | None = None
@@ -69,21 +96,32 @@ class Admission:
     """Enforces the limits that the keys file sets for each client. Belongs to the event loop."""
 
     def __init__(self, access: Access, clock: Clock) -> None:
-        self._access = access
+        self.access = access
+        """Identifies the clients."""
         self._clock = clock
         self._usage: dict[str, _Usage] = {}
 
     def check(self, client: str, model: str) -> None:
         """Raise PermissionDenied unless ``client`` may use ``model``, which need not exist."""
-        self._access.check(client, model)
+        self.access.check(client, model)
+
+    def enter(self, client: str) -> None:
+        """Count a request of ``client`` before its message is read. Raises ResourceExhausted (rate, concurrency), Unauthenticated."""
+        access = self.access
+        if access.enabled:
+            limits = access.client(client)
+            if limits.max_concurrent is not None or limits.requests_per_second is not None:
+                usage = self._usage.setdefault(client, _Usage())
+                _check_running(client, limits, usage)
+                self._take_token(client, limits, usage)
 
     def admit(self, request: InferRequest, done: Done) -> Done:
-        """Admit ``request``. Returns a wrapper of ``done``, to be called with every response or error in its place.
+        """Admit ``request``, which has entered. Returns a wrapper of ``done``, to be called with every response or error instead.
 
-        Raises PermissionDenied (model, priority), ResourceExhausted (rate, concurrency), and Unauthenticated if the client has
-        been removed from the keys file.
+        Raises PermissionDenied (model, priority), ResourceExhausted (concurrency), and Unauthenticated if the client has been
+        removed from the keys file.
         """
-        access = self._access
+        access = self.access
         if not access.enabled:
             return done
         client = access.client(request.client)
@@ -93,18 +131,10 @@ class Admission:
                 f"client '{request.client}' may not request priority {request.priority}",
                 f"the highest priority that it may request is {client.highest_priority}",
             )
-        if client.max_concurrent is None and client.requests_per_second is None:
+        if client.max_concurrent is None:
             return done
-        usage = self._usage.get(request.client)
-        if usage is None:
-            usage = self._usage[request.client] = _Usage()
-        if client.max_concurrent is not None and usage.running >= client.max_concurrent:
-            raise ResourceExhausted(
-                f"client '{request.client}' has {usage.running} requests in flight, its limit",
-                "wait for a response",
-                _BUSY_S,
-            )
-        self._take_token(request.client, client, usage)
+        usage = self._usage.setdefault(request.client, _Usage())
+        _check_running(request.client, client, usage)
         return _counted(usage, done)
 
     def _take_token(self, name: str, client: Client, usage: _Usage) -> None:
@@ -120,6 +150,13 @@ class Admission:
             raise ResourceExhausted(
                 f"client '{name}' sends more than {rate:g} requests per second", "slow down, or wait", wait_s
             )
+
+
+def _check_running(name: str, client: Client, usage: _Usage) -> None:
+    if client.max_concurrent is not None and usage.running >= client.max_concurrent:
+        raise ResourceExhausted(
+            f"client '{name}' has {usage.running} requests in flight, its limit", "wait for a response", _BUSY_S
+        )
 
 
 def _counted(usage: _Usage, done: Done) -> Done:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, PenstockError, PermissionDenied, Unavailable
+from penstock.online.server.access.admission import Admission
 from penstock.online.server.access.auth import Access
 
 
@@ -34,6 +35,8 @@ class AccessRule(NamedTuple):
     """Names of methods."""
     group: str = ""
     """Triton's name for the part of the API that one restriction protects; empty if none does."""
+    counts: bool = False
+    """True if each request counts towards the client's rate. The messages of a stream count one by one, not the stream."""
 
 
 def _regions(kind: str) -> tuple[str, ...]:
@@ -41,6 +44,8 @@ def _regions(kind: str) -> tuple[str, ...]:
     region = f"{base}/region/{{name}}"
     return f"{base}/status", f"{base}/unregister", f"{region}/status", f"{region}/register", f"{region}/unregister"
 
+
+_LABEL = "/labels/{name}"
 
 RULES = (
     AccessRule(
@@ -54,9 +59,11 @@ RULES = (
     AccessRule(
         Needs.MODEL,
         ("/v2/models/{model}/infer", "/v2/models/{model}/generate", "/v2/models/{model}/generate_stream"),
-        ("ModelInfer", "ModelStreamInfer"),
+        ("ModelInfer",),
         "inference",
+        counts=True,
     ),
+    AccessRule(Needs.MODEL, (), ("ModelStreamInfer",), "inference"),
     # Registering a region makes the server read and write memory with the rights of its own user.
     AccessRule(
         Needs.ADMIN,
@@ -88,17 +95,25 @@ RULES = (
         Needs.MODEL,
         (
             "/v1/models",
+            *(f"/v1/models/{{model}}{label}{what}" for label in ("", _LABEL) for what in ("", "/metadata")),
+        ),
+    ),
+    AccessRule(
+        Needs.MODEL,
+        (
             "/v1/models/{model}:explain",
             *(
-                f"/v1/models/{{model}}{label}{verb}"
-                for label in ("", "/labels/{name}")
-                for verb in ("", "/metadata", ":predict", ":classify", ":regress")
+                f"/v1/models/{{model}}{label}:{verb}"
+                for label in ("", _LABEL)
+                for verb in ("predict", "classify", "regress")
             ),
-            "/predictions/{model}",
-            "/predictions/{model}/{version}",
-            "/explanations/{model}",
-            "/explanations/{model}/{version}",
+            *(
+                f"/{what}/{{model}}{version}"
+                for what in ("predictions", "explanations")
+                for version in ("", "/{version}")
+            ),
         ),
+        counts=True,
     ),
     AccessRule(Needs.ADMIN, ("/monitoring/prometheus/metrics",)),
 )
@@ -125,33 +140,38 @@ def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
     return restrictions
 
 
+class Restriction(NamedTuple):
+    """A header and the value that opens one group of endpoints."""
+
+    header: str
+    value: bytes
+    refusal: Callable[[], PenstockError]
+    """The error for callers without it."""
+
+
 class Guard:
     """Checks the callers of one endpoint."""
 
-    __slots__ = ("_access", "_header", "_needs", "_refusal", "_value")
+    __slots__ = ("_access", "_admission", "_needs", "_restrictions")
 
     def __init__(
-        self,
-        needs: Needs,
-        access: Access,
-        restriction: tuple[str, bytes] | None,
-        refusal: Callable[[], PenstockError],
+        self, needs: Needs, access: Access, restrictions: Iterable[Restriction] = (), admission: Admission | None = None
     ) -> None:
-        """``refusal`` returns the error for callers without the header and value of ``restriction``."""
+        """``admission`` counts the requests; None if they do not count."""
         self._needs = needs
         self._access = access
-        self._header, self._value = restriction or ("", b"")
-        self._refusal = refusal
+        self._restrictions = tuple(restrictions)
+        self._admission = admission
 
     def __call__(self, credential: bytes | None, headers: Mapping[str, str | bytes], model: str = "") -> str:
         """The name of the client with this ``credential``; empty if no key is required.
 
-        Raises Unauthenticated, PermissionDenied, and the refusal.
+        Raises Unauthenticated, PermissionDenied, ResourceExhausted, and the errors of the restrictions.
         """
-        if self._header:
-            given = headers.get(self._header, b"")
-            if not secrets.compare_digest(given.encode() if isinstance(given, str) else given, self._value):
-                raise self._refusal()
+        for restriction in self._restrictions:
+            given = headers.get(restriction.header, b"")
+            if not secrets.compare_digest(given.encode() if isinstance(given, str) else given, restriction.value):
+                raise restriction.refusal()
         if self._needs is Needs.NOTHING:
             return ""
         client = self._access.identify(credential)
@@ -159,20 +179,26 @@ class Guard:
             self._access.require_admin(client)
         elif model:
             self._access.check(client, model)
+        if self._admission is not None:
+            self._admission.enter(client)
         return client
 
 
 class _Closed(Guard):
     """Refuses every caller."""
 
-    __slots__ = ()
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str, access: Access) -> None:
+        super().__init__(Needs.ADMIN, access)
+        self._name = name
 
     def __call__(self, credential: bytes | None, headers: Mapping[str, str | bytes], model: str = "") -> str:
-        raise self._refusal()
+        raise PermissionDenied(f"'{self._name}' is closed: no access rule names it")
 
 
 class AccessTable:
-    """Returns the guards of endpoints. An endpoint that everyone may use has none, so its requests skip the check."""
+    """Returns the guards of endpoints of one port. An endpoint that everyone may use has none, so its requests skip the check."""
 
     def __init__(
         self,
@@ -180,36 +206,46 @@ class AccessTable:
         http: Iterable[str] = (),
         grpc: Iterable[str] = (),
         rules: Iterable[AccessRule] = RULES,
+        admission: Admission | None = None,
+        port: str = "",
     ) -> None:
-        """``http`` and ``grpc`` are the restrictions of the protocols, for ``read_restrictions``. Raises InvalidConfig."""
+        """``http`` and ``grpc`` are the restrictions of the protocols, for ``read_restrictions``; ``admission`` counts requests.
+
+        The restrictions of a protocol hold on every port. On the ``port`` of a protocol, ``http`` or ``grpc``, those of that protocol
+        hold for the other one too: otherwise clients of that port could evade them. Raises InvalidConfig.
+        """
         self.access = access
+        self._admission = admission
         self._http = read_restrictions(http)
         self._grpc = read_restrictions(grpc, "triton-grpc-protocol-")
+        self._port = port
         self._paths = {path: rule for rule in rules for path in rule.http}
         self._methods = {name: rule for rule in rules for name in rule.grpc}
 
     @property
     def http_headers(self) -> frozenset[bytes]:
         """Names of the HTTP headers that open restricted groups, in lower case."""
-        return frozenset(header.encode() for header, _ in self._http.values())
+        return frozenset(header.encode() for group in (self._http, self._grpc) for header, _ in group.values())
 
     def of_path(self, path: str) -> Guard | None:
         """The guard of an HTTP path, in the form of ``Resource``; None if everyone may use it."""
-        return self._guard(path, self._paths.get(path), self._http, "API", PermissionDenied)
+        others = self._grpc if self._port == "grpc" else {}
+        return self._guard(path, self._paths.get(path), PermissionDenied, "API", self._http, others)
 
     def of_method(self, name: str) -> Guard | None:
         """The guard of a gRPC method; None if everyone may use it."""
-        return self._guard(name, self._methods.get(name), self._grpc, "protocol", Unavailable)
+        others = self._http if self._port == "http" else {}
+        return self._guard(name, self._methods.get(name), Unavailable, "protocol", self._grpc, others)
 
     def _guard(
-        self, name: str, rule: AccessRule | None, restrictions: Restrictions, what: str, kind: type[PenstockError]
+        self, name: str, rule: AccessRule | None, kind: type[PenstockError], what: str, *restrictions: Restrictions
     ) -> Guard | None:
         if rule is None:
-            closed = partial(PermissionDenied, f"'{name}' is closed: no access rule names it")
-            return _Closed(Needs.ADMIN, self.access, None, closed)
-        restriction = restrictions.get(rule.group)
-        if restriction is None and (rule.needs is Needs.NOTHING or not self.access.enabled):
+            return _Closed(name, self.access)
+        found = [
+            Restriction(header, value, partial(kind, f"This {what} is restricted, expecting header '{header}'"))
+            for header, value in (each[rule.group] for each in restrictions if rule.group in each)
+        ]
+        if not found and (rule.needs is Needs.NOTHING or not self.access.enabled):
             return None
-        header = restriction[0] if restriction else ""
-        refusal = partial(kind, f"This {what} is restricted, expecting header '{header}'")
-        return Guard(rule.needs, self.access, restriction, refusal)
+        return Guard(rule.needs, self.access, found, self._admission if rule.counts else None)

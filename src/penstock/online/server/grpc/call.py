@@ -14,13 +14,19 @@ from penstock.errors import PenstockError
 from penstock.request import Deadline
 from penstock.tensor import Buffer
 
+Metadata = Mapping[str, str | bytes]
+
 
 class GrpcCall(Protocol):
     """One RPC, as its transport presents it to a method."""
 
     @property
-    def metadata(self) -> Mapping[str, str | bytes]:
+    def metadata(self) -> Metadata:
         """The call's metadata: names in lower case, values of ``…-bin`` as bytes."""
+
+    @property
+    def client(self) -> str:
+        """The client's name in the keys file; empty if the method needs no key."""
 
     @property
     def deadline(self) -> Deadline | None:
@@ -28,6 +34,9 @@ class GrpcCall(Protocol):
 
     on_cancel: Callable[[], object] | None
     """Called once, if set, when the client, the deadline or the connection ends the call before ``finish``."""
+
+    def reserve(self, size: int) -> None:
+        """Count ``size`` bytes of memory, in addition to the message, until the end of the call. Raises Unavailable."""
 
     def send(self, *parts: Buffer) -> None:
         """Send one message, given in parts so that large ones need not be joined; the parts must not change afterwards.
@@ -48,6 +57,12 @@ class GrpcCall(Protocol):
 class Receiver(Protocol):
     """Receives a stream's messages."""
 
+    def admit(self, data: Buffer | None) -> bool:
+        """Whether to go on with a message that has arrived: ``data``, or None if it is still compressed.
+
+        False drops it; the receiver has answered it.
+        """
+
     def message(self, data: Buffer) -> None:
         """Receive one message. ``data`` belongs to the receiver and does not change."""
 
@@ -56,7 +71,7 @@ class Receiver(Protocol):
 
 
 class GrpcMethod(msgspec.Struct, frozen=True):
-    """One method of a service, with exactly one of the two fields set.
+    """One method of a service, with exactly one of ``unary`` and ``stream`` set.
 
     An exception from either is a bug of the method; the transport answers it with INTERNAL.
     """
@@ -65,3 +80,10 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     """Answers the call's only message."""
     stream: Callable[[GrpcCall], Receiver | None] | None = None
     """Begins a stream; it may return None once it has finished the call."""
+    admit: Callable[[Metadata], str] | None = None
+    """Returns the client's name, given the call's metadata, before anything else of the call is kept; None admits every caller.
+
+    Raises PenstockError.
+    """
+    max_bytes: int | None = None
+    """Maximum bytes of a message, inflated or not; None is the server's limit."""

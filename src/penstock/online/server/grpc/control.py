@@ -16,7 +16,8 @@ from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import GrpcCall
-from penstock.online.server.grpc.decoder import check_version, parameter_values
+from penstock.online.server.grpc.decoder import INLINE_BYTES, check_version, parameter_values
+from penstock.online.server.grpc.request_wire import check_fields
 from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.protocol import messages
 from penstock.protocol.messages import Message
@@ -24,13 +25,18 @@ from penstock.tensor import Buffer
 
 _log = logging.getLogger(__name__)
 
-Unary = Callable[[GrpcCall, Buffer, str], None]
+_COPIES = 3
+"""Copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
+
+Unary = Callable[[GrpcCall, Buffer], None]
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
 """Takes a request and the client's name, and returns the answer. Raises PenstockError."""
 
 
 def parse(kind: Any, data: Buffer) -> Message:
-    """Parse a message of class ``kind``. Raises InvalidArgument."""
+    """Parse a message of class ``kind``, which has no lists but in its outermost fields. Raises InvalidArgument."""
+    if len(data) > INLINE_BYTES:
+        check_fields(data)
     try:
         return kind.FromString(bytes(data))
     except DecodeError as error:
@@ -73,21 +79,32 @@ class GrpcControl:
     def _unary(self, name: str, answer: Answer) -> Unary:
         kind = messages.message(f"inference.{name}Request")
 
-        def run(call: GrpcCall, data: Buffer, client: str = "") -> None:
+        def run(call: GrpcCall, data: Buffer) -> None:
+            if len(data) > INLINE_BYTES:
+                self._start(call, self._parse_and_answer(call, kind, data, answer))
+                return
             try:
-                reply = answer(parse(kind, data), client)
+                reply = answer(parse(kind, data), call.client)
             except PenstockError as error:
                 call.finish(error)
                 return
             if isinstance(reply, Coroutine):
-                # A change is completed even if the client cancels the call.
-                task = asyncio.get_running_loop().create_task(_reply_later(call, reply))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(call, reply)
             else:
                 _reply(call, reply)
 
         return run
+
+    def _start(self, call: GrpcCall, reply: Coroutine[Any, Any, Message]) -> None:
+        """Answer with ``reply`` once it is there. A change is completed even if the client cancels the call."""
+        task = asyncio.get_running_loop().create_task(_reply_later(call, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _parse_and_answer(self, call: GrpcCall, kind: Any, data: Buffer, answer: Answer) -> Message:
+        call.reserve(_COPIES * len(data))
+        reply = answer(await asyncio.to_thread(parse, kind, data), call.client)
+        return await reply if isinstance(reply, Awaitable) else reply
 
     # Health and metadata
 
@@ -117,7 +134,9 @@ class GrpcControl:
         statistics = await self._control.statistics(name, version)
         if not name:
             statistics = [one for one in statistics if self._access.may(client, one["name"])]
-        return json_format.ParseDict({"model_stats": statistics}, messages.ModelStatisticsResponse())
+        # The protocol has no field for the stages of a Python model.
+        rows = [{key: one[key] for key in one if key != "stage_stats"} for one in statistics]
+        return json_format.ParseDict({"model_stats": rows}, messages.ModelStatisticsResponse())
 
     def _named(self, request: Message, client: str) -> tuple[str, str]:
         """The model and version that ``request`` names. Raises InvalidArgument, PermissionDenied."""
@@ -135,7 +154,7 @@ class GrpcControl:
         return messages.RepositoryIndexResponse(models=rows)
 
     async def _load(self, request: Message, client: str) -> Message:
-        await self._control.load(request.model_name, parameter_values(request.parameters))
+        await self._control.load(request.model_name, await asyncio.to_thread(parameter_values, request.parameters))
         return messages.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Message, client: str) -> Message:

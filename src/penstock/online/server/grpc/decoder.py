@@ -1,14 +1,17 @@
 """Decodes ``ModelInferRequest`` of the Open Inference Protocol. Knows no sockets.
 
-``grpc/request_wire.py`` takes a message apart; raw tensors become views of the received buffer. A client's requests usually differ
-only in the id and the tensors, so the protobuf class parses the rest once. The decoder also remembers the positions, and does not
-walk a message that is laid out like an earlier one.
+``grpc/request_wire.py`` takes a message apart; raw tensors become views of the received buffer, and ``grpc/contents.py`` decodes typed
+contents. A client's requests usually differ only in the id and the tensors, so the protobuf class parses the rest once. The decoder
+also remembers the positions, and does not walk a message that is laid out like an earlier one.
+
+Messages are opened and decoded in two steps, so that a large one can leave the event loop, and its memory be counted in between.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -17,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import AnswerForm
+from penstock.online.server.grpc.contents import decode_contents, decoded_bytes
 from penstock.online.server.grpc.request_wire import Parts, between, split
 from penstock.online.server.request_layout import (
     VARIABLE,
@@ -34,112 +38,184 @@ from penstock.protocol.messages import Message
 from penstock.request import MAX_PARAMETERS, InferRequest, Parameters, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
+INLINE_BYTES = 4096
+"""Messages with more bytes to walk through, one by one, are decoded on another thread."""
+_INLINE_FIELDS = 64
+
 _MAX_KNOWN_BYTES = 2048
-_MAX_UNUSUAL_BYTES = 1 << 20
+_MAX_UNUSUAL_BYTES = 64 << 10
 """Maximum bytes of a message in an unusual form, which the protobuf class parses whole."""
+_MAX_REST_BYTES = 1 << 20
+"""Maximum bytes of a request without its id and tensors, all of which the protobuf class parses."""
+
+_WALKED = frozenset({DataType.BOOL, DataType.BYTES})
+"""Datatypes whose raw elements are looked at one by one."""
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
-_CONTENTS = {
-    DataType.BOOL: "bool_contents",
-    DataType.INT8: "int_contents",
-    DataType.INT16: "int_contents",
-    DataType.INT32: "int_contents",
-    DataType.INT64: "int64_contents",
-    DataType.UINT8: "uint_contents",
-    DataType.UINT16: "uint_contents",
-    DataType.UINT32: "uint_contents",
-    DataType.UINT64: "uint64_contents",
-    DataType.FP32: "fp32_contents",
-    DataType.FP64: "fp64_contents",
-    DataType.BYTES: "bytes_contents",
-}
-"""The one field of InferTensorContents for a datatype; FP16 and BF16 have none."""
-_AS_IN_MEMORY = frozenset({DataType.BOOL, DataType.FP32, DataType.FP64})
-"""Datatypes with the same bytes in a message as in memory."""
-
 
 class _GrpcLayout(RequestLayout):
-    """A request without its id and its raw tensors."""
+    """A request without its id and its tensors."""
 
     model_name: str = ""
     model_version: str = ""
     raw: list[TensorLayout] = []
     """The inputs with elements in ``raw_input_contents``, in that order."""
+    typed: list[TensorLayout] = []
+    """The inputs with typed contents, in that order."""
+    is_walked: bool = False
+    """True if any input has elements that are looked at one by one."""
 
 
-class _Message(msgspec.Struct):
-    """Messages of one length that differ only in id and raw tensors."""
+class OpenedMessage(msgspec.Struct):
+    """Messages of one length that differ only in id and tensors."""
 
     fixed: list[tuple[int, int, bytes]]
     """Start, end and bytes of each part that is always the same."""
     parts: Parts
     layout: _GrpcLayout
+    work: int = 0
+    """Bytes to walk through when the tensors are decoded; 0 if all of them are views of the message."""
+    produced: int = 0
+    """Bytes of memory that the tensors take besides the message."""
+
+    def arrays(self, data: Buffer) -> dict[str, Array]:
+        """The tensors in ``data``, such a message. May run on any thread. Raises InvalidArgument."""
+        layout, parts = self.layout, self.parts
+        found: dict[str, Array] = {}
+        for tensor, (start, end) in zip(layout.raw, parts.raw, strict=True):
+            found[tensor.name] = _array(layout.model_name, tensor, data, start, end)
+        if parts.contents:
+            view = memoryview(data)
+            for tensor, (start, end) in zip(layout.typed, parts.contents, strict=True):
+                found[tensor.name] = decode_contents(layout.model_name, tensor, view[start:end])
+        return found
+
+    def outline(self, data: Buffer) -> InferRequest:
+        """The request with arrays of its datatypes and shapes that take no memory, to be checked before ``arrays`` are made."""
+        layout = self.layout
+        tensors = [*layout.raw, *layout.typed, *(tensor for tensor, _ in layout.shared)]
+        inputs: dict[str, Array] = {
+            tensor.name: np.broadcast_to(np.zeros((), tensor.datatype.dtype), tensor.shape) for tensor in tensors
+        }
+        identity = _text(data, self.parts.identity)
+        return InferRequest(layout.model_name, inputs, layout.model_version, identity, layout.outputs)
 
 
 class GrpcRequestDecoder:
-    """Decodes requests; remembers everything that clients repeat. Belongs to the event loop."""
+    """Decodes requests; remembers everything that clients repeat. Belongs to the event loop, but for ``open``."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
         self._known = BoundedCache[bytes, _GrpcLayout]()
-        self._messages = BoundedCache[int, _Message]()
+        self._messages = BoundedCache[int, OpenedMessage]()
 
     def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
-        """The request in ``data``, a serialized ModelInferRequest, and the form of its answer.
+        """The request in ``data``, a serialized ModelInferRequest, and the form of its answer; decoded here and now, at any size.
 
-        The form holds a lease of the request's shared memory until it is released. Numeric raw tensors are views of ``data``;
-        parameters may be shared with other requests. Raises InvalidArgument, NotFound, Unsupported.
+        Raises InvalidArgument, NotFound, Unsupported.
         """
-        message = self._messages.get(len(data))
-        if message is not None:
-            for start, end, fixed in message.fixed:
-                if data[start:end] != fixed:
-                    message = None
-                    break
-        if message is None:
-            message, data = self._take_apart(data)
-        layout = message.layout
-        model_name, inputs = layout.model_name, layout.arrays.copy()
-        for tensor, (start, end) in zip(layout.raw, message.parts.raw, strict=True):
-            inputs[tensor.name] = _array(model_name, tensor, data, start, end)
-        identity = _text(data, message.parts.identity)
-        form = layout.lease(self._shared_memory, model_name, inputs)
-        outputs, parameters = layout.outputs, layout.parameters
-        return InferRequest(model_name, inputs, layout.model_version, identity, outputs, parameters), form
+        found = self.inline(data, lambda size: None)
+        if found is None:
+            opened, data = self.open(data)
+            found = self.finish(opened, data, opened.arrays(data))
+        return found
 
-    def _take_apart(self, data: Buffer) -> tuple[_Message, Buffer]:
-        """The positions in ``data``, with ``data`` itself or, if its form is unusual, the equivalent plain message."""
+    def inline(self, data: Buffer, reserve: Callable[[int], object]) -> tuple[InferRequest, AnswerForm] | None:
+        """The request in ``data``, and the form of its answer; None if it has to be decoded off the event loop.
+
+        ``reserve`` is called with the bytes of memory that decoding takes, beforehand; its exceptions propagate.
+        Raises InvalidArgument, NotFound, Unsupported.
+        """
+        opened = self._messages.get(len(data))
+        if opened is not None:
+            for start, end, fixed in opened.fixed:
+                if data[start:end] != fixed:
+                    opened = None
+                    break
+        if opened is None:
+            found = self._open_soon(data)
+            if found is None:
+                return None
+            opened, data = found
+        if opened.work:
+            if opened.work > INLINE_BYTES:
+                return None
+            reserve(opened.produced)
+        return self.finish(opened, data, opened.arrays(data))
+
+    def _open_soon(self, data: Buffer) -> tuple[OpenedMessage, Buffer] | None:
+        """See ``open``; None if that may take long."""
+        if len(data) <= INLINE_BYTES:
+            return self.open(data)
+        try:
+            parts = split(data, _INLINE_FIELDS)
+        except InvalidArgument:
+            return None
+        return None if parts is None or len(parts.rest) > INLINE_BYTES else (self._open(data, parts), data)
+
+    def open(self, data: Buffer) -> tuple[OpenedMessage, Buffer]:
+        """``data`` opened, and ``data`` itself or, if its form is unusual, the equivalent plain message. May run on any thread.
+
+        Raises InvalidArgument.
+        """
         parts = split(data)
         if parts is None:
             data = _rewrite(data)
             parts = split(data)
             assert parts is not None, "protobuf writes plain messages"
-        rest, raw = parts.rest, parts.raw
+        return self._open(data, parts), data
+
+    def finish(self, opened: OpenedMessage, data: Buffer, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
+        """The request in ``data`` with the tensors ``inputs``, and the form of its answer.
+
+        The form holds a lease of the request's shared memory until it is released. Numeric raw tensors are views of ``data``;
+        parameters may be shared with other requests. Raises InvalidArgument, NotFound, Unsupported.
+        """
+        layout = opened.layout
+        identity = _text(data, opened.parts.identity)
+        form = layout.lease(self._shared_memory, layout.model_name, inputs)
+        outputs, parameters = layout.outputs, layout.parameters
+        return InferRequest(layout.model_name, inputs, layout.model_version, identity, outputs, parameters), form
+
+    def _open(self, data: Buffer, parts: Parts) -> OpenedMessage:
+        rest, raw, contents = parts.rest, parts.raw, parts.contents
         layout = self._known.get(rest)
         is_known = layout is not None
         if layout is None:
-            layout = _layout(_parse(rest), bool(raw))
-            # Typed contents are part of the rest, and differ in every request.
-            is_known = len(rest) <= _MAX_KNOWN_BYTES and not layout.arrays
+            layout = _layout(_parse(rest))
+            is_known = len(rest) <= _MAX_KNOWN_BYTES
             if is_known:
                 self._known.remember(rest, layout)
+        if raw and contents:
+            raise InvalidArgument(
+                f"contents field must not be specified when using raw_input_contents for '{layout.typed[0].name}' "
+                f"for model '{layout.model_name}'",
+                "send all inputs raw, or all as typed contents",
+            )
         if len(raw) != len(layout.raw):
             raise InvalidArgument(
                 f"the number of inputs ({len(layout.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
                 f"for model '{layout.model_name}'",
                 "one for each input that is not in shared memory, or typed contents for each",
             )
-        message = _Message(between(data, sorted([*raw, parts.identity])), parts, layout)
+        opened = OpenedMessage([], parts, layout)
+        if layout.is_walked:
+            pairs = chain(zip(layout.raw, raw, strict=True), zip(layout.typed, contents, strict=True))
+            for tensor, (start, end) in pairs:
+                if contents or tensor.datatype in _WALKED:
+                    opened.work += end - start
+                    opened.produced += decoded_bytes(tensor, end - start)
         if is_known:
-            self._messages.remember(len(data), message)
-        return message, data
+            opened.fixed = between(data, sorted([*raw, *contents, parts.identity]))
+            self._messages.remember(len(data), opened)
+        return opened
 
 
 def request_id(data: Buffer) -> str:
-    """The id in a ModelInferRequest that was refused; empty if it has none or cannot be read."""
+    """The id in a ModelInferRequest that was refused; empty if it has none or cannot be found quickly."""
     try:
-        parts = split(data)
+        parts = split(data, _INLINE_FIELDS)
         return _text(data, parts.identity) if parts is not None else ""
     except InvalidArgument:
         return ""
@@ -156,7 +232,9 @@ def check_version(model_name: str, version: str) -> str:
 
 
 def parameter_values(parameters: Mapping[str, Any]) -> Parameters:
-    """Protobuf parameters as Python values. Raises InvalidArgument if one has no value."""
+    """Protobuf parameters as Python values. Raises InvalidArgument if one has no value, or there are too many."""
+    if len(parameters) > MAX_PARAMETERS:
+        raise InvalidArgument(f"{len(parameters)} parameters exceed the limit of {MAX_PARAMETERS}")
     found = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -169,6 +247,11 @@ def parameter_values(parameters: Mapping[str, Any]) -> Parameters:
 
 
 def _parse(data: Buffer) -> Message:
+    if len(data) > _MAX_REST_BYTES:
+        raise InvalidArgument(
+            f"the request has {len(data)} bytes besides its id and tensors, the limit is {_MAX_REST_BYTES}",
+            "send large data as inputs",
+        )
     try:
         return messages.ModelInferRequest.FromString(bytes(data))
     except DecodeError as error:
@@ -194,14 +277,16 @@ def _text(data: Buffer, span: tuple[int, int]) -> str:
         raise InvalidArgument("the message is not a ModelInferRequest: its id is not UTF-8") from None
 
 
-def _layout(message: Message, has_raw: bool) -> _GrpcLayout:
-    """The layout of a message without its raw tensors; ``has_raw``: it had some."""
+def _layout(message: Message) -> _GrpcLayout:
+    """The layout of a message without its id and its tensors."""
     version = check_version(message.model_name, message.model_version)
-    layout = _GrpcLayout(parameters=_values(message.parameters), model_name=message.model_name, model_version=version)
+    layout = _GrpcLayout(
+        parameters=parameter_values(message.parameters), model_name=message.model_name, model_version=version
+    )
     check_bytes_elements(sum(element_count(one.shape) for one in message.inputs if one.datatype == "BYTES"))
     check_names(tensor.name for tensor in message.inputs)
     for tensor in message.inputs:
-        _note_input(layout, tensor, has_raw)
+        _note_input(layout, tensor)
     layout.note_outputs(output.name for output in message.outputs)
     classification: dict[str, int] = {}
     for output in message.outputs:
@@ -212,32 +297,28 @@ def _layout(message: Message, has_raw: bool) -> _GrpcLayout:
     return layout
 
 
-def _note_input(layout: _GrpcLayout, tensor: Message, has_raw: bool) -> None:
+def _note_input(layout: _GrpcLayout, tensor: Message) -> None:
     datatype, count = find_datatype(tensor.name, tensor.datatype), element_count(tensor.shape)
     size = count * datatype.itemsize if datatype.itemsize else VARIABLE
     noted = TensorLayout(tensor.name, datatype, tuple(tensor.shape), size)
-    part = read_slice(f"input '{tensor.name}'", _values(tensor.parameters)) if tensor.parameters else None
+    part = read_slice(f"input '{tensor.name}'", parameter_values(tensor.parameters)) if tensor.parameters else None
     if tensor.HasField("contents"):
         if part is not None:
             raise InvalidArgument(
                 f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
                 f"for model '{layout.model_name}'"
             )
-        if has_raw:
-            raise InvalidArgument(
-                f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
-                f"for model '{layout.model_name}'",
-                "send all inputs raw, or all as typed contents",
-            )
-        layout.arrays[tensor.name] = _from_contents(layout.model_name, noted, tensor.contents, count)
+        layout.typed.append(noted)
+        layout.is_walked = True
     elif part is not None:
         layout.shared.append((noted, part))
     else:
         layout.raw.append(noted)
+        layout.is_walked = layout.is_walked or datatype in _WALKED
 
 
 def _note_output(layout: _GrpcLayout, output: Message, classification: dict[str, int]) -> None:
-    what, parameters = f"output '{output.name}'", _values(output.parameters)
+    what, parameters = f"output '{output.name}'", parameter_values(output.parameters)
     if "classification" in parameters:
         count = whole_number(what, parameters, "classification")
         if not count:
@@ -246,46 +327,6 @@ def _note_output(layout: _GrpcLayout, output: Message, classification: dict[str,
     part = read_slice(what, parameters)
     if part is not None:
         layout.note_place(output.name, part, output.name in classification)
-
-
-def _values(parameters: Any) -> Parameters:
-    if len(parameters) > MAX_PARAMETERS:
-        raise InvalidArgument(f"{len(parameters)} parameters exceed the limit of {MAX_PARAMETERS}")
-    return parameter_values(parameters)
-
-
-def _from_contents(model_name: str, tensor: TensorLayout, contents: Message, count: int) -> Array:
-    datatype, expected = tensor.datatype, _CONTENTS.get(tensor.datatype)
-    if expected is None:
-        raise InvalidArgument(
-            f"input '{tensor.name}': {datatype.value} has no typed contents", "send it in 'raw_input_contents'"
-        )
-    for field, _ in contents.ListFields():
-        if field.name != expected:
-            raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model_name}': "
-                f"'{field.name}', expected '{expected}' for datatype '{datatype.value}'"
-            )
-    values = getattr(contents, expected)
-    # Checked before memory is allocated for the declared shape.
-    if len(values) != count:
-        raise InvalidArgument(
-            f"input '{tensor.name}' of shape {list(tensor.shape)} for model '{model_name}' needs {count} elements, "
-            f"but '{expected}' has {len(values)}"
-        )
-    if datatype is DataType.BYTES:
-        array = np.empty(count, np.object_)
-        array[:] = list(values)
-        return array.reshape(tensor.shape)
-    if datatype in _AS_IN_MEMORY and count:
-        # The elements end the message, unless unknown fields follow; a view of them is 100 times as fast as a loop.
-        contents.DiscardUnknownFields()
-        data = contents.SerializeToString()
-        return np.ndarray(tensor.shape, datatype.dtype, data, len(data) - tensor.size_bytes)
-    try:
-        return np.fromiter(values, datatype.dtype, count).reshape(tensor.shape)
-    except OverflowError as error:
-        raise InvalidArgument(f"the data of input '{tensor.name}' do not fit {datatype.value}: {error}") from None
 
 
 def _array(model_name: str, tensor: TensorLayout, data: Buffer, start: int, end: int) -> Array:

@@ -17,6 +17,8 @@ from penstock.request import InferResponse, Parameters
 from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _SMALL_BYTES = 4096
+_INLINE_ELEMENTS = 256
+"""Maximum elements of a BYTES output that is encoded on the event loop."""
 
 # Tags: the field's number times eight, plus two for a field with a length.
 _ID = b"\x1a"
@@ -33,9 +35,10 @@ class GrpcAnswerEncoder:
         self._heads = BoundedCache[tuple[str, str], bytes]()
         self._described = BoundedCache[tuple[str, int, tuple[int, ...]], bytes]()
 
-    def __call__(self, response: InferResponse, form: AnswerForm) -> list[Buffer]:
+    def __call__(self, response: InferResponse, form: AnswerForm, inline: bool = False) -> list[Buffer] | None:
         """The message in parts; outputs with a place in shared memory are written there.
 
+        With ``inline`` it is None if an output has to be copied, element by element or whole, and is not small.
         Raises InvalidArgument, ResourceExhausted if shared memory cannot take an output.
         """
         text = self._head(response)
@@ -50,6 +53,10 @@ class GrpcAnswerEncoder:
             size = array.nbytes
             if size < _SMALL_BYTES and array.dtype.kind not in "OSU" and array.dtype.isnative:
                 small += _RAW + write_varint(size) + array.tobytes()
+            elif inline and (
+                array.size > _INLINE_ELEMENTS if array.dtype.kind in "OSU" else not array.flags.c_contiguous
+            ):
+                return None
             else:
                 data = to_wire(array)
                 raw += (small + _RAW + write_varint(len(data)), data)

@@ -12,7 +12,7 @@ from penstock.protocol import messages
 from penstock.tensor import Buffer
 
 INTERVAL_S = 0.25
-"""Seconds between two checks of a watched service."""
+"""Seconds between two checks of what clients watch."""
 
 _Status = messages.HealthCheckResponse
 
@@ -25,8 +25,10 @@ class Health:
         self._is_ready = is_ready
         self._services = services | {""}
         self._watches: set[_Watch] = set()
+        self._announced = False
+        self._timer: asyncio.TimerHandle | None = None
 
-    def check(self, call: GrpcCall, data: Buffer, client: str = "") -> None:
+    def check(self, call: GrpcCall, data: Buffer) -> None:
         """The unary method."""
         try:
             service = parse(messages.HealthCheckRequest, data).service
@@ -38,14 +40,17 @@ class Health:
         call.send(self._answer(service))
         call.finish()
 
-    def watch(self, call: GrpcCall, client: str = "") -> _Watch:
+    def watch(self, call: GrpcCall) -> _Watch:
         """The streaming method."""
         watch = _Watch(call, self._answer, self._watches.discard)
         self._watches.add(watch)
+        if self._timer is None:
+            self._poll()
         return watch
 
     def announce(self) -> None:
         """Send each watching client the state if it has changed."""
+        self._announced = self._is_ready()
         for watch in tuple(self._watches):
             watch.announce()
 
@@ -54,6 +59,14 @@ class Health:
         for watch in tuple(self._watches):
             watch.announce()
             watch.end(error)
+
+    def _poll(self) -> None:
+        """Poll while there are watching clients, once for all of them: readiness depends on models, which may fail at any time."""
+        self._timer = None
+        if self._watches:
+            if self._is_ready() != self._announced:
+                self.announce()
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._poll)
 
     def _answer(self, service: str) -> bytes:
         if service not in self._services:
@@ -64,7 +77,7 @@ class Health:
 
 
 class _Watch:
-    """One call of Watch. It polls, since readiness depends on models, which may fail at any time."""
+    """One call of Watch."""
 
     def __init__(self, call: GrpcCall, answer: Callable[[str], bytes], ended: Callable[[_Watch], None]) -> None:
         self._call = call
@@ -72,8 +85,10 @@ class _Watch:
         self._ended = ended
         self._service: str | None = None
         self._sent = b""
-        self._timer: asyncio.TimerHandle | None = None
         call.on_cancel = self._stop
+
+    def admit(self, data: Buffer | None) -> bool:
+        return True
 
     def message(self, data: Buffer) -> None:
         try:
@@ -83,7 +98,7 @@ class _Watch:
         except PenstockError as error:
             self.end(error)
         else:
-            self._poll()
+            self.announce()
 
     def half_close(self) -> None:
         if self._service is None:
@@ -98,11 +113,5 @@ class _Watch:
         self._stop()
         self._call.finish(error)
 
-    def _poll(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._poll)
-        self.announce()
-
     def _stop(self) -> None:
         self._ended(self)
-        if self._timer is not None:
-            self._timer.cancel()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.online.repository.handle import Handle
@@ -13,7 +16,7 @@ from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.classification import classify_outputs
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import GrpcCall
-from penstock.online.server.grpc.decoder import GrpcRequestDecoder
+from penstock.online.server.grpc.decoder import INLINE_BYTES, GrpcRequestDecoder
 from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.tensor import Buffer
@@ -28,8 +31,10 @@ class Inference:
         self.budget = budget or ByteBudget(0)
         """Counts the messages of streams until they are answered; the transport counts those of unary calls."""
         self.dataplane = dataplane
-        self.decode = GrpcRequestDecoder(dataplane.shared_memory)
+        self._decoder = GrpcRequestDecoder(dataplane.shared_memory)
+        self.decode = self._decoder.inline
         self._write = GrpcAnswerEncoder()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -41,54 +46,116 @@ class Inference:
         if self._is_stopping:
             raise stopping()
 
+    async def decode_later(
+        self, data: Buffer, client: str, reserve: Callable[[int], object]
+    ) -> tuple[InferRequest, AnswerForm]:
+        """Like ``decode``, for a request of ``client`` that it does not take: on another thread.
+
+        A request that its model would refuse is refused before its tensors are decoded.
+        """
+        opened, data = await asyncio.to_thread(self._decoder.open, data)
+        self.dataplane.check(opened.outline(data), client)
+        reserve(opened.produced)
+        return self._decoder.finish(opened, data, await asyncio.to_thread(opened.arrays, data))
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` as a task; it must not raise."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     def submit(
-        self, call: GrpcCall, client: str, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
+        self, call: GrpcCall, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> Cancellable | None:
         """Pass a request of ``call`` to the data plane; see ``DataPlane.infer``."""
-        request.deadline, request.client = call.deadline, client
+        request.deadline, request.client = call.deadline, call.client
         if self.dataplane.tracer.enabled:
             request.traceparent = _header(call, "traceparent")
             request.tracestate = _header(call, "tracestate")
         return self.dataplane.infer(handle, request, done, decoupled)
 
-    def encode(self, handle: Handle, response: InferResponse, form: AnswerForm) -> list[Buffer] | PenstockError:
-        """The answer of ``handle`` as a ModelInferResponse in parts, or the error that prevented it."""
+    def encode(
+        self, handle: Handle, response: InferResponse, form: AnswerForm, inline: bool = False
+    ) -> list[Buffer] | PenstockError | None:
+        """The answer of ``handle`` as a ModelInferResponse in parts, or the error that prevented it.
+
+        With ``inline`` it is None if encoding takes too long for the event loop; without, this may run on any thread.
+        """
         try:
             if form.classification:
+                if inline and sum(array.nbytes for array in response.outputs.values()) > INLINE_BYTES:
+                    return None
                 classify_outputs(response, form.classification, handle)
-            return self._write(response, form)
-        except PenstockError as error:
-            return error
-        except Exception:  # noqa: BLE001 - the client needs an answer
-            _log.exception("the answer could not be encoded")
-            return PenstockError("internal error")
+            return self._write(response, form, inline)
+        except Exception as error:  # noqa: BLE001 - the client needs an answer
+            return as_error(error)
 
-    def infer(self, call: GrpcCall, data: Buffer, client: str = "") -> None:
+    def infer(self, call: GrpcCall, data: Buffer) -> None:
         """The unary method."""
         try:
             self.check_open()
-            request, form = self.decode(data)
+            decoded = self.decode(data, call.reserve)
         except PenstockError as error:
             call.finish(error)
             return
+        if decoded is not None:
+            self._ask(call, *decoded)
+            return
+        task = self.start(self._infer_later(call, data))
+        call.on_cancel = task.cancel
+
+    async def _infer_later(self, call: GrpcCall, data: Buffer) -> None:
         try:
-            handle = self.dataplane.acquire(request.model_name, request.model_version, client)
+            decoded = await self.decode_later(data, call.client, call.reserve)
+        except Exception as error:  # noqa: BLE001 - the client needs an answer
+            call.finish(as_error(error))
+        else:
+            call.on_cancel = None
+            self._ask(call, *decoded)
+
+    def _ask(self, call: GrpcCall, request: InferRequest, form: AnswerForm) -> None:
+        try:
+            handle = self.dataplane.acquire(request.model_name, request.model_version, call.client)
         except PenstockError as error:
             form.release()
             call.finish(error)
             return
-        pending = self.submit(call, client, handle, request, partial(self._answer, call, handle, form))
+        pending = self.submit(call, handle, request, partial(self._answer, call, handle, form))
         if pending is not None:
             call.on_cancel = pending.cancel
 
     def _answer(self, call: GrpcCall, handle: Handle, form: AnswerForm, outcome: Outcome) -> None:
-        answer = outcome if isinstance(outcome, PenstockError) else self.encode(handle, outcome, form)
-        form.release()
-        if isinstance(answer, PenstockError):
-            call.finish(answer)
+        if isinstance(outcome, PenstockError):
+            _finish(call, form, outcome)
+            return
+        answer = self.encode(handle, outcome, form, True)
+        if answer is None:
+            self.start(self._answer_later(call, handle, form, outcome))
         else:
-            call.send(*answer)
-            call.finish()
+            _finish(call, form, answer)
+
+    async def _answer_later(self, call: GrpcCall, handle: Handle, form: AnswerForm, response: InferResponse) -> None:
+        answer = await asyncio.to_thread(self.encode, handle, response, form)
+        assert answer is not None
+        _finish(call, form, answer)
+
+
+def _finish(call: GrpcCall, form: AnswerForm, answer: list[Buffer] | PenstockError) -> None:
+    form.release()
+    if isinstance(answer, PenstockError):
+        call.finish(answer)
+    else:
+        call.send(*answer)
+        call.finish()
+
+
+def as_error(error: Exception) -> PenstockError:
+    """The error to show to the client: ``error`` itself, or, after logging it, an internal error."""
+    if isinstance(error, PenstockError):
+        return error
+    _log.error("a request or its answer could not be converted", exc_info=error)
+    return PenstockError("internal error")
 
 
 def stopping() -> Unavailable:

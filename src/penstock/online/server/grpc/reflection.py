@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import Code, PenstockError
+from penstock.errors import Code, InvalidArgument, PenstockError
 from penstock.online.server import status
 from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.control import parse
@@ -15,6 +15,9 @@ from penstock.tensor import Buffer
 
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 """Packages of the same service; older tools know only the second."""
+
+_MAX_BYTES = 1024
+"""Maximum bytes of a request, which the answer repeats."""
 
 
 class Reflection:
@@ -28,8 +31,13 @@ class Reflection:
         self._ended = ended
         call.on_cancel = lambda: ended(self)
 
+    def admit(self, data: Buffer | None) -> bool:
+        return True
+
     def message(self, data: Buffer) -> None:
         try:
+            if len(data) > _MAX_BYTES:
+                raise InvalidArgument(f"a reflection request of {len(data)} bytes exceeds the limit of {_MAX_BYTES}")
             request = parse(self._request, data)
         except PenstockError as error:
             self.drain(error)

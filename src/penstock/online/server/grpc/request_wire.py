@@ -1,52 +1,67 @@
-"""Finds the id and the raw tensors among the outermost fields of a serialized ModelInferRequest. Pure.
+"""Finds the id, the raw tensors and the typed contents in a serialized ModelInferRequest. Pure.
 
 A message that is not in the plain form that clients send is left to the protobuf class, so that both always agree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from penstock.errors import InvalidArgument
-from penstock.protocol.varint import read_varint
+from penstock.protocol.varint import read_varint, write_varint
 from penstock.tensor import Buffer
 
+MAX_FIELDS = 4096
+"""Maximum fields of a request, those of its inputs and outputs included. Each takes up to a hundred times its bytes in memory."""
+
 _MAX_LENGTH_BYTES = 5
-_MAX_FIELDS = 4096
-"""Maximum outermost fields of a request. Each input is one, and the smallest takes fifty times its bytes in memory."""
 
 # A tag is the field's number times eight, plus two for a field with a length, as all fields of ModelInferRequest are.
 _WITH_LENGTH = 2
-_ID, _RAW = 3 << 3 | _WITH_LENGTH, 7 << 3 | _WITH_LENGTH
-_LAST_FIELD = 7
+_ID, _INPUT, _OUTPUT, _RAW = (number << 3 | _WITH_LENGTH for number in (3, 5, 6, 7))
+_CONTENTS = 5 << 3 | _WITH_LENGTH
+_OUTER = range(8)
+"""Numbers of a request's fields; 0 is none's."""
+_INNER = (0, 5)
 _NONE = (0, 0)
+_LONG_TAG = _CONTENTS | 0x80
+"""The first byte of the same tag in more bytes than it needs."""
+_NO_CONTENTS = bytes((_CONTENTS, 0))
+_SMALL_BYTES = 128
+_BYTES_PER_FIELD = 16
+
+Span = tuple[int, int]
 
 
 class Parts(NamedTuple):
     """A request taken apart."""
 
     rest: bytes
-    """All fields except the id and the raw tensors."""
-    identity: tuple[int, int]
+    """A message with all fields except the id, the raw tensors, and the elements of typed contents."""
+    identity: Span
     """Start and end of the id; equal if there is none."""
-    raw: list[tuple[int, int]]
+    raw: list[Span]
     """Start and end of each raw tensor."""
+    contents: list[Span]
+    """Start and end of the typed contents of each input that has them."""
 
 
-def split(data: Buffer) -> Parts | None:
+def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, PLR0912, PLR0915 - each call saved here counts
     """Take a serialized ModelInferRequest apart; None if only the protobuf class can decide whether it is one.
 
-    Raises InvalidArgument if it has more than 4096 fields.
+    Raises InvalidArgument if it has more than ``most`` fields.
     """
     position, size, begin, fields = 0, len(data), 0, 0
     rest: list[Buffer] = []
-    spans: list[tuple[int, int]] = []
+    raw: list[Span] = []
+    contents: list[Span] = []
     identity = _NONE
     try:
         while position < size:
             fields += 1
-            if fields > _MAX_FIELDS:
-                raise InvalidArgument(f"the request has more than {_MAX_FIELDS} fields")
+            if fields > most:
+                raise InvalidArgument(f"the request has more than {most} fields")
             tag = data[position]
             if tag & 0x87 != _WITH_LENGTH:
                 position = _skip(data, position)
@@ -59,9 +74,26 @@ def split(data: Buffer) -> Parts | None:
             if end > size or (tag == _ID and identity != _NONE):
                 return None
             if tag == _RAW:
-                spans.append((start, end))
+                raw.append((start, end))
             elif tag == _ID:
                 identity = (start, end)
+            elif tag in (_INPUT, _OUTPUT):
+                inside = data[start:end]
+                if length <= _SMALL_BYTES and _CONTENTS not in inside and _LONG_TAG not in inside:
+                    # The common case: a small input or output without typed contents, whose fields need not be walked.
+                    fields += length // _BYTES_PER_FIELD
+                    position = end
+                    continue
+                fields, found = _look_into(data, start, end, fields, most)
+                if found is None or tag == _OUTPUT:
+                    position = end
+                    continue
+                first, span = found
+                contents.append(span)
+                inside = b"".join((data[start:first], _NO_CONTENTS, data[span[1] : end]))
+                rest += (data[begin:position], bytes((_INPUT,)) + write_varint(len(inside)), inside)
+                begin = position = end
+                continue
             else:
                 position = end
                 continue
@@ -74,10 +106,23 @@ def split(data: Buffer) -> Parts | None:
         return None
     if begin != position:
         rest.append(data[begin:position])
-    return Parts(bytes(rest[0]) if len(rest) == 1 else b"".join(rest), identity, spans)
+    return Parts(bytes(rest[0]) if len(rest) == 1 else b"".join(rest), identity, raw, contents)
 
 
-def between(data: Buffer, holes: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
+def check_fields(data: Buffer) -> None:
+    """Raise InvalidArgument if the message ``data`` has more than 4096 outermost fields, or is not in plain form."""
+    position = 0
+    try:
+        for _ in range(MAX_FIELDS):
+            if position >= len(data):
+                return
+            position = _skip(data, position, ())
+    except (IndexError, ValueError):
+        raise InvalidArgument("the message is malformed") from None
+    raise InvalidArgument(f"the message has more than {MAX_FIELDS} fields")
+
+
+def between(data: Buffer, holes: list[Span]) -> list[tuple[int, int, bytes]]:
     """Start, end and bytes of the parts of ``data`` between ``holes``, which are sorted and do not overlap."""
     at, found = 0, []
     for start, end in [*holes, (len(data), 0)]:
@@ -87,17 +132,41 @@ def between(data: Buffer, holes: list[tuple[int, int]]) -> list[tuple[int, int, 
     return found
 
 
-def _skip(data: Buffer, position: int) -> int:
-    """The end of the field at ``position``, which is not one of a request; the protobuf class will parse it.
+def _look_into(data: Buffer, start: int, stop: int, fields: int, most: int) -> tuple[int, tuple[int, Span] | None]:
+    """Count the fields of the input or output in ``data[start:stop]``, and find its typed contents: where the field starts, and
+    the span of its content. Raises ValueError if the form is not plain, and InvalidArgument on more than ``most`` fields.
+    """
+    found, position = None, start
+    while position < stop:
+        fields += 1
+        if fields > most:
+            raise InvalidArgument(f"the request has more than {most} fields")
+        tag, first = data[position], position
+        if tag & 0x87 != _WITH_LENGTH:
+            position = _skip(data, position, _INNER)
+        else:
+            length, begin = _varint(data, position + 1)
+            position = begin + length
+            if tag == _CONTENTS:
+                if found is not None:
+                    raise ValueError
+                found = first, (begin, position)
+    if position != stop:
+        raise ValueError
+    return fields, found
 
-    Raises ValueError if the field is not plain either.
+
+def _skip(data: Buffer, position: int, known: Container[int] = _OUTER) -> int:
+    """The end of the field at ``position``, which the protobuf class will parse.
+
+    Raises ValueError if it is one of the ``known`` fields, in a form that is not plain, or of a kind that protobuf has given up.
     """
     tag, start = _varint(data, position)
-    if tag >> 3 <= _LAST_FIELD:
+    if tag >> 3 in known:
         raise ValueError
     match tag & 7:
         case 0:
-            return _varint(data, start)[1]
+            return read_varint(data, start, len(data))[1]
         case 1:
             return start + 8
         case 2:

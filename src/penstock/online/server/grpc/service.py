@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.online.server.access.admission import ByteBudget
@@ -12,18 +12,19 @@ from penstock.online.server.access.auth import credential
 from penstock.online.server.access.table import AccessTable, Guard
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Receiver
+from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Metadata, Receiver
 from penstock.online.server.grpc.control import GrpcControl
 from penstock.online.server.grpc.health import Health
 from penstock.online.server.grpc.inference import Inference, stopping
 from penstock.online.server.grpc.reflection import VERSIONS, Reflection
 from penstock.online.server.grpc.stream import InferStream
-from penstock.tensor import Buffer
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 
-T = TypeVar("T")
+_SMALL_BYTES = 64 << 10
+_LARGE = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})
+"""Methods whose messages may be as large as the server allows; those of all others have at most ``_SMALL_BYTES``."""
 
 
 class _Stream(Protocol):
@@ -41,16 +42,35 @@ class GrpcService:
         max_stream_requests: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        """``max_stream_requests`` (>= 1) of one stream are in progress at once; further ones wait. ``budget``: None is no limit.
-
-        ``access`` guards every method and closes those that it does not list.
-        """
+        """``max_stream_requests`` (>= 1) of one stream are in progress at once; further ones wait. ``budget``: None is no limit."""
         self._max_stream_requests = max_stream_requests
         self._inference = Inference(dataplane, budget)
         self._health = Health(lambda: dataplane.server_ready, frozenset({INFERENCE}))
         self._streams: set[_Stream] = set()
-        self.methods = self._table(GrpcControl(dataplane, control, access.access), access)
+        self._control = GrpcControl(dataplane, control, access.access)
+        self.methods = self.methods_of(access)
         """The methods by path, as in HTTP/2's ``:path``: ``/inference.GRPCInferenceService/ModelInfer``."""
+
+    def methods_of(self, access: AccessTable) -> dict[bytes, GrpcMethod]:
+        """The methods by path, guarded by ``access``, which closes those that it does not list."""
+        unary = {f"{INFERENCE}/{name}": run for name, run in self._control.methods().items()}
+        unary |= {f"{INFERENCE}/ModelInfer": self._inference.infer, f"{HEALTH}/Check": self._health.check}
+        stream: dict[str, Callable[[GrpcCall], Receiver | None]] = {
+            f"{INFERENCE}/ModelStreamInfer": self._infer_stream,
+            f"{HEALTH}/Watch": self._health.watch,
+        }
+        for package in VERSIONS:
+            stream[f"{package}.ServerReflection/ServerReflectionInfo"] = partial(self._reflect, package)
+        table: dict[bytes, GrpcMethod] = {}
+        for path in (*unary, *stream):
+            name = path.rpartition("/")[2]
+            table[f"/{path}".encode()] = GrpcMethod(
+                unary.get(path),
+                stream.get(path),
+                _admitting(access.of_method(name)),
+                None if name in _LARGE else _SMALL_BYTES,
+            )
+        return table
 
     def announce_health(self) -> None:
         """Send a change of readiness to the clients that watch it."""
@@ -63,49 +83,28 @@ class GrpcService:
         for stream in tuple(self._streams):
             stream.drain(stopping())
 
-    def _table(self, control: GrpcControl, access: AccessTable) -> dict[bytes, GrpcMethod]:
-        unary = {f"{INFERENCE}/{name}": run for name, run in control.methods().items()}
-        unary |= {f"{INFERENCE}/ModelInfer": self._inference.infer, f"{HEALTH}/Check": self._health.check}
-        stream: dict[str, Callable[..., Receiver | None]] = {
-            f"{INFERENCE}/ModelStreamInfer": self._infer_stream,
-            f"{HEALTH}/Watch": self._health.watch,
-        }
-        for package in VERSIONS:
-            stream[f"{package}.ServerReflection/ServerReflectionInfo"] = partial(self._reflect, package)
-        guards = {path: access.of_method(path.rpartition("/")[2]) for path in (*unary, *stream)}
-        table = {path: GrpcMethod(unary=_guarded(run, guards[path])) for path, run in unary.items()}
-        table |= {path: GrpcMethod(stream=_guarded(start, guards[path])) for path, start in stream.items()}
-        return {f"/{path}".encode(): method for path, method in table.items()}
-
-    def _infer_stream(self, call: GrpcCall, client: str = "") -> Receiver | None:
+    def _infer_stream(self, call: GrpcCall) -> Receiver | None:
         try:
             self._inference.check_open()
         except PenstockError as error:
             call.finish(error)
             return None
-        stream = InferStream(call, client, self._inference, self._max_stream_requests, self._streams.discard)
+        stream = InferStream(call, self._inference, self._max_stream_requests, self._streams.discard)
         self._streams.add(stream)
         return stream
 
-    def _reflect(self, package: str, call: GrpcCall, client: str = "") -> Receiver:
+    def _reflect(self, package: str, call: GrpcCall) -> Receiver:
         services = [INFERENCE, HEALTH, *(f"{package}.ServerReflection" for package in VERSIONS)]
         stream = Reflection(call, package, services, self._streams.discard)
         self._streams.add(stream)
         return stream
 
 
-def _guarded(run: Callable[..., T], guard: Guard | None) -> Callable[..., T | None]:
-    """``run``, called with the client's name as the last argument once ``guard`` has admitted the call."""
+def _admitting(guard: Guard | None) -> Callable[[Metadata], str] | None:
     if guard is None:
-        return run
+        return None
 
-    def guarded(call: GrpcCall, *data: Buffer) -> T | None:
-        metadata = call.metadata
-        try:
-            client = guard(credential(metadata.get("authorization"), metadata.get("x-api-key")), metadata)
-        except PenstockError as error:
-            call.finish(error)
-            return None
-        return run(call, *data, client)
+    def admit(metadata: Metadata) -> str:
+        return guard(credential(metadata.get("authorization"), metadata.get("x-api-key")), metadata)
 
-    return guarded
+    return admit

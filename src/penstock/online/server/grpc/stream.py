@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.repository.handle import Handle
+from penstock.online.server.access.admission import Reservation
 from penstock.online.server.answer_form import AnswerForm
+from penstock.online.server.dataplane import EMPTY_FINAL
 from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import request_id
 from penstock.online.server.grpc.encoder import streamed, streamed_error
-from penstock.online.server.grpc.inference import Inference
+from penstock.online.server.grpc.inference import Inference, as_error
 from penstock.request import InferRequest, Outcome
 from penstock.tensor import Buffer
 
-_EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
+_MAX_UNWRITTEN = 1024
+"""Maximum answers that wait for one that is being encoded on another thread."""
 
 
 class _Pending(msgspec.Struct, eq=False):
@@ -26,8 +30,8 @@ class _Pending(msgspec.Struct, eq=False):
 
     id: str
     form: AnswerForm
-    size: int
-    """Bytes that the request takes of the server's budget."""
+    held: Reservation
+    """The request's part of the server's budget."""
     handle: Handle | None = None
     """The model version that answers; None if it was not found."""
     wants_empty_final: bool = False
@@ -43,12 +47,9 @@ class _Pending(msgspec.Struct, eq=False):
 class InferStream:
     """Receives the requests. A model's requests are answered in order; a decoupled model's answers are sent at once."""
 
-    def __init__(
-        self, call: GrpcCall, client: str, inference: Inference, limit: int, ended: Callable[[InferStream], None]
-    ) -> None:
+    def __init__(self, call: GrpcCall, inference: Inference, limit: int, ended: Callable[[InferStream], None]) -> None:
         """``limit`` (>= 1): maximum requests in progress; further ones wait in the transport."""
         self._call = call
-        self._client = client
         self._inference = inference
         self._limit = limit
         self._ended = ended
@@ -58,27 +59,43 @@ class InferStream:
         self._is_open = True
         self._is_paused = False
         self._is_half_closed = False
+        self._reading: asyncio.Task[None] | None = None
+        """Decodes a request; no other is delivered before it."""
+        self._unwritten: deque[tuple[_Pending, Outcome, str]] = deque()
+        """Outcomes in order, the first of which is being encoded on another thread."""
         self._refusal: PenstockError | None = None
         """The error for further requests; None while they are accepted."""
         call.on_cancel = self._close
 
-    def message(self, data: Buffer) -> None:
+    def admit(self, data: Buffer | None) -> bool:
         if not self._is_open:
-            return
+            return False
         try:
             if self._refusal is not None:
                 raise self._refusal
-            request, form = self._inference.decode(data)
-            if not self._inference.budget.take(len(data)):
-                form.release()
-                raise self._inference.budget.refusal()
+            self._inference.dataplane.enter(self._call.client)
         except PenstockError as error:
-            self._refuse(error, request_id(data))
+            self._refuse(error, "" if data is None else request_id(data))
+            return False
+        return True
+
+    def message(self, data: Buffer) -> None:
+        held = Reservation(self._inference.budget)
+        try:
+            held.take(len(data))
+            decoded = self._inference.decode(data, held.take)
+        except PenstockError as error:
+            self._decline(error, data, held)
             return
-        self._ask(request, form, len(data))
-        if len(self._requests) >= self._limit and self._is_open and not self._is_paused:
-            self._is_paused = True
-            self._call.pause()
+        if decoded is None:
+            self._pause()
+            self._reading = self._inference.start(self._read_later(data, held))
+            # Not in the task, which may be cancelled before it begins.
+            self._reading.add_done_callback(lambda task: held.release() if task.cancelled() else None)
+        else:
+            self._ask(*decoded, held)
+            if len(self._requests) >= self._limit and self._is_open and not self._is_paused:
+                self._pause()
 
     def half_close(self) -> None:
         self._is_half_closed = True
@@ -89,18 +106,25 @@ class InferStream:
         self._refusal = error
         self._end_if_done()
 
-    def _ask(self, request: InferRequest, form: AnswerForm, size: int) -> None:
-        name, wants_empty_final = request.model_name, False
-        if _EMPTY_FINAL in request.parameters:
-            parameters = request.parameters.copy()
-            wants_empty_final = parameters.pop(_EMPTY_FINAL) is True
-            request.parameters = parameters
+    async def _read_later(self, data: Buffer, held: Reservation) -> None:
+        try:
+            decoded = await self._inference.decode_later(data, self._call.client, held.take)
+        except Exception as error:  # noqa: BLE001 - the client needs an answer
+            self._reading = None
+            self._decline(as_error(error), data, held)
+        else:
+            self._reading = None
+            self._ask(*decoded, held)
+        self._go_on()
+
+    def _ask(self, request: InferRequest, form: AnswerForm, held: Reservation) -> None:
+        name, wants_empty_final = request.model_name, request.parameters.get(EMPTY_FINAL) is True
         handle = refusal = None
         try:
-            handle = self._inference.dataplane.acquire(name, request.model_version, self._client)
+            handle = self._inference.dataplane.acquire(name, request.model_version, self._call.client)
         except PenstockError as error:
             refusal = error
-        pending = _Pending(request.id, form, size, handle, wants_empty_final)
+        pending = _Pending(request.id, form, held, handle, wants_empty_final)
         self._requests.add(pending)
         if not pending.decoupled:
             self._in_order.setdefault(name, deque()).append(pending)
@@ -112,15 +136,41 @@ class InferStream:
             assert refusal is not None
             done(refusal)
             return
-        submitted = self._inference.submit(self._call, self._client, handle, request, done, decoupled=True)
+        submitted = self._inference.submit(self._call, handle, request, done, decoupled=True)
         if submitted is not None:
             pending.cancel = submitted.cancel
 
     def _answer(self, pending: _Pending, outcome: Outcome, model_name: str) -> None:
-        """Send the outcome, or keep it until earlier requests are answered."""
+        """Send the outcome, after those before it."""
+        message = None
+        if not self._unwritten:
+            message = self._message(pending, outcome, inline=True)
+            if message is None:
+                self._inference.start(self._write_later())
+        elif len(self._unwritten) > _MAX_UNWRITTEN and self._is_open:
+            self._close()
+            self._call.finish(ResourceExhausted("the answers of the stream are made faster than they can be sent"))
+        if message is None:
+            self._unwritten.append((pending, outcome, model_name))
+        else:
+            self._answered(pending, outcome, model_name, message)
+
+    async def _write_later(self) -> None:
+        """Encode the unwritten outcomes, large ones on another thread."""
+        while self._unwritten:
+            pending, outcome, model_name = self._unwritten[0]
+            message = self._message(pending, outcome, inline=True)
+            if message is None:
+                message = await asyncio.to_thread(self._message, pending, outcome) or []
+            self._answered(pending, outcome, model_name, message)
+            self._unwritten.popleft()
+
+    def _answered(
+        self, pending: _Pending, outcome: Outcome, model_name: str, message: list[Buffer] | PenstockError
+    ) -> None:
+        """Send the outcome, encoded as ``message``, or keep it until earlier requests are answered."""
         is_last = isinstance(outcome, PenstockError) or outcome.final
         if self._is_open:
-            message = self._message(pending, outcome)
             if isinstance(message, PenstockError):
                 if self._ends_on_error:
                     self._release(pending)
@@ -142,21 +192,22 @@ class InferStream:
     def _release(self, pending: _Pending) -> None:
         """Release the request's shared memory and budget."""
         pending.form.release()
-        self._inference.budget.give(pending.size)
-        pending.size = 0
+        pending.held.release()
 
-    def _message(self, pending: _Pending, outcome: Outcome) -> list[Buffer] | PenstockError:
-        """The message to send; empty if it would only mark the end, unless the client asked for that."""
-        if isinstance(outcome, PenstockError):
-            return outcome
+    def _message(
+        self, pending: _Pending, outcome: Outcome, inline: bool = False
+    ) -> list[Buffer] | PenstockError | None:
+        """The message to send; empty if it would only mark the end, unless the client asked for that. ``inline``: see ``encode``."""
+        if isinstance(outcome, PenstockError) or not self._is_open:
+            return outcome if isinstance(outcome, PenstockError) else []
         handle = pending.handle
         assert handle is not None
         if handle.decoupled:
             if outcome.final and not outcome.outputs and not pending.wants_empty_final:
                 return []
             outcome.parameters = {**outcome.parameters, _FINAL: outcome.final}
-        answer = self._inference.encode(handle, outcome, pending.form)
-        return answer if isinstance(answer, PenstockError) else streamed(answer)
+        answer = self._inference.encode(handle, outcome, pending.form, inline)
+        return streamed(answer) if isinstance(answer, list) else answer
 
     def _send_in_order(self, model_name: str) -> None:
         queue = self._in_order[model_name]
@@ -175,14 +226,23 @@ class InferStream:
         else:
             self._call.send(streamed_error(error, identity))
 
+    def _decline(self, error: PenstockError, data: Buffer, held: Reservation) -> None:
+        held.release()
+        self._refuse(error, request_id(data))
+
+    def _pause(self) -> None:
+        self._is_paused = True
+        self._call.pause()
+
     def _go_on(self) -> None:
-        if self._is_paused and self._is_open and len(self._requests) < self._limit:
+        if self._is_paused and self._is_open and self._reading is None and len(self._requests) < self._limit:
             self._is_paused = False
             self._call.resume()
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self._is_open and not self._requests and (self._is_half_closed or self._refusal is not None):
+        is_done = not self._requests and self._reading is None
+        if self._is_open and is_done and (self._is_half_closed or self._refusal is not None):
             self._close()
             self._call.finish(None if self._is_half_closed else self._refusal)
 
@@ -192,6 +252,8 @@ class InferStream:
             return
         self._is_open = False
         self._ended(self)
+        if self._reading is not None:
+            self._reading.cancel()
         for pending in tuple(self._requests):
             if pending.cancel is not None:
                 pending.cancel()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-import zlib
 
-from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
+from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.body_buffer import BodyBuffer
+from penstock.online.server.inflating import Inflater
 from penstock.tensor import Buffer
 
 PREFIX = struct.Struct(">BI")
@@ -105,20 +105,9 @@ class MessageReader:
             self._position = position
 
 
-def content_of(flag: int, message: Buffer, encoding: bytes, limit: int) -> Buffer:
-    """The decompressed message. Raises PenstockError; ResourceExhausted if it has more than ``limit`` bytes."""
-    if flag == 0:
-        return message
+def inflater_of(flag: int, message: Buffer, encoding: bytes, limit: int) -> Inflater:
+    """Decompresses ``message``, whose content may have ``limit`` bytes. Raises PenstockError if it cannot be compressed."""
     bits = WINDOW_BITS.get(encoding)
     if flag != 1 or bits is None:
         raise PenstockError("a message is marked as compressed, but the call has no grpc-encoding")
-    inflater = zlib.decompressobj(bits)
-    try:
-        content = inflater.decompress(message, limit + 1)
-    except zlib.error:
-        raise InvalidArgument(f"a message is not valid {encoding.decode()}") from None
-    if len(content) > limit:
-        raise ResourceExhausted(f"a decompressed message exceeds the limit of {limit} bytes", _SMALLER)
-    if not inflater.eof:
-        raise InvalidArgument(f"a compressed message is cut off: its {encoding.decode()} data is incomplete")
-    return content
+    return Inflater(message, bits, limit)

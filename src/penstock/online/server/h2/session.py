@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from penstock.clock import Clock
+from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.guard import FloodGuard
-from penstock.online.server.h2.headers import TABLE_SIZE_ZERO, HeaderReader
+from penstock.online.server.h2.headers import RESPONSE, TABLE_SIZE_ZERO, CallHead, HeaderReader, trailers
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.stream import H2Stream
 from penstock.protocol import h2_frames as h2
@@ -40,11 +42,11 @@ class H2Session:
         "_guard",
         "_headers",
         "_initial_window",
+        "_max_message_bytes",
         "_max_streams",
         "_on_empty",
         "ending",
         "last_id",
-        "max_message_bytes",
         "max_unsent_bytes",
         "outbox",
         "ready",
@@ -60,7 +62,7 @@ class H2Session:
         budget: ByteBudget,
         on_empty: Callable[[], None],
     ) -> None:
-        self.max_message_bytes = config.max_request_bytes
+        self._max_message_bytes = config.max_request_bytes
         self.max_unsent_bytes = config.max_unsent_bytes
         self._max_streams = config.max_streams
         self._clock = clock
@@ -105,7 +107,7 @@ class H2Session:
             said = stream.head.content_length
             if (
                 length == content - PREFIX.size
-                and length <= self.max_message_bytes
+                and length <= stream.limit
                 and (said is None or said == content)
                 and self._budget.take(content)
             ):
@@ -153,13 +155,24 @@ class H2Session:
         if len(self.streams) >= self._max_streams:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM)
         if head.method is None:
-            self.outbox.headers(stream_id, head.refusal, h2.END_STREAM)
-            self._guard.charge()
-            if not ended:
-                self._end_early(stream_id, ErrorCode.NO_ERROR)
-            return
-        is_unary = head.method.unary is not None
-        stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, is_untouched=is_unary)
+            self._refuse(stream_id, head.refusal, ended)
+        else:
+            self._open(stream_id, head, head.method, ended)
+
+    def _open(self, stream_id: int, head: CallHead, method: GrpcMethod, ended: bool) -> None:
+        """Begin a call if its method admits the client."""
+        client = ""
+        if method.admit is not None:
+            try:
+                client = method.admit(head.metadata)
+            except PenstockError as error:
+                self._refuse(stream_id, RESPONSE + trailers(error), ended)
+                if isinstance(error, ResourceExhausted):
+                    self._guard.earn()  # a known client, which shall try again on this connection
+                return
+        is_unary = method.unary is not None
+        limit = self._max_message_bytes if method.max_bytes is None else min(method.max_bytes, self._max_message_bytes)
+        stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, is_unary, client, limit)
         self.streams[stream_id] = stream
         if head.timeout_s is not None:
             stream.deadline = Deadline.after(head.timeout_s, self._clock)
@@ -167,6 +180,13 @@ class H2Session:
             stream.begin(head.timeout_s)
         if ended:
             stream.half_close()
+
+    def _refuse(self, stream_id: int, block: bytes, ended: bool) -> None:
+        """Answer a request with nothing but ``block``, and keep nothing of it."""
+        self.outbox.headers(stream_id, block, h2.END_STREAM)
+        self._guard.charge()
+        if not ended:
+            self._end_early(stream_id, ErrorCode.NO_ERROR)
 
     def on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Any other frame, of known or unknown type."""
@@ -209,11 +229,17 @@ class H2Session:
             raise self._budget.refusal()
         stream.charged += size
 
+    @property
+    def turn(self) -> asyncio.Lock:
+        return self._budget.turn
+
     def count(self, stream: H2Stream) -> None:
         reader = stream.reader
         if reader is None or stream.finished:
             return
-        held = reader.held if stream.message is None else reader.held + len(stream.message[1])
+        held = reader.held + stream.reserved
+        if stream.message is not None:
+            held += len(stream.message[1])
         more = held - stream.charged
         if more > 0 and not self._budget.take(more):
             stream.abandon(self._budget.refusal())
@@ -223,7 +249,9 @@ class H2Session:
         stream.charged = held
 
     def grant(self, stream: H2Stream) -> None:
-        if stream.allowance < STREAM_WINDOW // 2 and not (stream.half_closed or stream.paused or stream.finished):
+        if stream.allowance < STREAM_WINDOW // 2 and not (
+            stream.half_closed or stream.paused or stream.inflating is not None or stream.finished
+        ):
             self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
             stream.allowance = STREAM_WINDOW
 

@@ -11,8 +11,9 @@ import msgspec
 
 from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
 from penstock.online.server.grpc.call import Receiver
-from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, content_of
+from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, inflater_of
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
+from penstock.online.server.inflating import STEP_BYTES, Inflater
 from penstock.protocol.h2_frames import ErrorCode, StreamFault
 from penstock.request import Deadline
 from penstock.tensor import Buffer
@@ -21,20 +22,25 @@ _log = logging.getLogger(__name__)
 
 _MESSAGE_OVERHEAD = 256
 _PROGRESS_BYTES = 1 << 16
+_INLINE_BYTES = 1 << 12
+"""Messages that are larger, compressed or not, are decompressed on another thread."""
 
 
 class Carrier(Protocol):
     """The connection, as its streams use it."""
 
-    max_message_bytes: int
     max_unsent_bytes: int
 
     @property
     def ready(self) -> Callable[[H2Stream], None]:
         """Takes a stream that has something to send."""
 
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held while a message is decompressed: one at a time in the whole server."""
+
     def charge(self, stream: H2Stream, size: int) -> None:
-        """Count ``size`` bytes in addition to those received, until ``stream`` ends. Raises Unavailable."""
+        """Count ``size`` bytes, or fewer than before if it is negative, until ``stream`` ends. Raises Unavailable."""
 
     def count(self, stream: H2Stream) -> None:
         """Count the bytes that ``stream`` has received and not delivered, which have changed."""
@@ -58,6 +64,10 @@ class H2Stream(msgspec.Struct, eq=False):
     """Bytes that the client may send."""
     is_untouched: bool
     """True if the method is unary and nothing of its message has arrived."""
+    client: str
+    """See ``GrpcCall``."""
+    limit: int
+    """Maximum bytes of a message."""
     deadline: Deadline | None = None
     on_cancel: Callable[[], object] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -73,6 +83,12 @@ class H2Stream(msgspec.Struct, eq=False):
     message: tuple[int, Buffer] | None = None
     paused: bool = False
     delivering: bool = False
+    inflating: asyncio.Task[None] | None = None
+    """Decompresses ``message``; no other is delivered before it."""
+    content: Buffer | None = None
+    """The decompressed message, to be delivered next."""
+    reserved: int = 0
+    """The part of ``charged`` that is not for messages waiting for delivery."""
 
     started: bool = False
     """True once the headers of the answer have been sent."""
@@ -98,6 +114,10 @@ class H2Stream(msgspec.Struct, eq=False):
     def metadata(self) -> Mapping[str, str | bytes]:
         """See ``GrpcCall``, also for the methods up to ``resume``."""
         return self.head.metadata
+
+    def reserve(self, size: int) -> None:
+        self.carrier.charge(self, size)
+        self.reserved += size
 
     def send(self, *parts: Buffer) -> None:
         if self.finished or self.gone:
@@ -133,7 +153,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.finished = True
         self.is_untouched = False
         self.on_cancel = None
-        if self.reader is not None or self.receiver is not None or self.timer is not None:
+        if self.reader is not None or self.receiver is not None or self.timer is not None or self.inflating is not None:
             self._clear()
         if not self.is_ready:
             self.carrier.ready(self)
@@ -170,7 +190,7 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.finished:
             return
         if self.reader is None:
-            self.reader = MessageReader(self.carrier.max_message_bytes)
+            self.reader = MessageReader(self.limit)
         self.reader.feed(data)
         if not self.paused:
             self._deliver()
@@ -198,10 +218,11 @@ class H2Stream(msgspec.Struct, eq=False):
         assert method is not None
         assert method.unary is not None
         try:
-            if flag:
-                message = content_of(flag, message, self.head.encoding, self.carrier.max_message_bytes)
-                self.carrier.charge(self, len(message))
-            method.unary(self, message)
+            if not flag:
+                method.unary(self, message)
+            elif (content := self._inflate(flag, message)) is not None:
+                self.reserve(len(content))
+                method.unary(self, content)
         except PenstockError as error:
             self.abandon(error)
         except Exception:  # noqa: BLE001 - a bug must not end other calls
@@ -276,7 +297,7 @@ class H2Stream(msgspec.Struct, eq=False):
 
     def _deliver(self) -> None:
         """Deliver complete messages."""
-        if self.delivering or self.finished or self.gone:
+        if self.delivering or self.inflating is not None or self.finished or self.gone:
             return
         self.delivering = True
         try:
@@ -304,22 +325,70 @@ class H2Stream(msgspec.Struct, eq=False):
         self.call(*message)
 
     def _deliver_each(self, receiver: Receiver) -> None:
-        reader = self.reader
         while not (self.paused or self.finished or self.gone):
-            message = None if reader is None else reader.next()
-            if message is None:
-                if self.half_closed:
-                    if reader is not None and not reader.is_between:
-                        raise PenstockError("the request ends within a message")
-                    self.receiver = None
-                    receiver.half_close()
-                return
-            self.delivered += 1
-            # The receiver counts the message from here on.
-            self.carrier.count(self)
-            if self.finished:
-                return
-            receiver.message(content_of(*message, self.head.encoding, self.carrier.max_message_bytes))
+            content, self.content = self.content, None
+            if content is None:
+                message = None if self.reader is None else self.reader.next()
+                if message is None:
+                    self._deliver_end(receiver)
+                    return
+                content = self._open(receiver, *message)
+                if self.inflating is not None or self.finished:
+                    return
+            if content is not None:
+                receiver.message(content)
+
+    def _deliver_end(self, receiver: Receiver) -> None:
+        """Tell ``receiver`` that no message follows if that is so."""
+        if self.half_closed:
+            if self.reader is not None and not self.reader.is_between:
+                raise PenstockError("the request ends within a message")
+            self.receiver = None
+            receiver.half_close()
+
+    def _open(self, receiver: Receiver, flag: int, message: Buffer) -> Buffer | None:
+        """The content of a message; None if it is not admitted, or is still being decompressed."""
+        self.delivered += 1
+        # The receiver counts the message from here on, but for one that has to be decompressed.
+        self.message = (flag, message) if flag else None
+        self.carrier.count(self)
+        if self.finished:
+            return None
+        is_admitted = receiver.admit(None if flag else message)
+        content = message if is_admitted and not flag else self._inflate(flag, message) if is_admitted else None
+        if self.inflating is None:
+            self.message = None
+        return content
+
+    def _inflate(self, flag: int, message: Buffer) -> Buffer | None:
+        """The content of a compressed message; None if another thread has to decompress it, and it is delivered later."""
+        inflater = inflater_of(flag, message, self.head.encoding, self.limit)
+        if len(message) <= _INLINE_BYTES and inflater.step(_INLINE_BYTES):
+            return bytes(inflater.content)
+        self.inflating = asyncio.get_running_loop().create_task(self._inflate_later(inflater))
+        return None
+
+    async def _inflate_later(self, inflater: Inflater) -> None:
+        try:
+            async with self.carrier.turn:
+                self.reserve(min(STEP_BYTES, self.limit))
+                while not await asyncio.to_thread(inflater.step):
+                    self.reserve(min(STEP_BYTES, self.limit - len(inflater.content)))
+        except PenstockError as error:
+            self.abandon(error)
+        except Exception:  # noqa: BLE001 - a bug must not end other calls
+            self._fail()
+        else:
+            self.inflating, content = None, inflater.content
+            if self.receiver is None:
+                self.reserve(len(content) - self.reserved)
+                self.call(0, content)
+            else:
+                self.message, self.content = None, content
+                self.reserve(-self.reserved)
+                self.carrier.count(self)
+                self._deliver()
+                self.carrier.grant(self)
 
     def _fail(self) -> None:
         _log.exception("a call failed")
@@ -336,7 +405,9 @@ class H2Stream(msgspec.Struct, eq=False):
 
     def _clear(self) -> None:
         """Release everything that only a call in progress needs."""
-        self.on_cancel = self.receiver = self.reader = self.message = None
+        self.on_cancel = self.receiver = self.reader = self.message = self.content = None
+        if self.inflating is not None:
+            self.inflating.cancel()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -23,7 +23,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from penstock.errors import InvalidArgument, NotFound, ResourceExhausted
+from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
 from penstock.tensor import Buffer
 
 _FOLDER = "/dev/shm"  # noqa: S108 - the home of POSIX shared memory, no temporary file
@@ -44,8 +44,8 @@ def unbounded(byte_size: int) -> None:
 class Region:
     """``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``; a leading slash is optional.
 
-    Closed once it is retired and its last user has released it. Raises InvalidArgument, NotFound if there is no such object,
-    and ResourceExhausted.
+    Closed once it is retired and its last user has released it. Raises InvalidArgument, ResourceExhausted, and
+    PenstockError if there is no such object.
     """
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -163,7 +163,8 @@ class Region:
         except OSError as error:
             message = f"Unable to open shared memory region: '{key}'"
             if error.errno == errno.ENOENT:
-                raise NotFound(message, "create it before it is registered") from None
+                # The code that Triton's clients know.
+                raise PenstockError(message, "create it before it is registered") from None
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise ResourceExhausted(message, "unregister others first") from None
             raise InvalidArgument(message) from None
