@@ -167,7 +167,7 @@ Message = Load | Loaded | Forward | Forwarded | Failed | Execute | Executed | An
 
 def without_inputs(request: InferRequest) -> InferRequest:
     """The part of ``request`` that messages contain."""
-    return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None)
+    return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None, lease=None)
 
 
 def write_outcome(outcome: Mapping[str, Array] | PenstockError | None, arena: TensorArena) -> OutcomeSlots:

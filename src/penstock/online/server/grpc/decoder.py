@@ -106,7 +106,9 @@ class GrpcRequestDecoder:
         identity = _text(data, message.parts.identity)
         form = layout.lease(self._shared_memory, model_name, inputs)
         outputs, parameters = layout.outputs, layout.parameters
-        return InferRequest(model_name, inputs, layout.model_version, identity, outputs, parameters), form
+        request = InferRequest(model_name, inputs, layout.model_version, identity, outputs, parameters)
+        request.lease = form.lease
+        return request, form
 
     def _take_apart(self, data: Buffer) -> tuple[_Message, Buffer]:
         """The positions in ``data``, with ``data`` itself or, if its form is unusual, the equivalent plain message."""
