@@ -14,6 +14,8 @@ LAST_REQUEST_S = 0.5
 
 _LOOKS = 64
 """Most connections that a new one over the limit looks at for an idle one."""
+_LINGERING = 128
+"""Most connections that were closed to make room and still exist; their descriptors are beyond the limit."""
 
 
 class ServerConnection(asyncio.Protocol, ABC):
@@ -92,7 +94,7 @@ class Connections:
 
     def _evict(self, newest: ServerConnection) -> bool:
         """Close an idle connection. Busy ones move to the end of the row, so that the next call looks at others."""
-        if len(self._evicted) > self._limit:
+        if len(self._evicted) >= min(_LINGERING, self._limit):
             return False  # they close slower than others come
         for connection in list(islice(self._open, _LOOKS)):
             if connection is newest:
