@@ -17,7 +17,7 @@ ROOM_LINES = {
     "": 1_910,
     "bundle": 1_810,
     "cli": 1_990,
-    "engines": 1_610,
+    "engines": 1_650,
     "offline": 670,
     "offline/compress": 14_740,
     "offline/judge": 660,

@@ -57,6 +57,9 @@ class Loaded(msgspec.Struct, tag=True):
     signature: Signature
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
+    keeps_state: bool = False
+    left_out: dict[str, str] = {}
+    """As of ``LoadedModel``."""
     decoupled: bool = False
     """For Python models only, like ``max_batch``; see ``RequestModel``."""
     max_batch: int | None = None

@@ -245,7 +245,8 @@ class Manager:
         given_back = ExitStack()
         given_back.callback(seats.release)
         limit = asyncio.get_running_loop().call_later(self._seat_s, given_back.close)
-        future.add_done_callback(lambda _: (limit.cancel(), given_back.close()))
+        given_back.callback(limit.cancel)
+        future.add_done_callback(lambda _: given_back.close())
         # If this task is cancelled, ``close`` waits for the future.
         await asyncio.wait((future,))
         self._loading.discard(future)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.engines.base import LoadedModel, RequestModel
-from penstock.errors import InvalidConfig, PenstockError
+from penstock.errors import InvalidConfig, PenstockError, Unavailable
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.recorded_requests import folder_of, read_recorded
 from penstock.online.repository.loading.warm_up_run import Runner
@@ -16,6 +16,7 @@ from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.resolved_version import ResolvedVersion
 from penstock.online.repository.triton.auto_complete import Model, complete, signature_of
 from penstock.online.repository.triton.rules import prefix
+from penstock.online.scheduler.base import InstanceDied
 from penstock.storage.local import LocalStorage
 from penstock.tensor import Array, DataType, Signature
 
@@ -30,9 +31,12 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
 
     Runs the requests that the configuration describes, or guessed ones; then the recorded requests that still fit.
-    Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a request.
+    Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a configured request.
     """
     distinct = list({id(model): model for model in models}.values())
+    if not isinstance(models[0], RequestModel):
+        for output, kind in models[0].left_out.items():
+            _log.warning("model '%s': output '%s' is left out: it is a %s, not a tensor", resolved.name, output, kind)
     rows = min(_rows(resolved, model) for model in distinct)
     config = effective_config(resolved, models, rows or None)
     if config.model_warmup or resolved.load_options.warmup_folder:
@@ -111,17 +115,24 @@ def warm_up(model: LoadedModel, max_batch: int, name: str = "", *, is_set: bool 
 
     They can if the model returns as many rows as it receives, and the output of a row does not depend on the other rows. If it does,
     a warning with ``name`` is logged. ``is_set``: the user has set the batch size, so the rows are taken to be independent.
-    A model may refuse the guessed shape, in which free dimensions are 1. It then stays cold, and its requests are not merged unless
-    ``is_set``. Raises PenstockError if it refuses a shape without free dimensions.
+    A model may refuse the guessed inputs: zeros, of shapes in which free dimensions are 1. It then stays cold with a warning, and its
+    requests are not merged unless ``is_set``. The same holds for a model that keeps state, which is not called.
     """
     signature = model.signature
+    if model.keeps_state:
+        return is_set and signature.batchable
     for batch in (1, max_batch) if signature.batchable else (1,):
         try:
             outputs = model.forward(_zeros(signature, batch))
-        except PenstockError:
-            if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
-                return is_set and signature.batchable
-            raise
+        except (InstanceDied, Unavailable):
+            raise  # the model's process has ended, or is being ended
+        except PenstockError as error:
+            _log.warning(
+                "model '%s' stays cold: it refuses a guessed batch of %d zero rows: %s "
+                "(describe a request that it takes in 'model_warmup')",
+                name, batch, error.message,
+            )  # fmt: skip
+            return is_set and signature.batchable
         if signature.batchable and any(array.shape[:1] != (batch,) for array in outputs.values()):
             return False
     if is_set or not signature.batchable or max_batch == 1:
