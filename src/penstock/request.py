@@ -73,6 +73,8 @@ class InferRequest(msgspec.Struct):
     """What the request is in its sequence; the scheduler's."""
     held: Mapping[tuple[str, str], Any] | None = None
     """The models kept loaded for it, by name and version, where it is made on behalf of another; an ensemble's."""
+    lease: object = None
+    """The shared memory of its inputs and outputs; the server's."""
 
 
 class InferResponse(msgspec.Struct):

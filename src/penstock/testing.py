@@ -45,6 +45,8 @@ class FakeModel:
         self.predictable = predictable
         self.calls: list[dict[str, Array]] = []
         self.optional_inputs: tuple[TensorSpec, ...] = ()
+        self.keeps_state = False
+        self.left_out: Mapping[str, str] = {}
         self.loaded = True
         self._forward = forward
 

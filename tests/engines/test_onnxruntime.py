@@ -5,17 +5,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import models
 from conformance.engines import OnnxConformance
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, Format
 from penstock.engines.base import Severity
 from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel
-from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel
+from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, Unsupported
 from penstock.tensor import DataType, TensorSpec
 
 
@@ -73,12 +75,67 @@ def test_graph_level_of_no_meaning() -> None:
         OnnxRuntimeEngine().load(models.linear(), {"graph_level": "most"})
 
 
-def test_text_input_must_be_utf8() -> None:
+def ml_model(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any]) -> Artifact:
+    """A model with operators of ``ai.onnx.ml``."""
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    return Artifact.from_bytes(
+        helper.make_model(graph, opset_imports=sets, ir_version=8).SerializeToString(), Format.ONNX
+    )
+
+
+def test_text_that_is_not_utf8_reaches_the_model_as_bytes() -> None:
+    encode = helper.make_node(
+        "LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_strings=["a", "bb"], values_int64s=[1, 2]
+    )
+    text, number = (helper.make_tensor_value_info(*value, ["N"]) for value in (("x", 8), ("y", 7)))
+    model = OnnxRuntimeEngine().load(ml_model([encode], [text], [number]), {})
+    elements = np.array([b"bb", b"\xff\xfe\0\xff", b"a", b""], np.object_)
+    assert model.forward({"x": elements})["y"].tolist() == [2, -1, 1, -1]
+
+
+def test_text_that_onnx_runtime_cannot_take_or_return() -> None:
     model = OnnxRuntimeEngine().load(models.identity(DataType.BYTES), {})
-    with pytest.raises(InvalidArgument, match="input 'x' holds bytes that are not UTF-8"):
+    with pytest.raises(
+        InvalidArgument, match=r"outputs \['y'\] is not UTF-8.*send text, or the bytes as a UINT8 tensor"
+    ):
         model.forward({"x": np.array([[b"\xff", b""]], np.object_)})
+    with pytest.raises(InvalidArgument, match="element 1 ends with a zero byte.*send text, or the bytes as a UINT8"):
+        model.forward({"x": np.array([[b"\xff", b"a\0"]], np.object_)})
     with pytest.raises(InvalidArgument, match="must be bytes or text, not int"):
         model.forward({"x": np.array([[1, b""]], np.object_)})
+
+
+def test_a_classifier_with_zip_map_gives_labels_and_probabilities() -> None:
+    linear = helper.make_node(
+        "LinearClassifier", ["x"], ["label", "p"], domain="ai.onnx.ml", coefficients=[1.0, 0.0, 0.0, 1.0],
+        intercepts=[0.0, 0.0], classlabels_ints=[7, 3], post_transform="SOFTMAX",
+    )  # fmt: skip
+    maps = helper.make_node("ZipMap", ["p"], ["probabilities"], domain="ai.onnx.ml", classlabels_int64s=[7, 3])
+    kind = helper.make_map_type_proto(7, helper.make_tensor_type_proto(1, []))
+    outputs = [
+        helper.make_tensor_value_info("label", 7, ["N"]),
+        helper.make_value_info("probabilities", helper.make_sequence_type_proto(kind)),
+    ]
+    inputs = [helper.make_tensor_value_info("x", 1, ["N", 2])]
+    model = OnnxRuntimeEngine().load(ml_model([linear, maps], inputs, outputs), {})
+    assert model.signature.outputs[1] == TensorSpec("probabilities", DataType.FP32, (-1, -1))
+    assert not model.left_out
+    found = model.forward({"x": np.array([[9, 0], [0, 9], [9, 0]], np.float32)})
+    assert found["label"].tolist() == [7, 3, 7]
+    np.testing.assert_allclose(found["probabilities"], [[0, 1], [1, 0], [0, 1]], atol=1e-3)  # by label: 3, 7
+
+
+def test_outputs_that_are_no_tensors_are_left_out() -> None:
+    value = helper.make_tensor_value_info("x", 1, ["N"])
+    sequence = helper.make_tensor_sequence_value_info("s", 1, ["N"])
+    pair, relu = helper.make_node("SequenceConstruct", ["x", "x"], ["s"]), helper.make_node("Relu", ["x"], ["y"])
+    whole = ml_model([pair, relu], [value], [sequence, helper.make_tensor_value_info("y", 1, ["N"])])
+    model = OnnxRuntimeEngine().load(whole, {})
+    assert model.left_out == {"s": "seq(tensor(float))"}
+    assert model.forward({"x": np.array([-1, 2], np.float32)})["y"].tolist() == [0, 2]
+    with pytest.raises(Unsupported, match=r"'s' is a seq\(tensor\(float\)\), which has no tensor datatype"):
+        OnnxRuntimeEngine().load(ml_model([pair], [value], [sequence]), {})
 
 
 @pytest.mark.parametrize(("datatype", "expected"), [(DataType.FP32, True), (DataType.BYTES, False)])

@@ -203,3 +203,54 @@ def test_text_is_refused() -> None:
     model = TorchEngine().load(script(InPlace()), declare(["x"], ["y"], DataType.BYTES.value))
     with pytest.raises(PenstockError, match="PyTorch has no string tensors"):
         model.forward({"x": np.array([b"a"], np.object_)})
+
+
+class Batches(torch.nn.Module):
+    """Has buffers that it does not write to when it is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.ReLU(inplace=True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Sums(Batches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.sum()
+        return self.layers(x) + self.total
+
+
+class Writes(Sums):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total[0].copy_(x.sum())
+        return self.layers(x) + self.total
+
+
+class Counts(Batches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.layers(x) + self.count
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Batches, False), (Sums, True), (Writes, True), (Counts, True)])
+def test_a_script_that_writes_to_its_attributes_keeps_state(kind: type[torch.nn.Module], expected: bool) -> None:
+    model = TorchEngine().load(script(kind().eval()), {"inputs": [X], "outputs": [Y]})
+    assert model.keeps_state is expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Batches, False), (Sums, True), (Writes, True)])
+def test_a_program_that_writes_to_its_buffers_keeps_state(kind: type[torch.nn.Module], expected: bool) -> None:
+    data = io.BytesIO()
+    torch.export.save(torch.export.export(kind().eval(), (torch.zeros(2, 3),)), data)
+    model = TorchEngine().load(Artifact.from_bytes(data.getvalue(), Format.EXPORTED_PROGRAM), {})
+    assert model.keeps_state is expected

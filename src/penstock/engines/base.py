@@ -55,8 +55,12 @@ class LoadedModel(Protocol):
     predictable: bool = False
     """``forward`` waits for nothing but the processor, any thread may call it, and its time depends only on the inputs' shapes. The
     server may run short batches of such a model on its event loop."""
+    keeps_state: bool = False
+    """Its answers may depend on earlier calls, so only requests may call it."""
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
+    left_out: Mapping[str, str] = {}
+    """Outputs that it does not give, because they are no tensors: name and type."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. ``inputs`` are borrowed and not written to; the outputs are the caller's, in signature order.

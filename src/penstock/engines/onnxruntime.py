@@ -34,6 +34,9 @@ _ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "
 """Where they are not numpy's."""
 _BY_ORT_TYPE = {f"tensor({_ORT_NAMES.get(each, each.dtype.name)})": each for each in DataType}
 
+_MAPS = re.compile(r"seq\(map\((?:int64|string),(tensor\(\w+\))\)\)")
+"""A map for each row, as classifiers with ZipMap give their probabilities."""
+
 _GRAPH_LEVELS = {
     "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -119,19 +122,23 @@ class OnnxRuntimeModel(LoadedModel):
     reentrant = True
 
     def __init__(self, session: ort.InferenceSession) -> None:
+        outputs = {value.name: value for value in session.get_outputs()}
+        specs = {name: _output_spec(value) for name, value in outputs.items()}
+        self.left_out = {name: outputs[name].type for name, spec in specs.items() if spec is None}
+        if len(self.left_out) == len(outputs):
+            _spec(next(iter(outputs.values())))  # raises
         self.signature = Signature(
-            tuple(_spec(value) for value in session.get_inputs()),
-            tuple(_spec(value) for value in session.get_outputs()),
+            tuple(_spec(value) for value in session.get_inputs()), tuple(spec for spec in specs.values() if spec)
         )
+        self._maps = [spec for spec in self.signature.outputs if outputs[spec.name].type not in _BY_ORT_TYPE]
         optional = [value for value in session.get_overridable_initializers() if value.type in _BY_ORT_TYPE]
         self.optional_inputs = tuple(_spec(value) for value in optional)
         """Inputs that have a default value in the model; not part of the signature."""
         self._names = self.signature.output_names
         self._session: ort.InferenceSession | None = session
         inputs = self.signature.inputs + self.optional_inputs
-        specs = inputs + self.signature.outputs
         self._run: Callable[[Mapping[str, Array]], list[Array]] = self._run_arrays
-        if any(spec.datatype is DataType.BF16 for spec in specs):
+        if any(spec.datatype is DataType.BF16 for spec in inputs + self.signature.outputs):
             self._run = self._run_values
         self._text_inputs = [spec.name for spec in inputs if spec.datatype is DataType.BYTES]
         self.predictable = not self._text_inputs  # texts differ in length
@@ -143,11 +150,18 @@ class OnnxRuntimeModel(LoadedModel):
             inputs = {**inputs, **texts}
         try:
             outputs = self._run(inputs)
+        except UnicodeDecodeError:
+            raise InvalidArgument(
+                f"an element of the outputs {self._text_outputs} is not UTF-8, which ONNX Runtime does not return",
+                "send text, or the bytes as a UINT8 tensor",
+            ) from None
         except Exception as error:
             if self._session is None:
                 raise Unavailable("the model has been unloaded") from None
             raise PenstockError(f"the model failed: {_reason(error)}") from error
         named = dict(zip(self._names, outputs, strict=True))
+        for spec in self._maps:
+            named[spec.name] = _from_maps(spec, named[spec.name])
         for name in self._text_outputs:
             named[name] = _from_text(named[name])
         return named
@@ -226,13 +240,39 @@ def _spec(value: Any) -> TensorSpec:
     )
 
 
+def _output_spec(value: Any) -> TensorSpec | None:
+    """The signature of an output; None if it cannot be a tensor. Maps with the same keys become the rows of one."""
+    if maps := _MAPS.fullmatch(value.type):
+        return TensorSpec(value.name, _BY_ORT_TYPE[maps[1]], (-1, -1))
+    return _spec(value) if value.type in _BY_ORT_TYPE else None
+
+
+def _from_maps(spec: TensorSpec, maps: Any) -> Array:
+    """One row for each map, with the values in the order of the keys. Raises Unsupported if the maps have different keys."""
+    keys = sorted(maps[0]) if maps else []
+    if any(sorted(one) != keys for one in maps):
+        raise Unsupported(f"output '{spec.name}' has maps with different keys, which do not form a tensor")
+    return np.array([[one[key] for key in keys] for one in maps], spec.datatype.dtype).reshape(len(maps), len(keys))
+
+
 def _to_text(name: str, array: Array) -> Array:
-    """ONNX strings are UTF-8 text; ONNX Runtime would take ``str(element)`` of bytes."""
+    """ONNX strings are UTF-8 text; ONNX Runtime would take ``str(element)`` of bytes.
+
+    Its strings may hold any bytes, which it takes from numpy's type of bytes; that one drops zeros at the end.
+    """
+    elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
     try:
-        text = [as_bytes(element).decode() for element in array.reshape(-1).tolist()]
+        return np.array([element.decode() for element in elements], dtype=np.object_).reshape(array.shape)
     except UnicodeDecodeError:
-        raise InvalidArgument(f"input '{name}' holds bytes that are not UTF-8, which ONNX strings must be") from None
-    return np.array(text, dtype=np.object_).reshape(array.shape)
+        pass
+    for number, element in enumerate(elements):
+        if element.endswith(b"\0"):
+            raise InvalidArgument(
+                f"input '{name}' has elements that are not UTF-8, and element {number} ends with a zero byte, "
+                "which ONNX Runtime takes in UTF-8 only",
+                "send text, or the bytes as a UINT8 tensor",
+            )
+    return np.array(elements, np.bytes_).reshape(array.shape)
 
 
 def _from_text(array: Array) -> Array:

@@ -80,12 +80,14 @@ class TorchEngine(OptionsEngine):
         refuse_errors(check_artifact(artifact, self.formats))
         load = _load_script if artifact.format is Format.TORCHSCRIPT else _load_program
         try:
-            program, signature, output_names = load(artifact.data, device, declared)
+            program, signature, output_names, keeps_state = load(artifact.data, device, declared)
         except (InvalidModel, Unsupported):
             raise
         except Exception as error:
             raise InvalidModel(f"PyTorch refuses the model: {_reason(error)}", "export the model again") from error
-        return TorchModel(program, signature, output_names, device, typed.threads or usable_cores())
+        model = TorchModel(program, signature, output_names, device, typed.threads or usable_cores())
+        model.keeps_state = keeps_state
+        return model
 
 
 class TorchModel(LoadedModel):
@@ -124,7 +126,8 @@ class TorchModel(LoadedModel):
         self._program = None
 
 
-_Loaded = tuple[Program, Signature, list[str]]
+_Loaded = tuple[Program, Signature, list[str], bool]
+"""The last says whether the program keeps state between calls."""
 
 
 def _load_script(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
@@ -135,9 +138,10 @@ def _load_script(data: bytes, device: torch.device, declared: Signature | None) 
             "declare name, data type and dims of each in the model's configuration, or save it with torch.export.save",
         )
     script = torch.jit.load(io.BytesIO(data), map_location=device).eval()
+    keeps_state = _keeps_state(script)
     names, arguments = declared.input_names, script.forward.schema.arguments[1:]
     if len(arguments) == 1 and isinstance(arguments[0].type, torch.DictType):
-        return lambda feeds: script(dict(zip(names, feeds, strict=True))), declared, declared.output_names
+        return lambda feeds: script(dict(zip(names, feeds, strict=True))), declared, declared.output_names, keeps_state
     own = [argument.name for argument in arguments]
     order = [own[place] for place in _match(names, own)]
     needed = [argument.name for argument in arguments if not argument.has_default_value()]
@@ -145,7 +149,21 @@ def _load_script(data: bytes, device: torch.device, declared: Signature | None) 
         raise InvalidModel(
             f"the model takes {missing}, which are not among its declared inputs {names}", "declare them"
         )
-    return lambda feeds: script(**dict(zip(order, feeds, strict=True))), declared, declared.output_names
+    return lambda feeds: script(**dict(zip(order, feeds, strict=True))), declared, declared.output_names, keeps_state
+
+
+def _keeps_state(script: Any) -> bool:
+    """True if ``script`` may write to its attributes. Freezing makes constants of all others."""
+    try:
+        nodes = list(torch.jit.freeze(script, optimize_numerics=False).graph.nodes())
+    except Exception:  # a script that cannot be frozen may do anything
+        return True
+    while nodes:
+        node = nodes.pop()
+        if node.kind() in ("prim::GetAttr", "prim::SetAttr"):
+            return True
+        nodes += [inner for block in node.blocks() for inner in block.nodes()]
+    return False
 
 
 def _load_program(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
@@ -178,7 +196,26 @@ def _load_program(data: bytes, device: torch.device, declared: Signature | None)
         positional, named = pytree.tree_unflatten(flat, in_spec)
         return module(*positional, **named)
 
-    return run, Signature(tuple(inputs), tuple(outputs)), own
+    return run, Signature(tuple(inputs), tuple(outputs)), own, _writes_buffers(program)
+
+
+def _writes_buffers(program: Any) -> bool:
+    """True if ``program`` writes to its buffers: as its signature says, or with an operator in place."""
+    signature = program.graph_signature
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument, value in zip(schema.arguments, node.args, strict=False) if schema is not None else ():
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and _origin(value).name in signature.inputs_to_buffers:
+                return True
+    return bool(signature.buffers_to_mutate)
+
+
+def _origin(node: Any) -> Any:
+    """The node whose memory ``node`` has: views and operators in place lead to their first argument."""
+    while (schema := getattr(node.target, "_schema", None)) and any(one.alias_info for one in schema.returns):
+        node = node.args[0]
+    return node
 
 
 def _node_of(result: Any) -> str | None:

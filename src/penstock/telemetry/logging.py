@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -41,7 +42,7 @@ class LogSettings:
     def start(self) -> None:
         """Install the handler that the settings ask for. Raises OSError if the file cannot be opened."""
         file = self._setting.log_file
-        self._handler = logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)
+        self._handler = _LogFile(file) if file else logging.StreamHandler(sys.stderr)
         self._before = self._logger.level, self._logger.propagate
         self._logger.addHandler(self._handler)
         self._logger.propagate = False
@@ -52,7 +53,8 @@ class LogSettings:
         if self._handler is None:
             return
         self._logger.removeHandler(self._handler)
-        self._handler.close()
+        with suppress(OSError):  # a full disk must not end the server otherwise than it would end
+            self._handler.close()
         self._handler = None
         self._logger.setLevel(self._before[0])
         self._logger.propagate = self._before[1]
@@ -85,6 +87,23 @@ class LogSettings:
         for each in self._handler.filters[:]:
             self._handler.removeFilter(each)
         self._handler.addFilter(lambda record: shown[_letter(record.levelno)])
+
+
+class _LogFile(logging.FileHandler):
+    """Says once on stderr that messages are being lost, instead of a traceback for each."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name in the standard library
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True
+            with suppress(OSError):
+                sys.stderr.write(
+                    f"log messages are being lost: cannot write to '{self.baseFilename}': {error.strerror}\n"
+                )
 
 
 class _Formatter(logging.Formatter):

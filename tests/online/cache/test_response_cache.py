@@ -1,5 +1,4 @@
 import asyncio
-import mmap
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +13,6 @@ from penstock.online.cache.response_cache import ModelCache, ResponseCache, open
 from penstock.online.scheduler.base import Cancellable
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics
-from penstock.tensor import DataType, from_wire
 
 
 class Model:
@@ -108,18 +106,6 @@ def test_models_versions_and_clients_do_not_share_answers() -> None:
     again = Model(cache)
     again.ask(1)
     assert again.runs == 0
-
-
-def test_what_a_client_writes_to_shared_memory_later_harms_nobody() -> None:
-    region = mmap.mmap(-1, 8)
-    shared = from_wire(memoryview(region), DataType.FP32, (1, 2))
-    model = Model(make(), at_once=False)
-    model.send(InferRequest("m", {"x": shared}, "1"))
-    region[:] = np.full(2, 9, np.float32).tobytes()
-    model.answer()
-    model.ask(0)
-    assert model.values == [0, 0]
-    assert model.runs == 1
 
 
 def test_a_request_without_a_key_goes_past_the_cache() -> None:

@@ -230,6 +230,26 @@ def test_different_models_load_side_by_side_but_not_too_many(tell: Callable[[Sto
     tell(story)
 
 
+def test_loads_that_hang_give_up_their_seats(tmp_path: Path) -> None:
+    """Otherwise two models whose ``initialize`` never returns would keep all others from being served."""
+
+    async def story() -> None:
+        async with Repository(tmp_path, seat_s=0) as repository:
+            hanging = {f"m{number}/1": threading.Event() for number in range(5)}
+            repository.loads.gates = dict(hanging)
+            names = [f"m{number}" for number in range(7)]
+            for name in names:
+                repository.write(f"{name}/1/model.onnx", name)
+            work = [asyncio.ensure_future(repository.manager.load(name)) for name in names]
+            await asyncio.wait_for(asyncio.gather(*work[5:]), PATIENCE_S)
+            assert not any(load.done() for load in work[:5])
+            for gate in hanging.values():
+                gate.set()
+            await asyncio.gather(*work)
+
+    asyncio.run(story())
+
+
 def test_a_model_whose_files_change_while_it_is_read_is_read_again(tell: Callable[[Story], None]) -> None:
     async def story(repository: Repository) -> None:
         loads = repository.loads

@@ -24,7 +24,6 @@ from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, to_wire
 
 _NOT_OF_THE_ANSWER = frozenset({"priority", "timeout", "binary_data_output", "binary_data_size"})
-_PRIVATE = (np.ndarray, bytes, bytearray)
 _COUNTS = struct.Struct("<IIII")
 _CODES: dict[np.dtype[Any], bytes] = {datatype.dtype: b"%d " % number for number, datatype in enumerate(DataType)}
 _PARAMETERS = msgspec.msgpack.Encoder(order="deterministic")
@@ -63,21 +62,6 @@ def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
     for wire in data:
         digest.update(wire)
     return digest.digest()
-
-
-def isolate(request: InferRequest) -> None:
-    """Copy the inputs that lie in shared memory.
-
-    Otherwise a client could change them after they are hashed, so that a wrong response would be cached.
-    """
-    for name, array in request.inputs.items():
-        root: Any = array
-        while isinstance(root, np.ndarray) and root.base is not None:
-            root = root.base
-        if isinstance(root, memoryview):
-            root = root.obj
-        if not isinstance(root, _PRIVATE):
-            request.inputs[name] = array.copy()
 
 
 def _add_name(parts: list[bytes], name: str) -> None:

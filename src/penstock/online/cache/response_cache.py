@@ -18,7 +18,7 @@ from penstock.clock import Clock
 from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.cache.answer import CachedAnswer
 from penstock.online.cache.flight import Flight, Submit, Waiter
-from penstock.online.cache.key import cache_key, isolate, model_prefix
+from penstock.online.cache.key import cache_key, model_prefix
 from penstock.online.scheduler.answers import tell
 from penstock.online.scheduler.base import Cancellable
 from penstock.request import Done, InferRequest
@@ -152,7 +152,6 @@ class ModelCache:
         from the cache are read-only. Raises Unavailable.
         """
         arrived_ns = time.monotonic_ns()
-        isolate(request)
         key = cache_key(self._prefix(), request)
         if key is None:
             return submit(done)

@@ -57,6 +57,9 @@ class Loaded(msgspec.Struct, tag=True):
     signature: Signature
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
+    keeps_state: bool = False
+    left_out: dict[str, str] = {}
+    """As of ``LoadedModel``."""
     decoupled: bool = False
     """For Python models only, like ``max_batch``; see ``RequestModel``."""
     max_batch: int | None = None
@@ -167,7 +170,7 @@ Message = Load | Loaded | Forward | Forwarded | Failed | Execute | Executed | An
 
 def without_inputs(request: InferRequest) -> InferRequest:
     """The part of ``request`` that messages contain."""
-    return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None)
+    return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None, lease=None)
 
 
 def write_outcome(outcome: Mapping[str, Array] | PenstockError | None, arena: TensorArena) -> OutcomeSlots:

@@ -54,6 +54,8 @@ class ModelProcess:
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
         self.optional_inputs: tuple[TensorSpec, ...]
+        self.keeps_state: bool
+        self.left_out: Mapping[str, str]
         self._message = message
         self._timeout_s = timeout_s
         self._clock = clock
@@ -147,6 +149,7 @@ class ModelProcess:
 
     def _take_facts(self, loaded: Loaded) -> None:
         self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
+        self.keeps_state, self.left_out = loaded.keeps_state, loaded.left_out
 
     def _attach(self, child: ProcessChild) -> None:
         """Called when ``child`` has loaded the model, before its first call."""

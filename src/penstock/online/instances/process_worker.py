@@ -54,7 +54,7 @@ def _answer_calls(
     except Exception as error:  # noqa: BLE001 - the parent raises it
         channel.send(Failed.of(error))
         return
-    channel.send(Loaded(model.signature, model.optional_inputs))
+    channel.send(Loaded(model.signature, model.optional_inputs, model.keeps_state, dict(model.left_out)))
     inputs, outputs = arenas
     while True:
         message = channel.receive()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 """Number of attempts to load a model whose files change meanwhile."""
+_SEAT_S = 10.0
+"""A load that takes longer lets another one begin: it may wait for something, or never end."""
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
 """A running load; its result are the loads of ensembles that it caused."""
@@ -54,7 +57,7 @@ class Manager:
     ``preloaded`` holds versions that are in memory already, by name and version. They are used if their files have not changed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
         self,
         served: ServedModels,
         assembler: Assembler,
@@ -64,6 +67,7 @@ class Manager:
         load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
         *,
         is_explicit: bool = False,
+        seat_s: float = _SEAT_S,
     ) -> None:
         self._served = served
         self._assembler = assembler
@@ -76,6 +80,7 @@ class Manager:
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)
+        self._seat_s = seat_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self._retirement = Retirement()
         self._loading: set[asyncio.Future[Any]] = set()
@@ -226,7 +231,9 @@ class Manager:
         return task
 
     async def _on_thread(self, name: str, work: Callable[[], _Result]) -> _Result:
-        """Run ``work()`` on a thread once a seat is free. It keeps the seat until it ends, even if the caller is cancelled."""
+        """Run ``work()`` on a thread once a seat is free. It keeps the seat until it ends, even if the caller is cancelled, but no
+        longer than ``_SEAT_S``: a load that hangs must not keep other models from being loaded.
+        """
         seats = self._seats
         await seats.acquire()
         try:
@@ -235,7 +242,11 @@ class Manager:
             seats.release()
             raise ResourceExhausted(f"cannot start a thread to load a model: {error}", "raise the task limit") from None
         self._loading.add(future)
-        future.add_done_callback(lambda _: seats.release())
+        given_back = ExitStack()
+        given_back.callback(seats.release)
+        limit = asyncio.get_running_loop().call_later(self._seat_s, given_back.close)
+        given_back.callback(limit.cancel)
+        future.add_done_callback(lambda _: given_back.close())
         # If this task is cancelled, ``close`` waits for the future.
         await asyncio.wait((future,))
         self._loading.discard(future)

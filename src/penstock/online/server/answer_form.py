@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from penstock.online.server.shared_memory.registry import Lease, Placement
+    from penstock.online.server.shared_memory.lease import Lease, Placement
 
 
 class _Everything:

@@ -86,7 +86,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     model_namespacing: bool = False
     """Serve models as ``<repository>/<model>``, so that repositories may contain models of the same name."""
     model_load_threads: _Count = 2
-    """Number of models that load concurrently while the server runs. Start-up uses one thread per core if that is more."""
+    """Number of models that load concurrently while the server runs. Start-up uses one thread per core if that is more.
+    A load that takes longer than ten seconds does not count, so that one that hangs does not hold up others."""
     warmup_folder: str = ""
     """Folder of recorded requests, ``<model>/….request``, that warm models up."""
     warmup_record: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0

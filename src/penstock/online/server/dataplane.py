@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import Admission
 from penstock.online.server.recording.request_recorder import RequestRecorder
+from penstock.online.server.shared_memory.arrivals import Arrivals
+from penstock.online.server.shared_memory.lease import Lease
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import Deadline, Done, InferRequest
 from penstock.telemetry.statistics import Failure
@@ -79,6 +81,7 @@ class DataPlane:
         self._recorder = recorder
         self._is_complete = is_complete
         self._is_open = False
+        self._arrivals = Arrivals()
 
     def open(self) -> None:
         """End start-up: from now on the server is ready while all required models are served."""
@@ -163,7 +166,8 @@ class DataPlane:
         self, handle: Handle, request: InferRequest, done: Done, decoupled: bool, admission: Admission | None
     ) -> Cancellable | None:
         request.model_version = handle.version
-        is_checked = False
+        if isinstance(request.lease, Lease):
+            done = request.lease.storing(done)
         try:
             if request.parameters:
                 self._read_parameters(request, handle)
@@ -177,16 +181,28 @@ class DataPlane:
             rows, key = handle.check(request)
             if self._recorder is not None:
                 done = self._recorder.watch(request, done)
-            is_checked = True
+            submit = partial(self._submit, handle, request, rows, key, done)
+            if (request.lease is None and not request.sequence_id) or not self._arrivals.must_wait(request):
+                return submit()
+            return self._arrivals.add(handle, request, submit, lambda error: self._fail(handle, error, done))
+        except PenstockError as error:
+            self._fail(handle, error, done)
+        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
+            _log.exception("request failed")
+            self._fail(handle, PenstockError("internal error"), done)
+        return None
+
+    def _submit(
+        self, handle: Handle, request: InferRequest, rows: int, key: Hashable, done: Done
+    ) -> Cancellable | None:
+        """Pass a checked request on."""
+        try:
             if handle.cache is not None:
                 return handle.cache.answer(request, done, partial(handle.scheduler.submit, request, rows, key))
             return handle.scheduler.submit(request, rows, key, done)
         except PenstockError as error:
-            if is_checked:
-                done(error)  # counted by the scheduler or the cache
-            else:
-                self._fail(handle, error, done)
-        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
+            done(error)  # counted by the scheduler or the cache
+        except Exception:  # noqa: BLE001 - as above
             _log.exception("request failed")
             self._fail(handle, PenstockError("internal error"), done)
         return None

@@ -81,11 +81,12 @@ class RequestLayout(msgspec.Struct):
                         f"Expected {tensor.size_bytes}, got {part.byte_size} in shared memory"
                     )
                 inputs[tensor.name] = lease.array(*part, tensor.datatype, tensor.shape)
-            placements = {name: lease.place(*part) for name, part in self.placed}
+            for name, part in self.placed:
+                lease.place(name, *part)
         except BaseException:
             lease.release()
             raise
-        return AnswerForm(self.form.binary, self.form.classification, placements, lease)
+        return AnswerForm(self.form.binary, self.form.classification, lease.placements, lease)
 
     def note_outputs(self, names: Iterable[str]) -> None:
         """Request the outputs ``names``. Raises InvalidArgument if a name appears twice."""

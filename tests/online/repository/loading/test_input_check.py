@@ -130,3 +130,25 @@ def test_a_model_with_nothing_but_optional_inputs_needs_one_of_them_where_it_has
     assert InputCheck(whole, 8)(sent(w=1))[0] == 2
     whole = msgspec.structs.replace(whole, max_batch_size=0)
     assert InputCheck(whole, 8)(sent()) == (1, None)
+
+
+DEFAULT = TensorSpec("w", DataType.FP32, (3,))
+
+
+def test_inputs_with_a_default_may_be_given_and_are_then_merged_with_no_other() -> None:
+    check = InputCheck(complete(ModelConfig(), "m", "fake", SIGNATURE, 8, 1), 8, [DEFAULT])
+    assert check(request()) == (2, ((3,), (5,)))
+    asked = request(w=np.zeros(3, np.float32))
+    (rows, first), (_, second) = check(asked), check(asked)
+    assert rows == 2
+    assert first != second
+    assert InputCheck(complete(ModelConfig(), "m", "fake", SIGNATURE, None, 1), 8, [DEFAULT])(asked) == (1, None)
+
+
+@pytest.mark.parametrize("array", [np.zeros(2, np.float32), np.zeros(3, np.int64)])
+def test_what_does_not_fit_a_default_is_refused(array: np.ndarray) -> None:
+    check = InputCheck(complete(ModelConfig(), "m", "fake", SIGNATURE, 8, 1), 8, [DEFAULT])
+    with pytest.raises(InvalidArgument, match=r"input 'w' of model 'm' must be FP32 \[3\], got"):
+        check(request(w=array))
+    with pytest.raises(InvalidArgument, match="unexpected inference input 'v'"):
+        check(request(v=array))

@@ -24,6 +24,7 @@ from penstock.online.repository import resolved_version as sources
 from penstock.online.repository.loading.loader import load
 from penstock.online.repository.loading.warm_up import warm_up
 from penstock.online.repository.resolved_version import LoadOptions, ResolvedVersion, define, find
+from penstock.online.scheduler.base import InstanceDied
 from penstock.resources import MachineFacts, machine_facts
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import DOUBLER, FakeModel
@@ -189,11 +190,31 @@ def failing(inputs: Mapping[str, Array]) -> dict[str, Array]:
     raise PenstockError("the model failed")
 
 
-def test_a_guessed_shape_may_be_refused_a_declared_one_may_not() -> None:
-    guessed = Signature((TensorSpec("x", DataType.FP32, (-1, -1)),), DOUBLER.outputs)
-    assert warm_up(FakeModel(guessed, failing), 8)
-    with pytest.raises(PenstockError, match="the model failed"):
-        warm_up(FakeModel(DOUBLER, failing), 8)
+@pytest.mark.parametrize("shape", [(-1, -1), (-1, 2)])
+def test_a_model_may_refuse_guessed_inputs(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
+    guessed = Signature((TensorSpec("x", DataType.FP32, shape),), DOUBLER.outputs)
+    assert warm_up(FakeModel(guessed, failing), 8, "m")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "model 'm' stays cold: it refuses a guessed batch of 1 zero rows: the model failed "
+        "(describe a request that it takes in 'model_warmup')"
+    )
+
+
+def test_a_model_whose_process_ends_while_it_is_warmed_up_is_refused() -> None:
+    def ends(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise InstanceDied("its process has ended")
+
+    with pytest.raises(InstanceDied):
+        warm_up(FakeModel(DOUBLER, ends), 8)
+
+
+def test_a_model_that_keeps_state_is_not_called(caplog: pytest.LogCaptureFixture) -> None:
+    model = FakeModel()
+    model.keeps_state = True
+    assert warm_up(model, 8)
+    assert not model.calls
+    assert not caplog.records
 
 
 def test_text_inputs_are_warmed_up_with_empty_text() -> None:

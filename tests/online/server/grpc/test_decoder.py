@@ -284,6 +284,7 @@ class Recorded:
     def __init__(self, fails: bool = False) -> None:
         self.leased = 0
         self.asked: list[Any] = []
+        self.placements: dict[str, Any] = {}
         self._fails = fails
 
     def lease(self) -> Any:
@@ -294,10 +295,10 @@ class Recorded:
         self.asked.append(asked)
         return np.zeros(2, np.float32)
 
-    def place(self, *asked: Any) -> Any:
+    def place(self, output: str, *asked: Any) -> None:
         if self._fails:
             raise InvalidArgument("no room")
-        return asked
+        self.placements[output] = asked
 
     def release(self) -> None:
         self.leased -= 1

@@ -260,11 +260,23 @@ def test_clients_that_read_too_little(server: GrpcServer) -> None:
 def test_too_many_connections() -> None:
     with GrpcServer(max_connections=1) as server:
         first = server.connect()
-        assert first.ask(1).status == 0
+        first.send(first.request(1, path=HOLD))
+        assert server.entered.acquire(timeout=PATIENCE_S)
         second = server.connect()
         assert second.goaway()[1:] == (ErrorCode.ENHANCE_YOUR_CALM, "too many connections")
         assert second.is_closed
-        assert first.ask(3).status == 0
+        server.call(lambda: (server.held[0].send(b"d"), server.held[0].finish()))
+        assert first.answer(1).status == 0
+
+
+def test_an_idle_connection_makes_room() -> None:
+    with GrpcServer(max_connections=1) as server:
+        first = server.connect()
+        assert first.ask(1).status == 0
+        second = server.connect()
+        assert second.ask(1).status == 0
+        assert first.goaway()[1] == ErrorCode.NO_ERROR
+        assert first.is_closed
 
 
 def test_draining(server: GrpcServer) -> None:

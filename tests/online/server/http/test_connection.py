@@ -245,15 +245,34 @@ def test_a_full_queue_answers_at_once() -> None:
         assert second.ask(infer(2)).data == [4, 0]
 
 
-def test_too_many_connections_are_refused() -> None:
+def test_too_many_busy_connections_are_refused() -> None:
     with GatedServer(max_connections=1) as server:
+        server.gate.clear()
         first = server.connect()
-        assert first.ask(infer(1)).status == 200
+        first.send(infer(1))
+        assert server.entered.acquire(timeout=PATIENCE_S)
         refused = server.connect()
         answer = refused.read()
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert refused.is_closed
-        assert first.ask(infer(1)).status == 200
+        server.gate.set()
+        assert first.read().status == 200
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_idle_connections_at_the_limit_make_room(loop: str) -> None:
+    with GatedServer(loop, max_connections=4) as server:
+        idle = [server.connect() for _ in range(4)]
+        assert idle[0].ask(infer(1)).status == 200
+        server.gate.clear()
+        idle[1].send(infer(2))
+        assert server.entered.acquire(timeout=PATIENCE_S)
+        for _ in range(20):
+            assert server.connect().ask(get("/v2/health/live")).status == 200
+        assert idle[0].is_closed
+        assert idle[2].is_closed
+        server.gate.set()
+        assert idle[1].read().data == [4, 0]
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

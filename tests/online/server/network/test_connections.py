@@ -26,6 +26,10 @@ class Recorded(ServerConnection):
         if self.is_idle:
             self.connections.discard(self)
 
+    def make_room(self) -> bool:
+        self.calls.append("room")
+        return self.is_idle
+
     def abort(self) -> None:
         self.calls.append("abort")
         self.connections.discard(self)
@@ -33,7 +37,7 @@ class Recorded(ServerConnection):
 
 def test_the_limit() -> None:
     connections = Connections(2)
-    three = [Recorded(connections) for _ in range(3)]
+    three = [Recorded(connections, is_idle=False) for _ in range(3)]
     assert [connections.add(each) for each in three] == [True, True, False]
     assert len(connections) == 3  # it is there until it has closed
     connections.discard(three[2])
@@ -41,8 +45,39 @@ def test_the_limit() -> None:
     assert connections.add(three[2])
     connections.check_time(7.5)
     connections.abort()
-    assert (three[0].calls, three[1].calls) == ([], [7.5, "abort"])
+    assert (three[0].calls, three[1].calls) == (["room"], ["room", 7.5, "abort"])
     assert len(connections) == 0
+
+
+def test_over_the_limit_the_oldest_idle_connection_makes_room() -> None:
+    connections = Connections(3)
+    busy, old, young, fourth, fifth = (Recorded(connections, is_idle=number > 0) for number in range(5))
+    assert [connections.add(each) for each in (busy, old, young, fourth)] == [True] * 4
+    assert (busy.calls, old.calls, young.calls) == (["room"], ["room"], [])
+    assert len(connections) == 4, "the old one is there until it has closed"
+    connections.discard(old)
+    assert connections.add(fifth)
+    assert (young.calls, fourth.calls, fifth.calls) == (["room"], [], [])
+    # One that is closing counts no more, so that the next client does not cost another.
+    connections.discard(fifth)
+    assert connections.add(fifth)
+    assert fourth.calls == []
+
+
+def test_connections_that_do_not_close_are_bounded() -> None:
+    connections = Connections(2)
+    assert sum(connections.add(Recorded(connections)) for _ in range(100)) <= 2 * 2 + 1
+
+
+def test_few_connections_are_looked_at_each_time() -> None:
+    connections = Connections(1000)
+    busy = [Recorded(connections, is_idle=False) for _ in range(1000)]
+    assert all(connections.add(each) for each in busy)
+    assert not connections.add(Recorded(connections))
+    assert sum(len(each.calls) for each in busy) == 64
+    assert not connections.add(Recorded(connections, is_idle=False))
+    assert sum(len(each.calls) for each in busy) == 128
+    assert max(len(each.calls) for each in busy) == 1
 
 
 def test_draining() -> None:

@@ -50,7 +50,7 @@ class Worker(Host):
         except Exception as error:  # noqa: BLE001 - the parent raises it
             self._send(Failed.of(error))
             return
-        self._send(wire.Loaded(model.signature, (), model.decoupled, model.max_batch))
+        self._send(wire.Loaded(model.signature, decoupled=model.decoupled, max_batch=model.max_batch))
         self._can_call = True
         for name, run in (("read-parent", self._read), ("do-chores", self._do_chores)):
             threading.Thread(target=run, name=name, daemon=True).start()

@@ -23,7 +23,7 @@ from penstock.online.repository.loading.labels import read_labels
 from penstock.online.repository.loading.loader import LoadedVersion
 from penstock.online.repository.loading.scheduling import batching, layout_of, sequencing
 from penstock.online.repository.model_source import ModelSource
-from penstock.online.repository.triton.auto_complete import complete, signature_of
+from penstock.online.repository.triton.auto_complete import Model, complete, signature_of
 from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
@@ -76,7 +76,7 @@ class Assembler:
         return Handle(
             resolved.version,
             config,
-            self._check(config),
+            self._check(config, loaded.models[0]),
             scheduler,
             loaded.models,
             runs,
@@ -129,8 +129,9 @@ class Assembler:
             gates += [self._limiter.gate(*wanted) if self._limiter else None for _ in range(group.count)]
         return gates
 
-    def _check(self, config: ModelConfig) -> InputCheck:
-        return InputCheck(config, max(config.max_rows, self._limits.max_request_rows))
+    def _check(self, config: ModelConfig, model: Model | None = None) -> InputCheck:
+        defaults = () if model is None or isinstance(model, RequestModel) else model.optional_inputs
+        return InputCheck(config, max(config.max_rows, self._limits.max_request_rows), defaults)
 
     def _statistics(self, config: ModelConfig, version: str, load_s: float) -> ModelStatistics:
         return ModelStatistics(

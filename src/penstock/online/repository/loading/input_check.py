@@ -8,7 +8,7 @@ from typing import NoReturn
 from penstock.errors import InvalidArgument
 from penstock.online.repository.config import ModelConfig
 from penstock.request import InferRequest
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array, DataType, TensorSpec
 
 
 class InputCheck:
@@ -17,12 +17,14 @@ class InputCheck:
     ``max_rows`` bounds one request if requests can be merged; they can even if their ragged inputs differ in shape.
     """
 
-    def __init__(self, config: ModelConfig, max_rows: int) -> None:
+    def __init__(self, config: ModelConfig, max_rows: int, defaults: Sequence[TensorSpec] = ()) -> None:
+        """``defaults`` are the inputs that have a default value in the model; the configuration need not name them."""
         self._model_name = config.name
         self._signature = signature = config.client_signature
         self._max_rows = max_rows if config.batchable else None
         self._optional = frozenset(tensor.name for tensor in config.input if tensor.optional)
         self._outputs = frozenset(signature.output_names)
+        self._defaults = {spec.name: spec for spec in defaults if spec.name not in signature.input_names}
         self._inputs = [
             (
                 spec.name,
@@ -67,12 +69,19 @@ class InputCheck:
                     rows = shape[0]
                 if shape[0] != rows or not 0 < rows <= self._max_rows:
                     self._explain(request)
-        is_whole = len(inputs) + absent == len(self._inputs) and (rows != -1 or self._max_rows is None)
+        replaced = sum(map(self._replaces, inputs, inputs.values())) if self._defaults else 0
+        is_whole = len(inputs) + absent == len(self._inputs) + replaced and (rows != -1 or self._max_rows is None)
         if not is_whole or (request.outputs and not self._outputs.issuperset(request.outputs)):
             self._explain(request)
         if self._max_rows is None:
             return 1, None
-        return rows, None if self._mergeable else self._key(inputs)
+        # A default's replacement counts for the whole batch, so the request is merged with no other.
+        return rows, object() if replaced else None if self._mergeable else self._key(inputs)
+
+    def _replaces(self, name: str, array: Array) -> bool:
+        """True if ``array`` is in place of a default value."""
+        spec = self._defaults.get(name)
+        return spec is not None and array.dtype == spec.datatype.dtype and spec.admits(array.shape)
 
     def _key(self, inputs: Mapping[str, Array]) -> Hashable:
         return tuple([inputs[name].shape[first:] if name in inputs else None for name, first in self._compared])
@@ -84,8 +93,12 @@ class InputCheck:
     def _reason(self, request: InferRequest) -> str:
         inputs, model = request.inputs, f"model '{self._model_name}'"
         names = self._signature.input_names
+        for name, spec in self._defaults.items():
+            if name in inputs and not self._replaces(name, inputs[name]):
+                given = f"{DataType.from_numpy(inputs[name].dtype).value} {list(inputs[name].shape)}"
+                return f"input '{name}' of {model} must be {spec.datatype.value} {list(spec.shape)}, got {given}"
         for name in inputs:
-            if name not in names:
+            if name not in names and name not in self._defaults:
                 return f"unexpected inference input '{name}' for {model}; its inputs are {names}"
         missing = [name for name in names if name not in inputs and name not in self._optional]
         if missing or (not inputs and self._max_rows is not None):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.engines.base import LoadedModel, RequestModel
-from penstock.errors import InvalidConfig, PenstockError
+from penstock.errors import InvalidConfig, PenstockError, Unavailable
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.loading.merging import unmerged
 from penstock.online.repository.loading.recorded_requests import folder_of, read_recorded
@@ -17,6 +17,7 @@ from penstock.online.repository.loading.warm_up_samples import read_samples
 from penstock.online.repository.resolved_version import ResolvedVersion
 from penstock.online.repository.triton.auto_complete import Model, complete, signature_of
 from penstock.online.repository.triton.rules import prefix
+from penstock.online.scheduler.base import InstanceDied
 from penstock.storage.local import LocalStorage
 from penstock.tensor import Array, DataType, Signature
 
@@ -27,9 +28,12 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
 
     Runs the requests that the configuration describes, or guessed ones; then the recorded requests that still fit.
-    Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a request.
+    Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a configured request.
     """
     distinct = list({id(model): model for model in models}.values())
+    if not isinstance(models[0], RequestModel):
+        for output, kind in models[0].left_out.items():
+            _log.warning("model '%s': output '%s' is left out: it is a %s, not a tensor", resolved.name, output, kind)
     if reason := unmerged(resolved, models[0]):
         _log.warning("%s", reason)
     rows = min(_rows(resolved, model, is_merged=not reason) for model in distinct)
@@ -81,7 +85,7 @@ def _rows(resolved: ResolvedVersion, model: Model, *, is_merged: bool) -> int:
     is_set = given.max_batch_size is not None
     if is_made or (is_set and given.model_warmup) or given.sequence_batching is not None:
         return resolved.max_batch if model.signature.batchable else 0
-    is_row_for_row = warm_up(model, resolved.max_batch if is_merged else 1)
+    is_row_for_row = warm_up(model, resolved.max_batch if is_merged else 1, resolved.name)
     return resolved.max_batch if is_merged and is_row_for_row else 0
 
 
@@ -105,20 +109,27 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
         _log.info("model '%s' warmed up with %d recorded requests", resolved.name, count)
 
 
-def warm_up(model: LoadedModel, max_batch: int) -> bool:
-    """Run batches of 1 and ``max_batch`` rows, and return whether the model returns as many rows as it receives.
+def warm_up(model: LoadedModel, max_batch: int, name: str = "") -> bool:
+    """Run batches of 1 and ``max_batch`` zero rows, and return whether the model returns as many rows as it receives.
 
-    A model may refuse the guessed shape, in which free dimensions are 1, and then stays cold. Raises PenstockError if it refuses a
-    shape without free dimensions.
+    A model may reject the guessed inputs, in which free dimensions are 1. It then stays cold, with a warning that names it ``name``.
+    A model that keeps state is not called.
     """
     signature = model.signature
+    if model.keeps_state:
+        return signature.batchable
     for batch in dict.fromkeys((1, max_batch if signature.batchable else 1)):
         try:
             outputs = model.forward(_zeros(signature, batch))
-        except PenstockError:
-            if any(-1 in spec.shape[1:] or spec.datatype is DataType.BYTES for spec in signature.inputs):
-                break
-            raise
+        except (InstanceDied, Unavailable):
+            raise  # the model's process has ended, or is being ended
+        except PenstockError as error:
+            _log.warning(
+                "model '%s' stays cold: it refuses a guessed batch of %d zero rows: %s "
+                "(describe a request that it takes in 'model_warmup')",
+                name, batch, error.message,
+            )  # fmt: skip
+            break
         if signature.batchable and any(array.shape[:1] != (batch,) for array in outputs.values()):
             return False
     return signature.batchable

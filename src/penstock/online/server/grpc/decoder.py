@@ -176,7 +176,9 @@ class GrpcRequestDecoder:
         identity = _text(data, opened.parts.identity)
         form = layout.lease(self._shared_memory, layout.model_name, inputs)
         outputs, parameters = layout.outputs, layout.parameters
-        return InferRequest(layout.model_name, inputs, layout.model_version, identity, outputs, parameters), form
+        request = InferRequest(layout.model_name, inputs, layout.model_version, identity, outputs, parameters)
+        request.lease = form.lease
+        return request, form
 
     def _open(self, data: Buffer, parts: Parts) -> OpenedMessage:
         rest, raw, contents = parts.rest, parts.raw, parts.contents

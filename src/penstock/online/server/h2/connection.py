@@ -169,6 +169,12 @@ class H2Connection(ServerConnection):
             self._outbox.control(h2.goaway(self._session.last_id, ErrorCode.NO_ERROR))
             self._session.end()
 
+    def make_room(self) -> bool:
+        if self._transport is None or self._session.streams or self._reader.is_waiting or self._discarding:
+            return False
+        self.close_if_idle()
+        return True
+
     def abort(self) -> None:
         """Close at once, without answering calls in flight."""
         if self._transport is not None:

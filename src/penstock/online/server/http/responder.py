@@ -275,8 +275,13 @@ class Responder(ServerConnection):
 
     def close_if_idle(self) -> None:
         """Close the connection unless a request is being received or answered."""
-        if self._transport is not None and not (self._pending or self._backlog or self._receiving):
-            self._transport.close()
+        self.make_room()
+
+    def make_room(self) -> bool:
+        if self._transport is None or self._pending or self._backlog or self._receiving:
+            return False
+        self._transport.close()
+        return True
 
     def abort(self) -> None:
         """Close the connection at once, even with requests in flight."""

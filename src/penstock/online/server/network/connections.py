@@ -6,10 +6,16 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import suppress
+from itertools import islice
 from typing import ClassVar
 
 LAST_REQUEST_S = 0.5
 """Seconds that an idle connection of a draining server stays open for a request that may already be under way."""
+
+_LOOKS = 64
+"""Most connections that a new one over the limit looks at for an idle one."""
+_LINGERING = 128
+"""Most connections that were closed to make room and still exist; their descriptors are beyond the limit."""
 
 
 class ServerConnection(asyncio.Protocol, ABC):
@@ -31,6 +37,10 @@ class ServerConnection(asyncio.Protocol, ABC):
     @abstractmethod
     def close_if_idle(self) -> None:
         """Accept no further request, and close after the last answer, or now if there is none."""
+
+    @abstractmethod
+    def make_room(self) -> bool:
+        """Close if no request is being received or answered, in favour of a new client. Returns False otherwise."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -58,22 +68,44 @@ class Connections:
         self.leaving = False
         """True once the server no longer listens, so clients should send their next request elsewhere."""
         self._limit = limit
-        self._open: set[ServerConnection] = set()
+        self._open: dict[ServerConnection, None] = {}
+        self._evicted: set[ServerConnection] = set()
+        """Those that were closed to make room, and still exist."""
         self._empty = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, connection: ServerConnection) -> bool:
-        """Count ``connection``. Returns False if the limit is exceeded; the connection must then refuse its client and close."""
-        self._open.add(connection)
-        return len(self._open) <= self._limit
+        """Count ``connection``. Over the limit, an old connection without a request is closed in its favour.
+
+        So clients that hold connections idle do not lock out others, such as health probes. Returns False if there is none; the
+        new connection must then refuse its client and close.
+        """
+        self._open[connection] = None
+        return len(self._open) - len(self._evicted) <= self._limit or self._evict(connection)
 
     def discard(self, connection: ServerConnection) -> None:
         """Stop counting ``connection``, which is closed."""
-        self._open.discard(connection)
+        self._open.pop(connection, None)
+        self._evicted.discard(connection)
         if not self._open:
             self._empty.set()
+
+    def _evict(self, newest: ServerConnection) -> bool:
+        """Close an idle connection. Busy ones move to the end of the row, so that the next call looks at others."""
+        if len(self._evicted) >= min(_LINGERING, self._limit):
+            return False  # they close slower than others come
+        for connection in list(islice(self._open, _LOOKS)):
+            if connection is newest:
+                continue
+            del self._open[connection]
+            self._open[connection] = None
+            if connection not in self._evicted and connection.make_room():
+                # It may be gone already.
+                self._evicted.update({connection} & self._open.keys())
+                return True
+        return False
 
     def by_protocol(self) -> dict[str, int]:
         """The number of connections by protocol."""

@@ -64,6 +64,11 @@ class Sniffer(ServerConnection):
         if self._transport is not None:
             self._transport.close()
 
+    def make_room(self) -> bool:
+        """Close: the client has not sent a request yet."""
+        self.close_if_idle()
+        return True
+
     def abort(self) -> None:
         """Close at once."""
         if self._transport is not None:

@@ -1,4 +1,4 @@
-"""Client shared memory: the registered regions, and the tensors that requests read from and write to them.
+"""Client shared memory: the registered regions.
 
 Each request takes one ``Lease`` for all its regions. An unregistered region is at once unknown to new requests; it is closed when its
 last lease is released.
@@ -6,17 +6,15 @@ last lease is released.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported
 from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.shared_memory.lease import Lease
 from penstock.online.server.shared_memory.region import Region
-from penstock.tensor import Array, DataType, from_wire, to_wire
 
 NO_CUDA = "CUDA shared memory is not supported"
 
 _MAX_REGIONS = 512
-"""Each region takes two file descriptors, which connections need too."""
+"""Each region takes a file descriptor, which connections need too."""
 _MAX_NAME = 1024
 
 
@@ -37,7 +35,7 @@ class SharedMemory:
         return bool(self._regions)
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map ``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``.
+        """Open ``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``.
 
         Raises Unsupported, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted.
         """
@@ -72,7 +70,7 @@ class SharedMemory:
 
     def lease(self) -> Lease:
         """An empty lease, for one request."""
-        return Lease(self)
+        return Lease(self.find, self.budget)
 
     def find(self, name: str) -> Region:
         """The region ``name``. Raises NotFound, Unsupported."""
@@ -104,75 +102,3 @@ class SharedMemory:
     def _check_enabled(self) -> None:
         if not self.enabled:
             raise Unsupported("client shared memory is switched off", "set 'allow_client_shm' to 'true'")
-
-
-class Placement:
-    """The place of one output: ``byte_size`` bytes of a region, checked to lie within it."""
-
-    __slots__ = ("_byte_size", "_offset", "_region")
-
-    def __init__(self, region: Region, offset: int, byte_size: int) -> None:
-        self._region, self._offset, self._byte_size = region, offset, byte_size
-
-    def write(self, array: Array) -> int:
-        """Copy ``array`` there and return the number of bytes. Raises InvalidArgument if it does not fit, ResourceExhausted.
-
-        The lease must still be held.
-        """
-        data = to_wire(array)
-        if len(data) > self._byte_size:
-            raise InvalidArgument(
-                f"shared memory size specified with the request ({self._byte_size} bytes) should be at least "
-                f"{len(data)} bytes to hold the results, in region '{self._region.name}'"
-            )
-        self._region.write(self._offset, data)
-        return len(data)
-
-
-class Lease:
-    """The regions that one request uses, until ``release``, which follows the encoding of its answer."""
-
-    __slots__ = ("_held", "_memory", "_regions")
-
-    def __init__(self, memory: SharedMemory) -> None:
-        self._memory = memory
-        self._held = 0  # bytes of the budget
-        self._regions: list[Region] = []
-
-    def array(self, region: str, offset: int, byte_size: int, datatype: DataType, shape: Sequence[int]) -> Array:
-        """Read an input: a read-only view of the region where that is safe (see ``region.py``), otherwise a copy.
-
-        Raises NotFound, InvalidArgument, and Unavailable if a copy is needed that the budget has no room for.
-        """
-        found = self._use(region)
-        found.check(offset, byte_size)
-        if datatype is DataType.BYTES:
-            self._reserve(byte_size)  # for the elements
-        return from_wire(found.read(offset, byte_size, self._reserve), datatype, shape)
-
-    def place(self, region: str, offset: int, byte_size: int) -> Placement:
-        """The place of an output. Raises NotFound, InvalidArgument."""
-        found = self._use(region)
-        found.check(offset, byte_size)
-        return Placement(found, offset, byte_size)
-
-    def release(self) -> None:
-        """Release all regions. Idempotent."""
-        regions, self._regions = self._regions, []
-        for region in regions:
-            region.release()
-        self._memory.budget.give(self._held)
-        self._held = 0
-
-    def _reserve(self, byte_size: int) -> None:
-        budget = self._memory.budget
-        if not budget.take(byte_size):
-            raise budget.refusal()
-        self._held += byte_size
-
-    def _use(self, name: str) -> Region:
-        region = self._memory.find(name)
-        if region not in self._regions:
-            region.acquire()
-            self._regions.append(region)
-        return region

@@ -62,7 +62,9 @@ class HttpRequestDecoder:
                 else:
                     inputs[name] = from_wire(memoryview(body)[json_length + start : json_length + end], datatype, shape)
         form = layout.lease(self._shared_memory, handle.name, inputs)
-        return InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters), form
+        request = InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters)
+        request.lease = form.lease
+        return request, form
 
     def _layout(self, body: Buffer, json_length: int) -> JsonLayout:
         if json_length > len(body):

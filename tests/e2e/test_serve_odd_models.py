@@ -1,0 +1,62 @@
+"""``penstock serve`` with valid models that a guess at their inputs does not suit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+import models
+from http_servers import Client, get, post
+from processes import ServerProcess
+
+INT64, FP32 = TensorProto.INT64, TensorProto.FLOAT
+PAIR = [("a", INT64, ["N"]), ("x", INT64, ["N"])]
+
+
+def ask(server: ServerProcess, path: str, *tensors: dict[str, Any]) -> Any:
+    host, _, port = json.loads(server.line)["http"].rpartition(":")
+    with Client((host, int(port))) as client:
+        answer = client.ask(post(json.dumps({"inputs": tensors}).encode(), path=path) if tensors else get(path))
+    return answer.status, json.loads(answer.body or b"{}")
+
+
+def tensor(name: str, values: list[Any], datatype: str) -> dict[str, Any]:
+    return {"name": name, "shape": [len(values)], "datatype": datatype, "data": values}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_models_that_refuse_zeros_are_served(tmp_path: Path, isolation: str) -> None:
+    for operator in ("Div", "Mod"):
+        artifact = models.artifact([(operator, ["a", "x"], ["y"])], PAIR, [("y", INT64, ["N"])])
+        (tmp_path / f"{operator}.onnx").write_bytes(artifact.data)
+    targets = sorted(tmp_path.iterdir())
+    with ServerProcess(*targets, arguments=("--json",), isolation=isolation) as server:
+        inputs = tensor("a", [7, 9], "INT64"), tensor("x", [2, 5], "INT64")
+        for name, expected in (("Div", [3, 1]), ("Mod", [1, 4])):
+            status, answer = ask(server, f"/v2/models/{name}/infer", *inputs)
+            assert (status, answer["outputs"][0]["data"]) == (200, expected)
+    _, errors = server.end()
+    for name in ("Div", "Mod"):
+        assert errors.count(f"model '{name}' stays cold: it refuses a guessed batch of 1 zero rows") == 1
+    assert "describe a request that it takes in 'model_warmup'" in errors
+
+
+def test_a_default_may_be_replaced(tmp_path: Path) -> None:
+    inputs = [("x", FP32, ["N", 2]), ("w", FP32, [2])]
+    artifact = models.artifact(
+        [("Mul", ["x", "w"], ["y"])], inputs, [("y", FP32, ["N", 2])], {"w": np.array([2, 3], np.float32)}
+    )
+    (tmp_path / "scale.onnx").write_bytes(artifact.data)
+    with ServerProcess(tmp_path / "scale.onnx", arguments=("--json",)) as server:
+        x = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 1]}
+        for more, expected in (((), [2, 3]), ((tensor("w", [5, 7], "FP32"),), [5, 7])):
+            status, answer = ask(server, "/v2/models/scale/infer", x, *more)
+            assert (status, answer["outputs"][0]["data"]) == (200, expected)
+        status, answer = ask(server, "/v2/models/scale/infer", x, tensor("w", [5], "FP32"))
+        assert status == 400
+        assert "input 'w' of model 'scale' must be FP32 [2], got FP32 [1]" in answer["error"]
