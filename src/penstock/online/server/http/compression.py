@@ -11,8 +11,9 @@ from penstock.tensor import Buffer
 
 _WINDOW = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 _LEVEL = 1
-_STEP = STEP_BYTES // 8
 _SLICE = 1 << 16
+_MAX_RATIO = 1040
+"""Deflate makes data at most 1032 times smaller."""
 
 ENCODINGS = b"gzip, deflate"
 """The supported encodings, in the form of a header. ``deflate`` is the zlib format, as HTTP defines it."""
@@ -20,6 +21,8 @@ ENCODINGS = b"gzip, deflate"
 
 class TooLarge(ResourceExhausted):
     """The decompressed body exceeds the limit."""
+
+    http_status = 413
 
 
 def knows(encoding: bytes) -> bool:
@@ -42,10 +45,11 @@ def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[bytearray]:
         taken += len(rest)
         is_full = True
         while (rest or is_full) and not member.eof:
-            most = min(_STEP, limit - len(whole) + 1)
+            most = min(_SLICE, limit - len(whole) + 1)
             if len(whole) + most > told:
-                told = len(whole) + STEP_BYTES
-                yield min(told, limit + 1)
+                # Small at first, since most bodies are.
+                told = len(whole) + max(_SLICE, min(len(whole), STEP_BYTES))
+                yield min(told, limit + 1, _MAX_RATIO * len(body))
             try:
                 piece = member.decompress(rest, most)
             except zlib.error as error:

@@ -10,11 +10,13 @@ from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.head import KnownHeads
-from penstock.online.server.http.routes import Resource, Routes
+from penstock.online.server.http.routes import Resource, Route, Routes
 from penstock.online.server.network.connections import Connections
 
 FREE_BYTES = 16 << 10
 """Bodies up to this size do not count against the budget."""
+_CONTROL_BYTES = 64 << 10
+"""Maximum size of the body of a request that is neither inference nor a model to load."""
 
 
 class HttpContext:
@@ -41,6 +43,10 @@ class HttpContext:
         self.max_header_bytes = config.max_header_bytes
         self.max_request_bytes = config.max_request_bytes
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def limit_of(self, route: Route) -> int:
+        """Maximum size of a request body, as received and after decompression."""
+        return self.max_request_bytes if route.is_large else min(_CONTROL_BYTES, self.max_request_bytes)
 
     def reserve(self, size: int, reserved: int) -> int:
         """Raise a reservation from ``reserved`` to ``size`` bytes of the budget; returns the bytes added. Raises Unavailable."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import math
@@ -22,15 +21,17 @@ from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
+from penstock.online.server.offload import INLINE_BYTES, Steps, finish, in_steps, run
 from penstock.request import InferRequest
 from penstock.tensor import Buffer
 
 _log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
+_Result = TypeVar("_Result")
 
 _MIN_COMPRESSED = 1024
-_INLINE_BYTES = 1024
-"""Larger bodies are compressed and decompressed on another thread."""
+_MAX_MEMBERS = 1 << 16
+_SLICE = 64 << 10
 _RETRY_AFTER_S = 1.0
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
@@ -66,6 +67,10 @@ class Exchange(msgspec.Struct, eq=False):
     """Bytes taken from the server's budget for bodies; the connection returns them with the response."""
     client: str = ""
     """The client's name in the keys file."""
+    is_checked: bool = False
+    """True if access has been checked: ``refusal`` is the outcome."""
+    refusal: PenstockError | None = None
+    """The answer in place of the handler's."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
     """Cancels the inference."""
@@ -76,8 +81,21 @@ class Exchange(msgspec.Struct, eq=False):
     is_gone: bool = False
     """True if the client has disconnected."""
 
+    def admit(self) -> bool:
+        """Check the URL, the method and the client's rights, which takes only the head; False if ``run`` will refuse the request."""
+        head = self.head
+        self.is_checked = True
+        if head.handler is None:
+            return False
+        if head.route.guard is not None:
+            try:
+                self.client = head.route.guard(head.credential, head.keys, head.route.model)
+            except Exception as error:  # noqa: BLE001 - a bug must not affect the other requests
+                self.refusal = as_error(error)
+        return self.refusal is None
+
     def run(self) -> None:
-        """Check access and call the handler, which answers now or later."""
+        """Check access, unless ``admit`` has, and call the handler, which answers now or later."""
         try:
             head = self.head
             handler = head.handler
@@ -88,8 +106,11 @@ class Exchange(msgspec.Struct, eq=False):
                 else:
                     self.fail_with(404, "Not Found")
                 return
+            if self.refusal is not None:
+                self.fail(self.refusal)
+                return
             guard = head.route.guard
-            if guard is not None:
+            if guard is not None and not self.is_checked:
                 self.client = guard(head.credential, head.keys, head.route.model)
             if head.encoding:
                 self._decompress(head.encoding)
@@ -115,8 +136,46 @@ class Exchange(msgspec.Struct, eq=False):
 
         self.sink.context.start(run())
 
-    def read(self, kind: type[_Body]) -> _Body:
+    def decode(self, steps: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
+        """Decode the body by ``steps``, and continue with ``start`` on the event loop: now if the body is small, else later.
+
+        ``start`` also gets true if it is called later: the model may have been replaced. The bytes that the steps take are reserved
+        before each of them. The exchange no longer holds the body.
+        """
+        body, self.body = self.body, b""
+        if len(body) <= INLINE_BYTES:
+            start(finish(steps(body)), False)
+        else:
+            self.later(self._decode_later(steps(body), len(body), start))
+
+    async def _decode_later(self, steps: Steps[_Result], size: int, start: Callable[[_Result, bool], None]) -> None:
+        start(await self.in_steps(steps, size), True)
+
+    async def in_steps(self, steps: Steps[_Result], held: int = 0) -> _Result:
+        """The result of ``steps``, run by other threads, beside ``held`` bytes. Raises Cancelled once the client has disconnected."""
+
+        def charge(size: int) -> None:
+            if self.is_gone:
+                raise Cancelled("the client has disconnected")
+            self._reserve(held + size)
+
+        result = await in_steps(steps, charge)
+        if self.is_gone:
+            raise Cancelled("the client has disconnected")
+        return result
+
+    async def read(self, kind: type[_Body]) -> _Body:
         """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
+        if len(self.body) <= INLINE_BYTES:
+            return self._read(kind)
+        # For the texts in the body, and what they are decoded to.
+        self._reserve(3 * len(self.body))
+        return await run(functools.partial(self._read, kind))
+
+    def _read(self, kind: type[_Body]) -> _Body:
+        view = memoryview(self.body)
+        if sum(bytes(view[start : start + _SLICE]).count(b",") for start in range(0, len(view), _SLICE)) > _MAX_MEMBERS:
+            raise InvalidArgument(f"the body has more than {_MAX_MEMBERS} members")
         try:
             return msgspec.json.decode(self.body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -140,7 +199,7 @@ class Exchange(msgspec.Struct, eq=False):
         headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
 
         async def compress() -> None:
-            compressed = await asyncio.to_thread(compression.compress, parts, encoding)
+            compressed = await self.in_steps(compression.compress(parts, encoding), self.reserved_bytes)
             self.sink.answered(self, status, headers, compressed)
 
         self.later(compress())
@@ -160,7 +219,7 @@ class Exchange(msgspec.Struct, eq=False):
             headers = b"Retry-After: %d\r\n" % max(1, math.ceil(seconds))
         elif error.code is Code.UNAUTHENTICATED:
             headers = b"WWW-Authenticate: Bearer\r\n"
-        code = 413 if isinstance(error, compression.TooLarge) else status.HTTP[error.code]
+        code: int = getattr(error, "http_status", status.HTTP[error.code])
         self.fail_with(code, str(error), headers)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
@@ -185,30 +244,17 @@ class Exchange(msgspec.Struct, eq=False):
             accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
             self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
             return
-        limit = self.sink.context.max_request_bytes
-        if len(self.body) <= _INLINE_BYTES:
-            self._run_decompressed(compression.decompress(self.body, encoding, limit))
-        else:
-            self.later(self._decompress_on_thread(encoding, limit))
-
-    async def _decompress_on_thread(self, encoding: bytes, limit: int) -> None:
-        """Decompress in steps, which reserve memory as it fills and stop if the client disconnects."""
-        whole = bytearray()
-        steps = compression.inflate(self.body, encoding, limit, whole)
-        size = 1
-        while size:
-            size = await asyncio.to_thread(next, steps, 0)
-            if self.is_gone:
-                raise Cancelled("the client has disconnected")
-            self._reserve(size)
-        self._run_decompressed(whole)
+        self.later(self._run_decompressed(encoding))
 
     def _reserve(self, size: int) -> None:
+        """Raise the reservation to ``size`` bytes. Raises Unavailable."""
         self.reserved_bytes += self.sink.context.reserve(size, self.reserved_bytes)
 
-    def _run_decompressed(self, body: Buffer) -> None:
-        self._reserve(len(body))
-        self.body = body
+    async def _run_decompressed(self, encoding: bytes) -> None:
+        limit = self.sink.context.limit_of(self.head.route)
+        steps, size = compression.inflate(self.body, encoding, limit), len(self.body)
+        self.body = b""
+        self.body = await self.in_steps(steps, size)
         handler = self.head.handler
         assert handler is not None
         handler(self, self.head.route)

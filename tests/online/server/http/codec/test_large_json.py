@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloaded import announced
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.codec import large_json
 from penstock.online.server.offload import finish
@@ -124,11 +125,8 @@ def test_every_step_is_announced_and_none_is_much() -> None:
     with mock.patch.multiple(large_json, _SCAN_BYTES=256 << 10, _PIECE_BYTES=16 << 10, LARGE_BYTES=64 << 10):
         text = b'{"a":[' + b"0," * 2_000_000 + b"0]}"
         steps = large_json.read(text, decode)
-        sizes = []
-        with pytest.raises(StopIteration) as end:
-            while True:
-                sizes.append(next(steps))
-        array = end.value.value["a"]
+        sizes, found = announced(steps)
+        array = found["a"]
         assert array.shape == (2_000_001,)
         assert len(sizes) > len(text) / (256 << 10)
         assert array.nbytes + len(text) <= max(sizes) <= array.nbytes + 4 * len(text)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.offload import STEP_BYTES, Steps
+from penstock.online.server.offload import Steps
 from penstock.request import check_bytes_elements
 from penstock.tensor import Array, Buffer
 
@@ -30,7 +30,7 @@ _MAX_RANK = 32
 _LONG = 256
 _SCAN_BYTES = 256 << 10
 _PIECE_BYTES = 16 << 10
-_GROWTH = 4
+GROWTH = 4
 """Most bytes of an array per byte of its text: ``0,`` becomes a number of 64 bits."""
 _ELEMENT_BYTES = 56
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -54,7 +54,7 @@ def read(text: Buffer, decode: Decode) -> Steps[Any]:
     Raises InvalidArgument, and what ``decode`` raises.
     """
     if len(text) <= LARGE_BYTES:
-        yield _GROWTH * len(text)
+        yield GROWTH * len(text)
         return decode(bytes(text))
     yield len(text)
     text, told = bytes(text), 0
@@ -144,7 +144,7 @@ def _skip(text: bytes, at: int) -> int:
 
 
 def _find_end(text: bytes, start: int) -> Generator[tuple[int, int], None, tuple[int, bool]]:
-    """The end of the list that begins at ``start`` and true, or false if it contains objects or huge strings, and how far it was read."""
+    """The end of the list that begins at ``start`` and true; if it contains objects or huge strings, where one begins and false."""
     depth, at = 0, start
     while (end := _skip(text, at)) > at:
         if end - at > _PIECE_BYTES and text[at : at + 1] == b'"':
@@ -166,7 +166,7 @@ def _read_list(text: bytes, start: int, stop: int, decode: Decode, held: int) ->
     for piece, end in _pieces(text, start, stop):
         if end > told:
             told = min(stop, end + _SCAN_BYTES)
-            yield held + values.size + len(skeleton) + _GROWTH * (told - end + len(piece))
+            yield held + values.size + len(skeleton) + GROWTH * (told - end + len(piece))
         rest, elements = _read_piece(piece, decode)
         values.add(elements)
         skeleton += rest.translate(None, _UNSTRUCTURED)
