@@ -298,7 +298,7 @@ class Responder(ServerConnection):
         limit = _UNREAD_FACTOR * self.context.config.max_unsent_bytes
         if size <= self._held:
             self.context.give_back(self._held - size)
-        elif not self.context.budget.take(size - self._held) or (size > limit and len(self._pending) > 1):
+        elif (size > limit and len(self._pending) > 1) or not self.context.budget.take(size - self._held):
             size = self._held
             self._transport.abort()
         self._held = size
