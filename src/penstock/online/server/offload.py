@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
@@ -23,7 +23,7 @@ async def run(work: Callable[[], _Result]) -> _Result:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-async def in_steps(steps: Steps[_Result], charge: Callable[[int], None]) -> _Result:
+async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
     """The result of ``steps``, each of which runs on another thread.
 
     Every step waits its turn anew, so short work passes long work. ``charge`` is called on the event loop before each step with
@@ -31,8 +31,17 @@ async def in_steps(steps: Steps[_Result], charge: Callable[[int], None]) -> _Res
     """
     size, result = _advance(steps)
     while result is None:
-        charge(size)
+        await charge(size)
         size, result = await asyncio.get_running_loop().run_in_executor(None, _advance, steps)
+    return result[0]
+
+
+def beside(held: int, steps: Steps[_Result]) -> Steps[_Result]:
+    """``steps``, beside ``held`` bytes that stay in memory."""
+    size, result = _advance(steps)
+    while result is None:
+        yield held + size
+        size, result = _advance(steps)
     return result[0]
 
 

@@ -304,9 +304,13 @@ class Http1Connection(Responder):
         self._reserved_bytes = 0
 
     def _check_body(self, size: int) -> None:
-        limit = self.context.limit_of(self._head.route)
+        limit, most_json = self.context.limit_of(self._head), self.context.config.max_json_bytes
         if size > limit:
-            self._refuse(413, f"the body is larger than {limit} bytes")
+            what = f"{limit} bytes of JSON (send tensors as binary data)" if limit == most_json else f"{limit} bytes"
+            self._refuse(413, f"the body is larger than {what}")
+            raise _Refused
+        if (self._head.json_length or 0) > most_json:
+            self._refuse(413, f"the body has more than {most_json} bytes of JSON (send tensors as binary data)")
             raise _Refused
 
     def _hold(self, size: int) -> None:

@@ -21,7 +21,7 @@ from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
-from penstock.online.server.offload import INLINE_BYTES, Steps, finish, in_steps, run
+from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, in_steps, run
 from penstock.request import InferRequest
 from penstock.tensor import Buffer
 
@@ -32,6 +32,7 @@ _Result = TypeVar("_Result")
 _MIN_COMPRESSED = 1024
 _MAX_MEMBERS = 1 << 16
 _SLICE = 64 << 10
+_LARGE_BYTES = 4 << 20
 _RETRY_AFTER_S = 1.0
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
@@ -112,10 +113,10 @@ class Exchange(msgspec.Struct, eq=False):
             guard = head.route.guard
             if guard is not None and not self.is_checked:
                 self.client = guard(head.credential, head.keys, head.route.model)
-            if head.encoding:
-                self._decompress(head.encoding)
-            else:
-                handler(self, head.route)
+            if head.encoding and not compression.knows(head.encoding):
+                self._refuse_encoding()
+                return
+            handler(self, head.route)
         except Exception as error:  # noqa: BLE001 - a bug must not affect the other requests
             self.fail_unexpected(error)
 
@@ -136,36 +137,60 @@ class Exchange(msgspec.Struct, eq=False):
 
         self.sink.context.start(run())
 
-    def decode(self, steps: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
-        """Decode the body by ``steps``, and continue with ``start`` on the event loop: now if the body is small, else later.
+    def decode(self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
+        """Decode the body by ``read``, and continue with ``start`` on the event loop: now if the body is small, else later.
 
-        ``start`` also gets true if it is called later: the model may have been replaced. The bytes that the steps take are reserved
-        before each of them. The exchange no longer holds the body.
+        ``start`` also gets true if it is called later: the model may have been replaced. The exchange no longer holds the body.
+        """
+        if len(self.body) <= INLINE_BYTES and not self.head.encoding:
+            body, self.body = self.body, b""
+            start(finish(read(body)), False)
+        else:
+            self.later(self._decode_later(read, start))
+
+    async def _decode_later(
+        self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]
+    ) -> None:
+        start(await self.decoded(read), True)
+
+    async def decoded(self, read: Callable[[Buffer], Steps[_Result]]) -> _Result:
+        """Decompress the body and decode it by ``read`` on other threads, which reserve memory before each step.
+
+        Raises Cancelled once the client has disconnected.
         """
         body, self.body = self.body, b""
-        if len(body) <= INLINE_BYTES:
-            start(finish(steps(body)), False)
-        else:
-            self.later(self._decode_later(steps(body), len(body), start))
+        size = len(body)
+        if self.head.encoding:
+            limit = self.sink.context.limit_of(self.head)
+            return await self._in_steps(_decompressed(body, self.head.encoding, limit, read), size)
+        return await self._in_steps(read(body), size)
 
-    async def _decode_later(self, steps: Steps[_Result], size: int, start: Callable[[_Result, bool], None]) -> None:
-        start(await self.in_steps(steps, size), True)
+    async def _in_steps(self, steps: Steps[_Result], held: int) -> _Result:
+        """The result of ``steps``, beside ``held`` bytes."""
+        large, has_turn = self.sink.context.large, False
 
-    async def in_steps(self, steps: Steps[_Result], held: int = 0) -> _Result:
-        """The result of ``steps``, run by other threads, beside ``held`` bytes. Raises Cancelled once the client has disconnected."""
-
-        def charge(size: int) -> None:
+        async def charge(size: int) -> None:
+            nonlocal has_turn
+            if size > _LARGE_BYTES and not has_turn:
+                await large.acquire()
+                has_turn = True
             if self.is_gone:
                 raise Cancelled("the client has disconnected")
             self._reserve(held + size)
 
-        result = await in_steps(steps, charge)
+        try:
+            result = await in_steps(steps, charge)
+        finally:
+            if has_turn:
+                large.release()
         if self.is_gone:
             raise Cancelled("the client has disconnected")
         return result
 
     async def read(self, kind: type[_Body]) -> _Body:
         """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
+        if self.head.encoding:
+            self.body = await self.decoded(_as_it_is)
         if len(self.body) <= INLINE_BYTES:
             return self._read(kind)
         # For the texts in the body, and what they are decoded to.
@@ -199,7 +224,7 @@ class Exchange(msgspec.Struct, eq=False):
         headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
 
         async def compress() -> None:
-            compressed = await self.in_steps(compression.compress(parts, encoding), self.reserved_bytes)
+            compressed = await self._in_steps(compression.compress(parts, encoding), self.reserved_bytes)
             self.sink.answered(self, status, headers, compressed)
 
         self.later(compress())
@@ -239,25 +264,25 @@ class Exchange(msgspec.Struct, eq=False):
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate
 
-    def _decompress(self, encoding: bytes) -> None:
-        if not compression.knows(encoding):
-            accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
-            self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
-            return
-        self.later(self._run_decompressed(encoding))
+    def _refuse_encoding(self) -> None:
+        accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
+        self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
 
     def _reserve(self, size: int) -> None:
         """Raise the reservation to ``size`` bytes. Raises Unavailable."""
         self.reserved_bytes += self.sink.context.reserve(size, self.reserved_bytes)
 
-    async def _run_decompressed(self, encoding: bytes) -> None:
-        limit = self.sink.context.limit_of(self.head.route)
-        steps, size = compression.inflate(self.body, encoding, limit), len(self.body)
-        self.body = b""
-        self.body = await self.in_steps(steps, size)
-        handler = self.head.handler
-        assert handler is not None
-        handler(self, self.head.route)
+
+def _as_it_is(body: Buffer) -> Steps[Buffer]:
+    yield 0
+    return body
+
+
+def _decompressed(
+    body: Buffer, encoding: bytes, limit: int, read: Callable[[Buffer], Steps[_Result]]
+) -> Steps[_Result]:
+    whole = yield from compression.inflate(body, encoding, limit)
+    return (yield from beside(len(whole), read(whole)))
 
 
 def as_error(error: Exception) -> PenstockError:

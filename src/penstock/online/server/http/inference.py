@@ -39,17 +39,17 @@ class HttpInference:
         """Inference."""
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)
         body, json_length = exchange.body, exchange.head.json_length
+        if exchange.head.encoding or (len(body) > INLINE_BYTES and not self._decode.is_light(body, json_length)):
+            exchange.later(self._infer_later(exchange, handle))
+            return
         # The arrays keep the body alive as long as they need it.
         exchange.body = b""
-        if len(body) > INLINE_BYTES and not self._decode.is_light(body, json_length):
-            exchange.later(self._infer_later(exchange, handle, body, json_length))
-            return
         request, exchange.form = self._decode(handle, body, json_length)
         self._start(exchange, handle, request)
 
-    async def _infer_later(self, exchange: Exchange, handle: Handle, body: Buffer, json_length: int | None) -> None:
-        layout, inputs = await exchange.in_steps(self._decode.in_steps(handle, body, json_length), len(body))
-        route = exchange.head.route
+    async def _infer_later(self, exchange: Exchange, handle: Handle) -> None:
+        route, json_length = exchange.head.route, exchange.head.json_length
+        layout, inputs = await exchange.decoded(partial(self._decode.in_steps, handle, json_length))
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)  # it may have been replaced
         request, exchange.form = self._decode.complete(handle, layout, inputs)
         self._start(exchange, handle, request)

@@ -14,8 +14,6 @@ from penstock.online.server.request_layout import BoundedCache
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _VERSIONED = "/versions/{version}"
-_SMALL = ("", "Settings", "IndexRequest", "Region")
-"""Schemas of bodies without tensors or files."""
 
 
 class Route(NamedTuple):
@@ -31,8 +29,8 @@ class Route(NamedTuple):
     """A shared-memory region, a repository or a version label."""
     error: ErrorBody | None = None
     """Writes the errors of this resource; None for the form of the Open Inference Protocol."""
-    is_large: bool = False
-    """True if bodies may have any size that the server accepts."""
+    body: str = ""
+    """The OpenAPI schema of the body."""
 
 
 Handler = Callable[[Any, Route], None]
@@ -93,9 +91,7 @@ class Routes(BoundedCache[bytes, Route]):
                     names = {name: unquote_to_bytes(value).decode() for name, value in match.groupdict().items()}
                 except UnicodeDecodeError:
                     return NOWHERE
-                return Route(
-                    resource.handlers, guard, error=resource.error, is_large=resource.body not in _SMALL, **names
-                )
+                return Route(resource.handlers, guard, error=resource.error, body=resource.body, **names)
         return NOWHERE
 
 

@@ -79,13 +79,16 @@ class HttpRequestDecoder:
         return b'"BYTES"' not in text and b'"BOOL"' not in text
 
     def in_steps(
-        self, handle: Handle, body: Buffer, json_length: int | None
+        self, handle: Handle, json_length: int | None, body: Buffer
     ) -> Steps[tuple[JsonLayout, dict[str, Array]]]:
-        """The first half of decoding a large body, on any thread, with its length of JSON not 0; ``complete`` is the other.
+        """The first half of decoding a large body, on any thread; ``complete`` is the other.
 
         Raises InvalidArgument.
         """
         size = len(body) if json_length is None else json_length
+        if size == 0 == json_length:
+            yield len(body)
+            return JsonLayout(form=BINARY), _raw_request(handle, body).inputs
         if size > len(body):
             raise _too_short(size, body)
         layout = understand((yield from read_in_steps(memoryview(body)[:size])))
