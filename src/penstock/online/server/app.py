@@ -47,7 +47,7 @@ from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.resources import allow_open_files, core_ids
 
 _SWITCH_INTERVAL_S = 0.0005
-_TRIM_S = 1.0
+_TRIM_S = 3.0
 _OTHER_FILES = 256
 """Open files that connections may not use: they are for models, logs, the cache, and clients being refused."""
 
@@ -129,7 +129,7 @@ def build(
     tracer = recording.tracer
     cache = open_cache(config.cache_bytes, config.cache_redis, config.cache_ttl_s, clock)
     access = Access(Path(config.keys_file) if config.keys_file else None, clock)
-    budget = ByteBudget(config.max_inflight_bytes, _trim_later)
+    budget = ByteBudget(config.max_inflight_bytes, _Trim())
     shared_memory = SharedMemory(config.client_shm, budget)
     dataplane = DataPlane(
         repository,
@@ -175,9 +175,19 @@ def build(
     )
 
 
-def _trim_later() -> None:
-    """Return freed memory to the system, once the requests that held it are gone."""
-    asyncio.get_running_loop().call_later(_TRIM_S, on_daemon_thread, "trim", give_back)
+class _Trim:
+    """Returns freed memory to the system some seconds after it is called: requests have left by then, and it is not done for each."""
+
+    _is_planned = False
+
+    def __call__(self) -> None:
+        if not self._is_planned:
+            self._is_planned = True
+            asyncio.get_running_loop().call_later(_TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        self._is_planned = False
+        on_daemon_thread("trim", give_back)
 
 
 def _load_options(config: ServerConfig) -> LoadOptions:

@@ -13,7 +13,7 @@ from penstock.online.server.access.auth import Access, Client
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
-_LARGE_BYTES = 32 << 20
+_LARGE_BYTES = 8 << 20
 
 
 class TokenBucket(msgspec.Struct):
