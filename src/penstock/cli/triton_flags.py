@@ -23,6 +23,7 @@ DEFAULTS: Mapping[str, Any] = {
     "allow_client_shm": "false",
     "dialects": [],
     "max_request_bytes": 1 << 30,
+    "max_json_bytes": 64 << 20,
 }
 """Defaults that differ from ``ServerConfig``, as Triton's users expect them. Triton does not limit the size of tensors."""
 

@@ -20,10 +20,11 @@ from penstock.artifact import local_path
 from penstock.clock import SystemClock
 from penstock.errors import InvalidArgument, Unavailable
 from penstock.online.cache.response_cache import open_cache
+from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler, RequestLimits
 from penstock.online.repository.loading.loader import LoadedVersion, preload
-from penstock.online.repository.loading.memory import share_arenas
+from penstock.online.repository.loading.memory import give_back, share_arenas
 from penstock.online.repository.manager import Manager
 from penstock.online.repository.override import clear_abandoned
 from penstock.online.repository.resolved_version import LoadOptions, define
@@ -46,6 +47,7 @@ from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.resources import allow_open_files, core_ids
 
 _SWITCH_INTERVAL_S = 0.0005
+_TRIM_S = 3.0
 _OTHER_FILES = 256
 """Open files that connections may not use: they are for models, logs, the cache, and clients being refused."""
 
@@ -126,7 +128,7 @@ def build(
     cache = open_cache(config.cache_bytes, config.cache_redis, config.cache_ttl_s, clock)
     access = Access(Path(config.keys_file) if config.keys_file else None, clock)
     admission = Admission(access, clock)
-    budget = ByteBudget(config.max_inflight_bytes)
+    budget = ByteBudget(config.max_inflight_bytes, _Trim())
     shared_memory = SharedMemory(config.client_shm, budget)
     dataplane = DataPlane(
         repository,
@@ -170,6 +172,21 @@ def build(
         shared_memory=shared_memory,
         cache=cache,
     )
+
+
+class _Trim:
+    """Returns freed memory to the system some seconds after it is called: requests have left by then, and it is not done for each."""
+
+    _is_planned = False
+
+    def __call__(self) -> None:
+        if not self._is_planned:
+            self._is_planned = True
+            asyncio.get_running_loop().call_later(_TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        self._is_planned = False
+        on_daemon_thread("trim", give_back)
 
 
 def _load_options(config: ServerConfig) -> LoadOptions:

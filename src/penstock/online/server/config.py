@@ -115,9 +115,12 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Maximum requests that one model has accepted and not yet answered; further requests are rejected with 503."""
     max_request_bytes: Flag[_Count] = 64 << 20
     """Maximum size of a request body; larger bodies are rejected with 413 before they are read."""
+    max_json_bytes: _Count = 16 << 20
+    """Maximum size of the JSON in an HTTP request for inference, after decompression; more is rejected with 413. Binary tensors do
+    not count."""
     max_inflight_bytes: _Bytes = 1 << 30
-    """Maximum bytes of all requests in memory, at least ``max_request_bytes``; further requests are rejected with 503. 0 sets no
-    limit."""
+    """Maximum bytes of all requests, tensors decoded from them and unread responses in memory, at least ``max_request_bytes``;
+    further requests are rejected with 503. 0 sets no limit."""
     max_header_bytes: _Count = 64 << 10
     """Maximum bytes of a request's headers, counting 32 bytes of overhead per header; more are rejected with 431."""
     max_connections: _Count = 10_000

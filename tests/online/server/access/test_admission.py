@@ -182,3 +182,19 @@ def test_a_byte_budget_without_limit_and_its_refusal() -> None:
     assert budget.take(1 << 60)
     error = budget.refusal()
     assert (error.code, error.retry_after_s) == (Code.UNAVAILABLE, 1.0)
+
+
+def test_the_fall_from_a_peak_is_told_once() -> None:
+    falls: list[int] = []
+    budget = ByteBudget(0, lambda: falls.append(budget.used))
+    for size in (1 << 20, 40 << 20, 100 << 20):
+        assert budget.take(size)
+    budget.give(100 << 20)
+    assert falls == []
+    budget.give(30 << 20)
+    assert falls == [11 << 20]
+    budget.give(11 << 20)
+    assert falls == [11 << 20, 0]
+    assert budget.take(1 << 20)
+    budget.give(1 << 20)
+    assert falls == [11 << 20, 0]

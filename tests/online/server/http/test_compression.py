@@ -7,15 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloaded import announced
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.compression import TooLarge, compress, decompress, inflate, knows, preferred
+from penstock.online.server.http.compression import TooLarge, compress, inflate, knows, preferred
+from penstock.online.server.offload import STEP_BYTES, finish
 
 ENCODINGS = [b"gzip", b"deflate"]
 
 
+def decompress(body: bytes, encoding: bytes, limit: int) -> bytearray:
+    return finish(inflate(body, encoding, limit))
+
+
 @given(st.lists(st.binary(max_size=300), max_size=4), st.sampled_from(ENCODINGS))
 def test_what_was_compressed_comes_out_again(parts: list[bytes], encoding: bytes) -> None:
-    assert decompress(compress(parts, encoding), encoding, 10_000) == b"".join(parts)
+    assert decompress(finish(compress(parts, encoding)), encoding, 10_000) == b"".join(parts)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_000])
@@ -30,20 +36,22 @@ def test_incompressible_bodies_of_many_slices() -> None:
     assert decompress(zlib.compress(body, 0), b"deflate", len(body)) == body
 
 
-def test_it_goes_in_steps() -> None:
-    body, whole = bytes(5_000_000), bytearray()
-    sizes = []
-    for size in inflate(gzip.compress(body), b"gzip", len(body), whole):
-        assert size == len(whole)
-        sizes.append(size)
-    assert whole == body
-    assert all((1 << 20) <= after - before < (2 << 20) for before, after in pairwise([0, *sizes]))
-    assert len(body) - sizes[-1] < 1 << 20
+def test_it_goes_in_steps_that_are_announced() -> None:
+    body = bytes(5_000_000)
+    for steps, expected in (
+        (inflate(gzip.compress(body), b"gzip", len(body)), body),
+        (compress([body, bytes(7)], b"gzip"), None),
+    ):
+        sizes, found = announced(steps)
+        assert len(sizes) >= len(body) // STEP_BYTES
+        assert all(0 <= after - before <= STEP_BYTES for before, after in pairwise([0, *sizes]))
+        assert len(found) <= sizes[-1]
+        assert found == expected or gzip.decompress(found) == body + bytes(7)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_bomb_is_refused_before_it_is_big(encoding: bytes) -> None:
-    bomb = compress([bytes(200_000_000)], encoding)
+    bomb = finish(compress([bytes(200_000_000)], encoding))
     assert len(bomb) < 2_000_000
     with pytest.raises(TooLarge, match="larger than 1000 bytes"):
         decompress(bomb, encoding, 1000)

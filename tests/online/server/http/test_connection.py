@@ -112,8 +112,12 @@ def test_binary_both_ways(client: Client) -> None:
         (b"CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\nhidden", 501),
         (b"\r\n" * 50_000, 431),
         (post(bytes(100_001)), 413),
-        (b"POST /v2 HTTP/1.1\r\nContent-Length: 9999999999999999999\r\n\r\n", 413),
-        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"fff\r\n" + bytes(4095) + b"\r\n") * 30, 413),
+        (b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 9999999999999999999\r\n\r\n", 413),
+        (
+            b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + (b"fff\r\n" + bytes(4095) + b"\r\n") * 30,
+            413,
+        ),
         (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 200_000, 431),
     ],
     ids=lambda value: str(value)[:60],

@@ -20,6 +20,7 @@ from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, pos
 from penstock.clock import SystemClock
 from penstock.online.server.access.auth import Access
 from penstock.online.server.http import compression
+from penstock.online.server.offload import Steps
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire
 from penstock.testing import FakeModel
 
@@ -447,10 +448,11 @@ def test_a_request_whose_client_has_gone_is_not_run(loop: str) -> None:
 def test_a_client_that_leaves_while_its_body_is_inflated_is_not_run(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, gate, inflate = threading.Semaphore(0), threading.Event(), compression.inflate
 
-    def held(*args: Any) -> Iterator[int]:
+    def held(*args: Any) -> Steps[bytearray]:
+        yield 0
         entered.release()
         assert gate.wait(PATIENCE_S)
-        yield from inflate(*args)
+        return (yield from inflate(*args))
 
     monkeypatch.setattr(compression, "inflate", held)
     body = gzip.compress(json.dumps(tensor([[3.0, 0.0]])).encode() + b" " * 1_500_000)
@@ -493,9 +495,12 @@ def test_the_bytes_of_all_requests_together_are_bounded() -> None:
         while server.call(lambda: server.budget.used):
             pass
         again = server.connect()
-        assert again.ask(post(values, path="/v2/models/fp32/infer")).status == 200
-        packed = post(gzip.compress(values), "Content-Encoding: gzip\r\n", "/v2/models/fp32/infer")
+        fewer = json.dumps(tensor([[0.0] * 3_000])).encode()
+        assert again.ask(post(fewer, path="/v2/models/fp32/infer")).status == 200
+        packed = post(gzip.compress(fewer), "Content-Encoding: gzip\r\n", "/v2/models/fp32/infer")
         assert again.ask(packed).status == 200
+        # The text alone would fit, but not with the tensor that it becomes.
+        assert again.ask(post(values, path="/v2/models/fp32/infer")).status == 503
         bomb = gzip.compress(json.dumps(tensor([[0.0] * 60_000])).encode())
         assert again.ask(post(bomb, "Content-Encoding: gzip\r\n", "/v2/models/fp32/infer")).status == 503
         assert server.call(lambda: server.budget.used) == 0

@@ -15,6 +15,7 @@ from handles import described
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.online.server.http.generate import read_request, write_response
+from penstock.online.server.offload import finish
 from penstock.request import InferResponse
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import FakeModel, FakeStreamingModel
@@ -68,23 +69,23 @@ def client(server: GatedServer) -> Iterator[Client]:
 
 def test_parameters_and_texts_are_bounded_in_number() -> None:
     body = {"n": 1, **{f"a{n}": n for n in range(512)}, "parameters": {f"b{n}": n for n in range(512)}}
-    assert len(read_request(described(*INPUTS), json.dumps(body).encode()).parameters) == 1024
+    assert len(finish(read_request(described(*INPUTS), json.dumps(body).encode())).parameters) == 1024
     with pytest.raises(InvalidArgument, match="more than 1024 parameters"):
-        read_request(described(*INPUTS), json.dumps(body | {"c": True}).encode())
+        finish(read_request(described(*INPUTS), json.dumps(body | {"c": True}).encode()))
     with pytest.raises(InvalidArgument, match="1048577 BYTES elements are more"):
-        read_request(described(*INPUTS), json.dumps({"text": [""] * ((1 << 20) + 1)}).encode())
+        finish(read_request(described(*INPUTS), json.dumps({"text": [""] * ((1 << 20) + 1)}).encode()))
 
 
 def test_members_become_inputs_and_parameters() -> None:
     body = b'{"text":"hi","x":[1,2,3],"n":7,"id":"a","temperature":0.5,"parameters":{"stop":true,"who":"me"}}'
-    request = read_request(described(*INPUTS), body)
+    request = finish(read_request(described(*INPUTS), body))
     assert request.id == "a"
     assert request.inputs["text"].tolist() == [[b"hi"]]
     assert request.inputs["x"].tolist() == [[1, 2, 3]]
     assert request.inputs["n"].tolist() == 7
     assert request.parameters == {"temperature": 0.5, "stop": True, "who": "me"}
-    assert read_request(described(*INPUTS), b'{"x":[[1,2,3],[4,5,6]]}').inputs["x"].shape == (2, 3)
-    assert read_request(described(*INPUTS), b'{"parameters":{"n":1}}').inputs["n"].shape == ()
+    assert finish(read_request(described(*INPUTS), b'{"x":[[1,2,3],[4,5,6]]}')).inputs["x"].shape == (2, 3)
+    assert finish(read_request(described(*INPUTS), b'{"parameters":{"n":1}}')).inputs["n"].shape == ()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_members_become_inputs_and_parameters() -> None:
 )
 def test_bodies_that_are_refused(body: bytes, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        read_request(described(*INPUTS), body)
+        finish(read_request(described(*INPUTS), body))
 
 
 @given(
@@ -117,7 +118,7 @@ def test_bodies_that_are_refused(body: bytes, message: str) -> None:
 def test_any_value_is_taken_or_refused(value: Any) -> None:
     for name in ("text", "x", "n", "other", "id", "parameters"):
         try:
-            read_request(described(*INPUTS), json.dumps({name: value}).encode())
+            finish(read_request(described(*INPUTS), json.dumps({name: value}).encode()))
         except InvalidArgument:
             continue
 
@@ -251,6 +252,8 @@ def test_a_stream_behind_a_slow_answer_grows_in_place() -> None:
     model = FakeStreamingModel(WORDS, speak)
     with GatedServer(also={"speaker": model}, max_unsent_bytes=1 << 30) as server:
         client = server.connect()
+        assert client.ask(infer(1)).data == [2, 0]  # from then on several requests may be in flight
+        server.entered.acquire()
         server.gate.clear()
         client.send(infer(1))
         assert server.entered.acquire(timeout=PATIENCE_S)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -16,6 +17,7 @@ from penstock.online.server.access.auth import Access, Client
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
+_LARGE_BYTES = 8 << 20
 
 
 class TokenBucket(msgspec.Struct):
@@ -38,28 +40,35 @@ class TokenBucket(msgspec.Struct):
 
 
 class ByteBudget:
-    """Bounds the bytes of all requests in memory; 0 sets no limit.
+    """Bounds the bytes of all requests, and of unread responses, in memory; 0 sets no limit.
 
     Take bytes when they arrive, not when they are announced: otherwise a few clients that announce large bodies and send nothing
     would lock out all others. Give them back once the request is answered.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_fall: Callable[[], None] = lambda: None) -> None:
+        """``on_fall`` is called whenever little is left of a lot, which the C library may still keep."""
         self.used = 0
         self._limit = limit
         self.turn = asyncio.Lock()
         """Held by the one request that is decompressed; others wait as small as they were sent."""
+        self._on_fall = on_fall
+        self._peak = 0
 
     def take(self, count: int) -> bool:
         """Take ``count`` bytes; returns False if that would exceed the limit."""
         if self._limit and self.used + count > self._limit:
             return False
         self.used += count
+        self._peak = max(self._peak, self.used)
         return True
 
     def give(self, count: int) -> None:
         """Give back ``count`` bytes."""
         self.used -= count
+        if self._peak >= _LARGE_BYTES and self.used <= self._peak // 4:
+            self._peak = self.used
+            self._on_fall()
 
     def refusal(self) -> Unavailable:
         """The error for a request whose bytes cannot be taken."""

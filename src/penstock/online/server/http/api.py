@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,8 +16,12 @@ from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Handler, Resource, Route
+from penstock.online.server.offload import run
 from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.telemetry.exposition import CONTENT_TYPE
+
+_PIECE = 256 << 10
+"""A multiple of the 4 characters that base64 encodes 3 bytes in."""
 
 
 class _Index(msgspec.Struct):
@@ -120,7 +125,7 @@ class Api:
     @later
     async def update_trace_settings(self, exchange: Exchange, route: Route) -> Mapping[str, Any]:
         """Change trace settings."""
-        return await self._control.trace_settings(route.model, exchange.read(dict[str, Any]))
+        return await self._control.trace_settings(route.model, await exchange.read(dict[str, Any]))
 
     @later
     async def log_settings(self, exchange: Exchange, route: Route) -> Mapping[str, Any]:
@@ -130,25 +135,25 @@ class Api:
     @later
     async def update_log_settings(self, exchange: Exchange, route: Route) -> Mapping[str, Any]:
         """Change log settings."""
-        return await self._control.log_settings(exchange.read(dict[str, Any]))
+        return await self._control.log_settings(await exchange.read(dict[str, Any]))
 
     @later
     async def index(self, exchange: Exchange, route: Route) -> list[dict[str, Any]]:
         """All models."""
-        return self._of_client(exchange, await self._control.repository_index(exchange.read(_Index).ready))
+        return self._of_client(exchange, await self._control.repository_index((await exchange.read(_Index)).ready))
 
     @later
     async def load(self, exchange: Exchange, route: Route) -> None:
         """Load or reload a model."""
         _refuse_repository(route)
-        parameters = exchange.read(_Load).parameters
-        await self._control.load(route.model, {name: _decode(name, value) for name, value in parameters.items()})
+        parameters = (await exchange.read(_Load)).parameters
+        await self._control.load(route.model, await run(partial(_decode_files, parameters)))
 
     @later
     async def unload(self, exchange: Exchange, route: Route) -> None:
         """Unload a model."""
         _refuse_repository(route)
-        await self._control.unload(route.model, exchange.read(_Load).parameters)
+        await self._control.unload(route.model, (await exchange.read(_Load)).parameters)
 
     def _of_client(self, exchange: Exchange, models: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of ``models`` that the client may use."""
@@ -164,7 +169,7 @@ class Api:
     @later
     async def register(self, exchange: Exchange, route: Route) -> None:
         """Register a region."""
-        region = exchange.read(_SystemRegion)
+        region = await exchange.read(_SystemRegion)
         await self._control.register_shared_memory(route.name, region.key, region.offset, region.byte_size)
 
     @later
@@ -217,11 +222,15 @@ def _refuse_repository(route: Route) -> None:
         raise Unsupported("'repository_name' specification is not supported")
 
 
-def _decode(name: str, value: Any) -> Any:
-    """The value of a load parameter. JSON encodes the files, ``file:…``, in base64."""
-    if not name.startswith("file:"):
-        return value
-    try:
-        return base64.b64decode(value, validate=True)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"'{name}' is not base64") from None
+def _decode_files(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a load. JSON encodes the files, ``file:…``, in base64. Raises InvalidArgument."""
+    decoded = dict(parameters)
+    for name, value in parameters.items():
+        if name.startswith("file:"):
+            try:
+                # In pieces, between which other threads can run.
+                pieces = (value[start : start + _PIECE] for start in range(0, len(value), _PIECE))
+                decoded[name] = b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
+            except (TypeError, ValueError):
+                raise InvalidArgument(f"'{name}' is not base64") from None
+    return decoded

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.online.server.offload import STEP_BYTES, Steps
 from penstock.tensor import Buffer
 
 _WINDOW = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 _LEVEL = 1
-_STEP = 1 << 20
 _SLICE = 1 << 16
+_MAX_RATIO = 1040
+"""Deflate makes data at most 1032 times smaller."""
 
 ENCODINGS = b"gzip, deflate"
 """The supported encodings, in the form of a header. ``deflate`` is the zlib format, as HTTP defines it."""
@@ -20,36 +22,34 @@ ENCODINGS = b"gzip, deflate"
 class TooLarge(ResourceExhausted):
     """The decompressed body exceeds the limit."""
 
+    http_status = 413
+
 
 def knows(encoding: bytes) -> bool:
     """True if bodies of ``encoding`` (in lower case) can be decompressed."""
     return encoding in _WINDOW
 
 
-def decompress(body: Buffer, encoding: bytes, limit: int) -> bytearray:
-    """Decompress ``body`` in one go; see ``inflate``."""
-    whole = bytearray()
-    for _ in inflate(body, encoding, limit, whole):
-        pass
-    return whole
-
-
-def inflate(body: Buffer, encoding: bytes, limit: int, whole: bytearray) -> Iterator[int]:
-    """Decompress the only member of ``body`` into ``whole``; yields the size reached after every one or two megabytes.
+def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[bytearray]:
+    """Decompress the only member of ``body``.
 
     Raises TooLarge as soon as there are more than ``limit`` bytes, and InvalidArgument if ``body`` is corrupt, truncated, or
-    followed by other data. ``whole`` never exceeds ``limit`` by more than a megabyte.
+    followed by other data. The result never exceeds ``limit`` by more than one step.
     """
-    told = 0
+    whole = bytearray()
     member = zlib.decompressobj(_WINDOW[encoding])
     # In slices, since zlib copies all input that it has not consumed.
-    taken = 0
+    taken = told = 0
     while taken < len(body) and not member.eof:
         rest: Buffer = memoryview(body)[taken : taken + _SLICE]
         taken += len(rest)
         is_full = True
         while (rest or is_full) and not member.eof:
-            most = min(_STEP, limit - len(whole) + 1)
+            most = min(_SLICE, limit - len(whole) + 1)
+            if len(whole) + most > told:
+                # Small at first, since most bodies are.
+                told = len(whole) + max(_SLICE, min(len(whole), STEP_BYTES))
+                yield min(told, limit + 1, _MAX_RATIO * len(body))
             try:
                 piece = member.decompress(rest, most)
             except zlib.error as error:
@@ -58,19 +58,22 @@ def inflate(body: Buffer, encoding: bytes, limit: int, whole: bytearray) -> Iter
             if len(whole) > limit:
                 raise TooLarge(f"the decompressed body is larger than {limit} bytes")
             rest, is_full = member.unconsumed_tail, len(piece) == most
-            if len(whole) - told >= _STEP:
-                told = len(whole)
-                yield told
     if not member.eof:
         raise InvalidArgument("the compressed body is truncated")
     if left := len(body) - taken + len(member.unused_data):
         raise InvalidArgument(f"the compressed body is followed by {left} bytes of other data")
+    return whole
 
 
-def compress(parts: Iterable[Buffer], encoding: bytes) -> bytes:
+def compress(parts: Iterable[Buffer], encoding: bytes) -> Steps[bytes]:
     """Join and compress ``parts`` at the fastest level: higher levels hardly make floats smaller."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
-    return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
+    packed = bytearray()
+    for part in parts:
+        for start in range(0, len(part), STEP_BYTES):
+            yield len(packed) + STEP_BYTES
+            packed += packer.compress(memoryview(part)[start : start + STEP_BYTES])
+    return bytes(packed + packer.flush())
 
 
 def preferred(accept: bytes) -> bytes:

@@ -7,6 +7,7 @@ known bypasses the parser.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import httptools
 
@@ -44,10 +45,12 @@ class Http1Connection(Responder):
         "_body",
         "_body_bytes",
         "_chunked",
+        "_exchange",
         "_expects",
         "_head",
         "_header_bytes",
         "_is_aside",
+        "_is_wanted",
         "_length",
         "_messages",
         "_overhead_bytes",
@@ -73,6 +76,8 @@ class Http1Connection(Responder):
         self._reserved_bytes = 0
         self._head = RequestHead()
         self._header_bytes = 0
+        self._exchange = Exchange(self, self._head)
+        self._is_wanted = True  # the request is run once its body is complete
         self._is_aside = False  # a BodyReceiver is the transport's protocol
         self._begin_message()
 
@@ -181,11 +186,8 @@ class Http1Connection(Responder):
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
             # The parser has validated the number.
             self._length = int(value[:_MAX_DIGITS])
-            self._check_body(self._length)
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
-            # A separate exchange, so that it is sent after the responses to earlier requests.
-            self._answer_later(Exchange(self, RequestHead()), CONTINUE)
         else:
             try:
                 self._head.read(name, value)
@@ -195,11 +197,34 @@ class Http1Connection(Responder):
                 self._refuse(400, str(error))
                 raise _Refused from None
 
+    def on_headers_complete(self) -> None:
+        """Check the size of the head, the URL, the client's rights and the announced size, before any of the body is kept."""
+        context, parser, head = self.context, self._parser, self._head
+        self._check_head()
+        head.method = parser.get_method()
+        head.route = context.routes[self._url]
+        head.handler = head.route.handlers.get(head.method)
+        head.http_1_0 = parser.get_http_version() == "1.0"
+        self._exchange = Exchange(self, head)
+        self._is_wanted = self._exchange.admit()
+        if self._is_wanted:
+            self._check_body(self._length)
+            if self._expects:
+                # A separate exchange, so that it is sent after the responses to earlier requests.
+                self._answer_later(Exchange(self, RequestHead()), CONTINUE)
+        elif self._expects or self._length > FREE_BYTES:
+            self._turn_away()
+
     def on_chunk_header(self) -> None:
         self._chunked = True
 
     def on_body(self, data: bytes) -> None:
         self._progressed = True
+        if not self._is_wanted:
+            self._body_bytes += len(data)
+            if self._body_bytes > FREE_BYTES:
+                self._turn_away()
+            return
         if not self._body:
             self._body = data
             self._body_bytes = len(data)
@@ -218,28 +243,22 @@ class Http1Connection(Responder):
             return
         self._progressed = True
         self._messages += 1
-        context = self.context
-        if self._header_bytes + len(self._url) > context.max_header_bytes:
-            self._refuse_head()
-            raise _Refused
+        self._check_head()  # again, since trailers count
         parser = self._parser
         if parser.should_upgrade():
             # The parser withholds the body of such a request, so the header cannot just be ignored.
             self._refuse(501, "protocol upgrades are not supported: send the request without the header Upgrade")
             raise _Refused
         head = self._head
-        head.method = parser.get_method()
-        head.route = context.routes[self._url]
-        head.handler = head.route.handlers.get(head.method)
         head.keep_alive = parser.should_keep_alive()
-        head.http_1_0 = parser.get_http_version() == "1.0"
         head.body_bytes = self._body_bytes
         if self._text:
             if not self._chunked and not self._expects and head.keep_alive and not head.http_1_0:
-                context.heads.learn(self._text, head)
+                self.context.heads.learn(self._text, head)
             self._text = b""
         self._ending = not head.keep_alive
-        exchange = Exchange(self, head, self._body, head.keep_alive, self._reserved_bytes)
+        exchange = self._exchange
+        exchange.body, exchange.keep_alive, exchange.reserved_bytes = self._body, head.keep_alive, self._reserved_bytes
         self._reserved_bytes = 0
         self._begin_message()
         self._take(exchange)
@@ -255,8 +274,16 @@ class Http1Connection(Responder):
         self._head = RequestHead()
         self._chunked = False
         self._expects = False
+        self._is_wanted = True
 
     # Limits
+
+    def _turn_away(self) -> None:
+        """Answer a request that will not be run before its body is received, then close."""
+        self._discarding = self._ending = True
+        self._exchange.keep_alive = False
+        self._take(self._exchange)
+        raise _Refused
 
     def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
         """Queue an error response, then close.
@@ -277,9 +304,13 @@ class Http1Connection(Responder):
         self._reserved_bytes = 0
 
     def _check_body(self, size: int) -> None:
-        limit = self.context.max_request_bytes
+        limit, most_json = self.context.limit_of(self._head), self.context.config.max_json_bytes
         if size > limit:
-            self._refuse(413, f"the body is larger than {limit} bytes")
+            what = f"{limit} bytes of JSON (send tensors as binary data)" if limit == most_json else f"{limit} bytes"
+            self._refuse(413, f"the body is larger than {what}")
+            raise _Refused
+        if (self._head.json_length or 0) > most_json:
+            self._refuse(413, f"the body has more than {most_json} bytes of JSON (send tensors as binary data)")
             raise _Refused
 
     def _hold(self, size: int) -> None:
@@ -295,6 +326,14 @@ class Http1Connection(Responder):
         self._overhead_bytes += size
         if self._overhead_bytes > self.context.max_header_bytes:
             self._refuse_head()
+        elif self._overhead_bytes > FREE_BYTES:
+            with suppress(_Refused):
+                self._hold(self._overhead_bytes)
+
+    def _check_head(self) -> None:
+        if self._header_bytes + len(self._url) > self.context.max_header_bytes:
+            self._refuse_head()
+            raise _Refused
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"the request headers are larger than {self.context.max_header_bytes} bytes")

@@ -9,12 +9,17 @@ from typing import Any
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.config import ServerConfig
-from penstock.online.server.http.head import KnownHeads
+from penstock.online.server.http.head import KnownHeads, RequestHead
 from penstock.online.server.http.routes import Resource, Routes
 from penstock.online.server.network.connections import Connections
 
 FREE_BYTES = 16 << 10
 """Bodies up to this size do not count against the budget."""
+_CONTROL_BYTES = 64 << 10
+_WITHOUT_TENSORS = ("", "Settings", "IndexRequest", "Region")
+"""Schemas of bodies without tensors or files, which have at most ``_CONTROL_BYTES``."""
+_ALL_JSON = ("InferRequest", "GenerateRequest")
+_PERHAPS_JSON = (b"", b"application/json", b"application/x-www-form-urlencoded")
 
 
 class HttpContext:
@@ -40,7 +45,15 @@ class HttpContext:
         self.max_pipelined = config.max_pipelined
         self.max_header_bytes = config.max_header_bytes
         self.max_request_bytes = config.max_request_bytes
+        self.large = asyncio.Semaphore(1)
+        """Held while a body that takes much memory is decoded, so that others do not take as much at the same time."""
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def limit_of(self, head: RequestHead) -> int:
+        """Maximum size of the body, as received and after decompression."""
+        if head.route.body in _WITHOUT_TENSORS:
+            return min(_CONTROL_BYTES, self.max_request_bytes)
+        return min(self.config.max_json_bytes, self.max_request_bytes) if is_json(head) else self.max_request_bytes
 
     def reserve(self, size: int, reserved: int) -> int:
         """Raise a reservation from ``reserved`` to ``size`` bytes of the budget; returns the bytes added. Raises Unavailable."""
@@ -60,3 +73,11 @@ class HttpContext:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def is_json(head: RequestHead) -> bool:
+    """True if the whole body is JSON."""
+    if head.json_length is not None or head.route.body in _ALL_JSON:
+        return head.json_length is None
+    media = head.content_type.partition(b";")[0].strip().lower()
+    return head.route.body == "Anything" and media in _PERHAPS_JSON

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import math
@@ -22,15 +21,18 @@ from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
+from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, in_steps, run
 from penstock.request import InferRequest
 from penstock.tensor import Buffer
 
 _log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
+_Result = TypeVar("_Result")
 
 _MIN_COMPRESSED = 1024
-_INLINE_BYTES = 1024
-"""Larger bodies are compressed and decompressed on another thread."""
+_MAX_MEMBERS = 1 << 16
+_SLICE = 64 << 10
+_LARGE_BYTES = 4 << 20
 _RETRY_AFTER_S = 1.0
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
@@ -66,6 +68,10 @@ class Exchange(msgspec.Struct, eq=False):
     """Bytes taken from the server's budget for bodies; the connection returns them with the response."""
     client: str = ""
     """The client's name in the keys file."""
+    is_checked: bool = False
+    """True if access has been checked: ``refusal`` is the outcome."""
+    refusal: PenstockError | None = None
+    """The answer in place of the handler's."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
     """Cancels the inference."""
@@ -76,8 +82,21 @@ class Exchange(msgspec.Struct, eq=False):
     is_gone: bool = False
     """True if the client has disconnected."""
 
+    def admit(self) -> bool:
+        """Check the URL, the method and the client's rights, which takes only the head; False if ``run`` will refuse the request."""
+        head = self.head
+        self.is_checked = True
+        if head.handler is None:
+            return False
+        if head.route.guard is not None:
+            try:
+                self.client = head.route.guard(head.credential, head.keys, head.route.model)
+            except Exception as error:  # noqa: BLE001 - a bug must not affect the other requests
+                self.refusal = as_error(error)
+        return self.refusal is None
+
     def run(self) -> None:
-        """Check access and call the handler, which answers now or later."""
+        """Check access, unless ``admit`` has, and call the handler, which answers now or later."""
         try:
             head = self.head
             handler = head.handler
@@ -88,13 +107,16 @@ class Exchange(msgspec.Struct, eq=False):
                 else:
                     self.fail_with(404, "Not Found")
                 return
+            if self.refusal is not None:
+                self.fail(self.refusal)
+                return
             guard = head.route.guard
-            if guard is not None:
+            if guard is not None and not self.is_checked:
                 self.client = guard(head.credential, head.keys, head.route.model)
-            if head.encoding:
-                self._decompress(head.encoding)
-            else:
-                handler(self, head.route)
+            if head.encoding and not compression.knows(head.encoding):
+                self._refuse_encoding()
+                return
+            handler(self, head.route)
         except Exception as error:  # noqa: BLE001 - a bug must not affect the other requests
             self.fail_unexpected(error)
 
@@ -115,8 +137,70 @@ class Exchange(msgspec.Struct, eq=False):
 
         self.sink.context.start(run())
 
-    def read(self, kind: type[_Body]) -> _Body:
+    def decode(self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
+        """Decode the body by ``read``, and continue with ``start`` on the event loop: now if the body is small, else later.
+
+        ``start`` also gets true if it is called later: the model may have been replaced. The exchange no longer holds the body.
+        """
+        if len(self.body) <= INLINE_BYTES and not self.head.encoding:
+            body, self.body = self.body, b""
+            start(finish(read(body)), False)
+        else:
+            self.later(self._decode_later(read, start))
+
+    async def _decode_later(
+        self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]
+    ) -> None:
+        start(await self.decoded(read), True)
+
+    async def decoded(self, read: Callable[[Buffer], Steps[_Result]]) -> _Result:
+        """Decompress the body and decode it by ``read`` on other threads, which reserve memory before each step.
+
+        Raises Cancelled once the client has disconnected.
+        """
+        body, self.body = self.body, b""
+        size = len(body)
+        if self.head.encoding:
+            limit = self.sink.context.limit_of(self.head)
+            return await self._in_steps(_decompressed(body, self.head.encoding, limit, read), size)
+        return await self._in_steps(read(body), size)
+
+    async def _in_steps(self, steps: Steps[_Result], held: int) -> _Result:
+        """The result of ``steps``, beside ``held`` bytes."""
+        large, has_turn = self.sink.context.large, False
+
+        async def charge(size: int) -> None:
+            nonlocal has_turn
+            if size > _LARGE_BYTES and not has_turn:
+                await large.acquire()
+                has_turn = True
+            if self.is_gone:
+                raise Cancelled("the client has disconnected")
+            self._reserve(held + size)
+
+        try:
+            result = await in_steps(steps, charge)
+        finally:
+            if has_turn:
+                large.release()
+        if self.is_gone:
+            raise Cancelled("the client has disconnected")
+        return result
+
+    async def read(self, kind: type[_Body]) -> _Body:
         """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
+        if self.head.encoding:
+            self.body = await self.decoded(_as_it_is)
+        if len(self.body) <= INLINE_BYTES:
+            return self._read(kind)
+        # For the texts in the body, and what they are decoded to.
+        self._reserve(3 * len(self.body))
+        return await run(functools.partial(self._read, kind))
+
+    def _read(self, kind: type[_Body]) -> _Body:
+        view = memoryview(self.body)
+        if sum(bytes(view[start : start + _SLICE]).count(b",") for start in range(0, len(view), _SLICE)) > _MAX_MEMBERS:
+            raise InvalidArgument(f"the body has more than {_MAX_MEMBERS} members")
         try:
             return msgspec.json.decode(self.body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -140,7 +224,7 @@ class Exchange(msgspec.Struct, eq=False):
         headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
 
         async def compress() -> None:
-            compressed = await asyncio.to_thread(compression.compress, parts, encoding)
+            compressed = await self._in_steps(compression.compress(parts, encoding), self.reserved_bytes)
             self.sink.answered(self, status, headers, compressed)
 
         self.later(compress())
@@ -160,7 +244,7 @@ class Exchange(msgspec.Struct, eq=False):
             headers = b"Retry-After: %d\r\n" % max(1, math.ceil(seconds))
         elif error.code is Code.UNAUTHENTICATED:
             headers = b"WWW-Authenticate: Bearer\r\n"
-        code = 413 if isinstance(error, compression.TooLarge) else status.HTTP[error.code]
+        code: int = getattr(error, "http_status", status.HTTP[error.code])
         self.fail_with(code, str(error), headers)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
@@ -180,38 +264,25 @@ class Exchange(msgspec.Struct, eq=False):
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate
 
-    def _decompress(self, encoding: bytes) -> None:
-        if not compression.knows(encoding):
-            accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
-            self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
-            return
-        limit = self.sink.context.max_request_bytes
-        if len(self.body) <= _INLINE_BYTES:
-            self._run_decompressed(compression.decompress(self.body, encoding, limit))
-        else:
-            self.later(self._decompress_on_thread(encoding, limit))
-
-    async def _decompress_on_thread(self, encoding: bytes, limit: int) -> None:
-        """Decompress in steps, which reserve memory as it fills and stop if the client disconnects."""
-        whole = bytearray()
-        steps = compression.inflate(self.body, encoding, limit, whole)
-        size = 1
-        while size:
-            size = await asyncio.to_thread(next, steps, 0)
-            if self.is_gone:
-                raise Cancelled("the client has disconnected")
-            self._reserve(size)
-        self._run_decompressed(whole)
+    def _refuse_encoding(self) -> None:
+        accept = b"Accept-Encoding: %b\r\n" % compression.ENCODINGS
+        self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
 
     def _reserve(self, size: int) -> None:
+        """Raise the reservation to ``size`` bytes. Raises Unavailable."""
         self.reserved_bytes += self.sink.context.reserve(size, self.reserved_bytes)
 
-    def _run_decompressed(self, body: Buffer) -> None:
-        self._reserve(len(body))
-        self.body = body
-        handler = self.head.handler
-        assert handler is not None
-        handler(self, self.head.route)
+
+def _as_it_is(body: Buffer) -> Steps[Buffer]:
+    yield 0
+    return body
+
+
+def _decompressed(
+    body: Buffer, encoding: bytes, limit: int, read: Callable[[Buffer], Steps[_Result]]
+) -> Steps[_Result]:
+    whole = yield from compression.inflate(body, encoding, limit)
+    return (yield from beside(len(whole), read(whole)))
 
 
 def as_error(error: Exception) -> PenstockError:

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import orjson
 
-from penstock.errors import InvalidArgument, PenstockError, Unsupported
+from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted, Unsupported
 from penstock.online.repository.handle import Handle
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
-from penstock.online.server.http.codec.encoder import encode_error
+from penstock.online.server.http.codec import large_json
+from penstock.online.server.http.codec.encoder import encode_error, is_light
 from penstock.online.server.http.codec.json_tensor import from_json, to_json
 from penstock.online.server.http.exchange import Exchange, as_error
 from penstock.online.server.http.routes import Resource, Route
+from penstock.online.server.offload import Steps, run
 from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode = msgspec.json.Decoder().decode
 
 
 class Generation:
@@ -52,25 +57,31 @@ class Generation:
     def _start(self, exchange: Exchange, route: Route, done: Callable[[Outcome], None]) -> None:
         if exchange.head.json_length is not None:
             raise Unsupported("generate accepts only JSON", "remove the header Inference-Header-Content-Length")
-        handle = self._dataplane.acquire(route.model, route.version, exchange.client)
-        request = read_request(handle, exchange.body)
-        exchange.body = b""
-        exchange.introduce(request)
-        exchange.pending = self._dataplane.infer(handle, request, done, decoupled=True)
+
+        find = partial(self._dataplane.acquire, route.model, route.version, exchange.client)
+
+        def start(request: InferRequest, is_late: bool) -> None:
+            exchange.introduce(request)
+            exchange.pending = self._dataplane.infer(find() if is_late else handle, request, done, decoupled=True)
+
+        handle = find()
+        exchange.decode(partial(read_request, handle), start)
 
 
-def read_request(handle: Handle, body: Buffer) -> InferRequest:
+def read_request(handle: Handle, body: Buffer) -> Steps[InferRequest]:
     """Read a request: members with the name of an input are inputs, ``id`` is the id, all others are parameters.
 
     Members of ``parameters`` count as members of the body. A value with fewer dimensions than its input gets leading dimensions
     of size 1. Raises InvalidArgument.
     """
     try:
-        members = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        members = yield from large_json.read(body, _decode)
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise InvalidArgument(f"invalid generate request: {error}") from None
     except RecursionError:
         raise InvalidArgument("the body's JSON is nested too deeply") from None
+    if not isinstance(members, dict):
+        raise InvalidArgument("invalid generate request: Expected `object`")
     nested = members.pop("parameters", {})
     if not isinstance(nested, dict):
         raise InvalidArgument("'parameters' must be an object")
@@ -114,15 +125,39 @@ class _Responses(ABC):
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._is_over = False
+        self._waiting: deque[Outcome] = deque()
 
     def __call__(self, outcome: Outcome) -> None:
+        if not self._waiting and (isinstance(outcome, PenstockError) or is_light(outcome.outputs.values())):
+            self._take(outcome)
+            return
+        # Responses stay in order; those that follow a large one wait for its encoding.
+        self._waiting.append(outcome)
+        if len(self._waiting) == 1:
+            self._exchange.later(self._take_waiting())
+        elif sum(map(_size, self._waiting)) > self._exchange.sink.context.config.max_unsent_bytes:
+            self._take(ResourceExhausted("the responses are larger than the server can encode in time"))
+
+    async def _take_waiting(self) -> None:
+        while self._waiting:
+            outcome, data = self._waiting[0], b""
+            if isinstance(outcome, InferResponse) and outcome.outputs and not self._is_over:
+                try:
+                    data = await run(partial(write_response, outcome))
+                except Exception as error:  # noqa: BLE001 - as in ``_take``
+                    outcome = as_error(error)
+            self._take(outcome, data)
+            self._waiting.popleft()
+
+    def _take(self, outcome: Outcome, data: bytes = b"") -> None:
+        """Continue with ``outcome``; ``data`` are its outputs if they are encoded already."""
         if self._is_over:
             return
         try:
             if isinstance(outcome, PenstockError):
                 raise outcome
             if outcome.outputs:
-                self._add(write_response(outcome))
+                self._add(data or write_response(outcome))
             if outcome.final:
                 self._is_over = True
                 self._end()
@@ -186,8 +221,8 @@ class _Events(_Responses):
 
 
 def _input(spec: TensorSpec, value: Any) -> Array:
-    values = value if isinstance(value, list) else [value]
-    shape: list[int] = []
+    values = value if isinstance(value, list | np.ndarray) else [value]
+    shape: list[int] = list(value.shape) if isinstance(value, np.ndarray) else []
     while isinstance(value, list):  # the shape of nested lists, by their first elements
         shape.append(len(value))
         if not value:
@@ -197,6 +232,10 @@ def _input(spec: TensorSpec, value: Any) -> Array:
     if spec.datatype is DataType.BYTES:
         check_bytes_elements(math.prod(shape))
     return from_json(spec.name, spec.datatype.value, shape, values)
+
+
+def _size(outcome: Outcome) -> int:
+    return 0 if isinstance(outcome, PenstockError) else sum(array.nbytes for array in outcome.outputs.values())
 
 
 def _not_one(what: str) -> PenstockError:

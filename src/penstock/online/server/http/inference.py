@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
+from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.classification import classify_outputs
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec.decoder import HttpRequestDecoder
-from penstock.online.server.http.codec.encoder import HttpAnswerEncoder
+from penstock.online.server.http.codec.encoder import Encoded, HttpAnswerEncoder, is_light
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Resource, Route
-from penstock.request import InferRequest, Outcome
-from penstock.tensor import Array
+from penstock.online.server.offload import INLINE_BYTES, Steps, run
+from penstock.request import InferRequest, InferResponse, Outcome
+from penstock.tensor import Array, Buffer
 
 Write = Callable[[Mapping[str, Array]], bytes]
 """Encodes outputs as JSON. Raises PenstockError."""
@@ -36,9 +38,23 @@ class HttpInference:
     def infer(self, exchange: Exchange, route: Route) -> None:
         """Inference."""
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)
-        request, exchange.form = self._decode(handle, exchange.body, exchange.head.json_length)
+        body, json_length = exchange.body, exchange.head.json_length
+        if exchange.head.encoding or (len(body) > INLINE_BYTES and not self._decode.is_light(body, json_length)):
+            exchange.later(self._infer_later(exchange, handle))
+            return
         # The arrays keep the body alive as long as they need it.
         exchange.body = b""
+        request, exchange.form = self._decode(handle, body, json_length)
+        self._start(exchange, handle, request)
+
+    async def _infer_later(self, exchange: Exchange, handle: Handle) -> None:
+        route, json_length = exchange.head.route, exchange.head.json_length
+        layout, inputs = await exchange.decoded(partial(self._decode.in_steps, handle, json_length))
+        handle = self._dataplane.acquire(route.model, route.version, exchange.client)  # it may have been replaced
+        request, exchange.form = self._decode.complete(handle, layout, inputs)
+        self._start(exchange, handle, request)
+
+    def _start(self, exchange: Exchange, handle: Handle, request: InferRequest) -> None:
         if exchange.client or exchange.head.traceparent:
             exchange.introduce(request)
         # Cheaper than a closure, which has a cell for each variable, or a bound method.
@@ -50,36 +66,68 @@ class HttpInference:
         if isinstance(outcome, PenstockError):
             exchange.fail(outcome)
             return
-        form = exchange.form
+        if not self._encode.is_light(outcome, exchange.form):
+            exchange.later(self._answer_later(exchange, handle, outcome))
+            return
         try:
-            if form.classification:
-                classify_outputs(outcome, form.classification, handle)
-            headers, text, tensors = self._encode(outcome, form)
+            encoded = self._write(exchange.form, handle, outcome)
         except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
             exchange.fail_unexpected(error)
             return
-        if exchange.head.accepted or form.lease is not None:
+        self._reply(exchange, *encoded)
+
+    async def _answer_later(self, exchange: Exchange, handle: Handle, outcome: InferResponse) -> None:
+        self._reply(exchange, *await run(partial(self._write, exchange.form, handle, outcome)))
+
+    def _write(self, form: AnswerForm, handle: Handle, response: InferResponse) -> Encoded:
+        if form.classification:
+            classify_outputs(response, form.classification, handle)
+        return self._encode(response, form)
+
+    @staticmethod
+    def _reply(exchange: Exchange, headers: bytes, text: bytes, tensors: Sequence[Buffer]) -> None:
+        if exchange.head.accepted or exchange.form.lease is not None:
             exchange.reply(200, headers, text, tensors)
         else:
             exchange.sink.answered(exchange, 200, headers, text, tensors)
 
 
-def ask(dataplane: DataPlane, exchange: Exchange, handle: Handle, inputs: Mapping[str, Array], write: Write) -> None:
-    """Run ``inputs`` on ``handle`` and answer with the outputs, encoded by ``write``."""
+def ask(
+    dataplane: DataPlane,
+    exchange: Exchange,
+    find: Callable[[], Handle],
+    read: Callable[[Handle, Buffer], Steps[tuple[Mapping[str, Array], Write]]],
+) -> None:
+    """Run the inputs that ``read`` finds in the body on the handle that ``find`` returns, and answer with the outputs.
 
-    def done(outcome: Outcome) -> None:
-        if isinstance(outcome, PenstockError):
-            exchange.fail(outcome)
-            return
-        try:
-            body = write(outcome.outputs)
-        except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
-            exchange.fail_unexpected(error)
-            return
-        exchange.reply(200, JSON, body)
+    ``read`` also returns the function that encodes the outputs.
+    """
 
-    request = InferRequest(handle.name, dict(inputs), handle.version)
-    # The arrays keep the body alive as long as they need it.
-    exchange.body = b""
-    exchange.introduce(request)
-    exchange.pending = dataplane.infer(handle, request, done)
+    def start(found: tuple[Mapping[str, Array], Write], is_late: bool) -> None:
+        inputs, write = found
+        handle = find() if is_late else first
+        request = InferRequest(handle.name, dict(inputs), handle.version)
+        exchange.introduce(request)
+        exchange.pending = dataplane.infer(handle, request, partial(_finish, exchange, write))
+
+    first = find()
+    exchange.decode(partial(read, first), start)
+
+
+def _finish(exchange: Exchange, write: Write, outcome: Outcome) -> None:
+    if isinstance(outcome, PenstockError):
+        exchange.fail(outcome)
+        return
+
+    async def write_later() -> None:
+        exchange.reply(200, JSON, await run(partial(write, outcome.outputs)))
+
+    if not is_light(outcome.outputs.values()):
+        exchange.later(write_later())
+        return
+    try:
+        body = write(outcome.outputs)
+    except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
+        exchange.fail_unexpected(error)
+        return
+    exchange.reply(200, JSON, body)

@@ -26,6 +26,8 @@ from penstock.online.server.network.connections import LAST_REQUEST_S, ServerCon
 from penstock.tensor import Buffer
 
 _PROBE_S = 0.05
+_SMALL_BYTES = 64 << 10
+_UNREAD_FACTOR = 4
 
 
 class Responder(ServerConnection):
@@ -36,10 +38,13 @@ class Responder(ServerConnection):
         "_discarding",
         "_ending",
         "_flushing",
+        "_held",
         "_is_half_closed",
         "_pending",
         "_receiving",
         "_transport",
+        "_waiting",
+        "_window",
         "_write_paused",
         "context",
     )
@@ -51,6 +56,9 @@ class Responder(ServerConnection):
         self._backlog: deque[Exchange] = deque()
         self._flushing = False
         self._write_paused = False
+        self._window = 1  # requests that may be in flight; the first answer tells how large answers are
+        self._waiting = 0  # bytes of whole responses that wait for earlier ones
+        self._held = 0  # bytes of responses that are taken from the server's budget
         self._is_half_closed = False
         self._receiving = False  # part of a request has arrived
         self._ending = False  # no further request is accepted
@@ -66,6 +74,8 @@ class Responder(ServerConnection):
         # Batches that are already running continue; their responses are dropped.
         self._transport = None
         self._ending = True
+        self.context.give_back(self._held)
+        self._held = 0
         for exchange in self._backlog:
             self._give_back(exchange)
         self._backlog.clear()
@@ -101,13 +111,14 @@ class Responder(ServerConnection):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._count_unread()
         self._take_backlog()
 
     # Requests
 
     def _take(self, exchange: Exchange) -> None:
         """Run ``exchange`` now, or once fewer requests are in flight."""
-        if self._backlog or self._write_paused or len(self._pending) >= self.context.max_pipelined:
+        if self._backlog or self._write_paused or len(self._pending) >= self._window:
             self._backlog.append(exchange)
             self._steer_reading()
         else:
@@ -115,14 +126,14 @@ class Responder(ServerConnection):
             exchange.run()
 
     def _take_backlog(self) -> None:
-        context = self.context
-        while self._backlog and not self._write_paused and len(self._pending) < context.max_pipelined:
+        while self._backlog and not self._write_paused and len(self._pending) < self._window:
             exchange = self._backlog.popleft()
             self._pending.append(exchange)
-            if exchange.answer is None:
+            answer, exchange.answer = exchange.answer, None
+            if answer is None:
                 exchange.run()
             else:
-                self._settle(exchange, exchange.answer)
+                self._settle(exchange, answer)
         self._steer_reading()
 
     def _answer_later(self, exchange: Exchange, answer: Answer) -> None:
@@ -137,7 +148,8 @@ class Responder(ServerConnection):
     def _steer_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._backlog or self._write_paused:
+        is_full = len(self._pending) + len(self._backlog) >= self.context.max_pipelined
+        if self._write_paused or (self._backlog and is_full):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -162,18 +174,23 @@ class Responder(ServerConnection):
         else:
             connection = KEEP_ALIVE if exchange.head.http_1_0 else b""
         answer = compose(status, headers, connection, body, tensors)
+        self._window = self.context.max_pipelined
         if (
             len(self._pending) == 1
             and not connection
             and not self._ending
             and not self._backlog
             and not self._flushing
+            and not self._write_paused
             and type(answer) is bytes
+            and len(answer) <= _SMALL_BYTES
         ):
             # The common case, equivalent to ``_settle`` but faster.
             self._pending.popleft()
             transport.write(answer)
             return
+        # The following answers are probably as large.
+        self._window = max(1, min(self._window, self.context.config.max_unsent_bytes // max(1, _size(answer))))
         self._settle(exchange, answer)
 
     def begin_stream(self, exchange: Exchange, headers: bytes) -> None:
@@ -186,7 +203,8 @@ class Responder(ServerConnection):
         self._push(exchange, data if exchange.head.http_1_0 else compose_chunk(data))
         if self._transport is None:
             return
-        unsent = self._transport.get_write_buffer_size() + (len(_waiting(exchange)) if exchange.answer else 0)
+        self._count_unread()
+        unsent = self._transport.get_write_buffer_size() + (_size(exchange.answer) if exchange.answer else 0)
         if unsent > self.context.config.max_unsent_bytes:
             self._transport.abort()
             exchange.cancel()
@@ -196,11 +214,12 @@ class Responder(ServerConnection):
         if self._transport is None:
             return
         exchange.is_streaming = False
+        self._window = self.context.max_pipelined
         if exchange.answer is None:
             self._settle(exchange, b"" if exchange.head.http_1_0 else LAST_CHUNK)
             return
         if not exchange.head.http_1_0:
-            _waiting(exchange).extend(LAST_CHUNK)
+            self._wait(exchange, LAST_CHUNK)
         self._settle(exchange, exchange.answer)
 
     def _push(self, exchange: Exchange, data: bytes) -> None:
@@ -209,7 +228,14 @@ class Responder(ServerConnection):
         if self._pending[0] is exchange and not self._flushing:
             self._transport.write(data)
         else:
-            _waiting(exchange).extend(data)
+            self._wait(exchange, data)
+
+    def _wait(self, exchange: Exchange, data: bytes) -> None:
+        """Keep a piece of a stream until earlier responses are sent; the pieces are joined in a buffer."""
+        if exchange.answer is None:
+            exchange.answer = [bytearray()]
+        cast(bytearray, exchange.answer[0]).extend(data)
+        self._waiting += len(data)
 
     def _give_back(self, exchange: Exchange) -> None:
         self.context.give_back(exchange.reserved_bytes)
@@ -220,7 +246,10 @@ class Responder(ServerConnection):
             self._pending.popleft()
             self._write([answer] if isinstance(answer, bytes) else answer, exchange)
             return
-        exchange.answer = answer
+        if exchange.answer is None:
+            exchange.answer = answer
+            self._waiting += _size(answer)
+            self._count_unread()
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -235,6 +264,7 @@ class Responder(ServerConnection):
                 answers.append(answer)
             else:
                 answers += answer
+            self._waiting -= _size(answer)
             if last.is_streaming:
                 last.answer = None
                 break
@@ -254,9 +284,24 @@ class Responder(ServerConnection):
             transport.writelines(parts)
         if last.is_streaming:
             return
+        self._count_unread()
         is_done = not (self._pending or self._backlog or (self._receiving and not self._ending))
         if not last.keep_alive or (is_done and (self._ending or self.context.connections.draining)):
             self._close(transport)
+
+    def _count_unread(self) -> None:
+        """Take the bytes of unread responses from the server's budget; disconnect a client that leaves too many unread."""
+        if self._transport is None:
+            return
+        unread = self._waiting + self._transport.get_write_buffer_size()
+        size = unread if unread > _SMALL_BYTES else 0
+        limit = _UNREAD_FACTOR * self.context.config.max_unsent_bytes
+        if size <= self._held:
+            self.context.give_back(self._held - size)
+        elif (size > limit and len(self._pending) > 1) or not self.context.budget.take(size - self._held):
+            size = self._held
+            self._transport.abort()
+        self._held = size
 
     def _close(self, transport: asyncio.Transport) -> None:
         """Close after the last response, with a delay if the client may still be sending, so that the response arrives."""
@@ -289,8 +334,5 @@ class Responder(ServerConnection):
             self._transport.abort()
 
 
-def _waiting(exchange: Exchange) -> bytearray:
-    """The pieces of a stream that wait for earlier responses, joined in a buffer."""
-    if exchange.answer is None:
-        exchange.answer = [bytearray()]
-    return cast(bytearray, exchange.answer[0])
+def _size(answer: Answer) -> int:
+    return len(answer) if isinstance(answer, bytes) else sum(map(len, answer))

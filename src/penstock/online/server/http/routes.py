@@ -29,6 +29,8 @@ class Route(NamedTuple):
     """A shared-memory region, a repository or a version label."""
     error: ErrorBody | None = None
     """Writes the errors of this resource; None for the form of the Open Inference Protocol."""
+    body: str = ""
+    """The OpenAPI schema of the body."""
 
 
 Handler = Callable[[Any, Route], None]
@@ -89,7 +91,7 @@ class Routes(BoundedCache[bytes, Route]):
                     names = {name: unquote_to_bytes(value).decode() for name, value in match.groupdict().items()}
                 except UnicodeDecodeError:
                     return NOWHERE
-                return Route(resource.handlers, guard, error=resource.error, **names)
+                return Route(resource.handlers, guard, error=resource.error, body=resource.body, **names)
         return NOWHERE
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.examples import read, write_classes, write_values
+from penstock.online.server.offload import finish
 from penstock.tensor import DataType, TensorSpec
 
 AGE = TensorSpec("age", DataType.FP32, (-1, 1))
@@ -18,7 +19,7 @@ FLAG = TensorSpec("flag", DataType.BOOL, (-1, 1))
 
 
 def ask(specs: list[TensorSpec], **members: Any) -> dict[str, Any]:
-    return {name: array.tolist() for name, array in read(json.dumps(members).encode(), specs).items()}
+    return {name: array.tolist() for name, array in finish(read(json.dumps(members).encode(), specs)).items()}
 
 
 def classes(labels: dict[str, list[str]] | None = None, **outputs: Any) -> Any:

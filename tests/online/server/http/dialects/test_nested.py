@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.nested import is_named, read_json, read_object, to_array, to_value, write_json
+from penstock.online.server.offload import finish
 from penstock.tensor import DataType, TensorSpec
 
 NUMBERS = [datatype for datatype in DataType if datatype is not DataType.BYTES]
@@ -32,7 +33,7 @@ def test_what_is_written_is_read_again(datatype: DataType, data: st.DataObject) 
     array = data.draw(hnp.arrays(wide, shape))
     with np.errstate(all="ignore"):
         array = array.astype(datatype.dtype)
-    again = to_array(spec(datatype), read_json(write_json(to_value("y", array))))
+    again = to_array(spec(datatype), finish(read_json(write_json(to_value("y", array)))))
     assert again.dtype == datatype.dtype
     np.testing.assert_array_equal(again.astype(wide), array.astype(wide))
 
@@ -44,7 +45,7 @@ def test_texts_and_bytes(data: st.DataObject, suffix: str) -> None:
     array = np.empty(math.prod(shape), object)
     array[:] = data.draw(st.lists(elements, min_size=array.size, max_size=array.size))
     array = array.reshape(shape)
-    again = to_array(spec(DataType.BYTES), read_json(write_json(to_value("y" + suffix, array))))
+    again = to_array(spec(DataType.BYTES), finish(read_json(write_json(to_value("y" + suffix, array)))))
     np.testing.assert_array_equal(again, array)
 
 
@@ -65,9 +66,9 @@ def test_how_it_is_written() -> None:
 
 
 def test_bare_words_are_numbers() -> None:
-    array = to_array(spec(DataType.FP32), read_json(b"[NaN, Infinity, -Infinity, 1]"))
+    array = to_array(spec(DataType.FP32), finish(read_json(b"[NaN, Infinity, -Infinity, 1]")))
     np.testing.assert_array_equal(array, np.array([math.nan, math.inf, -math.inf, 1], np.float32))
-    assert read_json(b'["NaN", "Infinity"]') == ["NaN", "Infinity"]
+    assert finish(read_json(b'["NaN", "Infinity"]')) == ["NaN", "Infinity"]
     assert np.isnan(to_array(spec(DataType.BF16), [math.nan]).astype(np.float32)).all()
 
 
@@ -80,13 +81,13 @@ def test_base64_without_padding_is_taken() -> None:
 )
 def test_what_is_no_json(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="JSON Parse error"):
-        read_json(body)
+        finish(read_json(body))
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"a"', b"null"])
 def test_what_is_no_object(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="Is not object"):
-        read_object(body)
+        finish(read_object(body))
 
 
 @pytest.mark.parametrize(
@@ -141,4 +142,4 @@ def test_an_object_with_a_binary_element_is_no_name() -> None:
 @given(st.binary(max_size=40) | st.text(max_size=40).map(lambda text: json.dumps({"instances": text}).encode()))
 def test_any_bytes_are_json_or_refused(body: bytes) -> None:
     with suppress(InvalidArgument):
-        read_json(body)
+        finish(read_json(body))

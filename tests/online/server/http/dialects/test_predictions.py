@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.predictions import PredictionForm, read, write
+from penstock.online.server.offload import finish
 from penstock.tensor import DataType, TensorSpec
 
 X = TensorSpec("x", DataType.FP32, (-1, 2))
@@ -19,7 +20,7 @@ PLAIN = TensorSpec("p", DataType.FP32, (3,))
 
 
 def ask(specs: list[TensorSpec], batchable: bool = True, /, **members: Any) -> tuple[dict[str, Any], PredictionForm]:
-    arrays, form = read(json.dumps(members).encode(), specs, batchable)
+    arrays, form = finish(read(json.dumps(members).encode(), specs, batchable))
     return {name: array.tolist() for name, array in arrays.items()}, form
 
 
@@ -112,8 +113,10 @@ def test_rows_and_columns_say_the_same(x: np.ndarray, n: np.ndarray) -> None:
     count = min(len(x), len(n))
     x, n = x[:count].astype(np.float32), n[:count]
     rows = [{"x": one.tolist(), "n": int(number)} for one, number in zip(x, n, strict=True)]
-    by_rows, _ = read(json.dumps({"instances": rows}).encode(), [X, N], batchable=True)
-    by_columns, _ = read(json.dumps({"inputs": {"x": x.tolist(), "n": n.tolist()}}).encode(), [X, N], batchable=True)
+    by_rows, _ = finish(read(json.dumps({"instances": rows}).encode(), [X, N], batchable=True))
+    by_columns, _ = finish(
+        read(json.dumps({"inputs": {"x": x.tolist(), "n": n.tolist()}}).encode(), [X, N], batchable=True)
+    )
     for arrays in (by_rows, by_columns):
         np.testing.assert_array_equal(arrays["x"], x)
         np.testing.assert_array_equal(arrays["n"], n)

@@ -13,14 +13,25 @@ import numpy as np
 from penstock.errors import InvalidArgument
 from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import BINARY, TEXT, AnswerForm
-from penstock.online.server.http.codec.json_request import JsonLayout, is_plain, plain_inputs, read, understand
-from penstock.online.server.request_layout import BoundedCache
+from penstock.online.server.http.codec import large_json
+from penstock.online.server.http.codec.json_request import (
+    JsonLayout,
+    is_plain,
+    plain_inputs,
+    read,
+    read_in_steps,
+    understand,
+)
+from penstock.online.server.offload import INLINE_BYTES, Steps
+from penstock.online.server.request_layout import VARIABLE, BoundedCache
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest
 from penstock.tensor import Array, Buffer, DataType, TensorSpec, from_wire
 
 _MAX_KNOWN_BYTES = 4096
 _SHARED = b'"shared_memory_region"'
+_TEXT_GROWTH = 8
+"""Bytes in memory per byte of BYTES elements, which have a length of four bytes each: an address, and an object for the content."""
 
 
 class HttpRequestDecoder:
@@ -47,20 +58,51 @@ class HttpRequestDecoder:
                     return InferRequest(handle.name, plain_inputs(wire.inputs), handle.version, wire.id), TEXT
                 layout = understand(wire)
             if layout.raw:
-                raise InvalidArgument("'binary_data_size' requires the header Inference-Header-Content-Length")
+                raise _unframed()
             inputs = layout.arrays.copy()
         elif json_length == 0:
             return _raw_request(handle, body), BINARY
         else:
             layout = self._layout(body, json_length)
             inputs = layout.arrays.copy()
-            if json_length + layout.size != len(body):
-                _explain_size(handle.name, layout, len(body) - json_length)
-            for (name, datatype, shape, _), start, end in layout.raw:
-                if start != end and datatype.itemsize > 1:
-                    inputs[name] = np.ndarray(shape, datatype.dtype, body, json_length + start)
-                else:
-                    inputs[name] = from_wire(memoryview(body)[json_length + start : json_length + end], datatype, shape)
+            _add_raw(layout, inputs, handle.name, body, json_length)
+        return self.complete(handle, layout, inputs)
+
+    def is_light(self, body: Buffer, json_length: int | None) -> bool:
+        """True if decoding ``body`` takes the event loop less time than a change of threads."""
+        if len(body) <= INLINE_BYTES or json_length == 0:
+            return True
+        if json_length is None or json_length > INLINE_BYTES:
+            return False
+        # Other elements are not looked at.
+        text = bytes(memoryview(body)[:json_length])
+        return b'"BYTES"' not in text and b'"BOOL"' not in text
+
+    def in_steps(
+        self, handle: Handle, json_length: int | None, body: Buffer
+    ) -> Steps[tuple[JsonLayout, dict[str, Array]]]:
+        """The first half of decoding a large body, on any thread; ``complete`` is the other.
+
+        Raises InvalidArgument.
+        """
+        size = len(body) if json_length is None else json_length
+        if size == 0 == json_length:
+            yield len(body)
+            return JsonLayout(form=BINARY), _raw_request(handle, body).inputs
+        if size > len(body):
+            raise _too_short(size, body)
+        layout = understand((yield from read_in_steps(memoryview(body)[:size])))
+        inputs = layout.arrays
+        if json_length is not None:
+            raw = sum(end - start for tensor, start, end in layout.raw if tensor.size_bytes == VARIABLE)
+            yield large_json.GROWTH * size + _TEXT_GROWTH * raw
+            _add_raw(layout, inputs, handle.name, body, size)
+        elif layout.raw:
+            raise _unframed()
+        return layout, inputs
+
+    def complete(self, handle: Handle, layout: JsonLayout, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
+        """The request with ``inputs`` and those in shared memory, and the form of its response. Raises as ``__call__``."""
         form = layout.lease(self._shared_memory, handle.name, inputs)
         request = InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters)
         request.lease = form.lease
@@ -68,9 +110,7 @@ class HttpRequestDecoder:
 
     def _layout(self, body: Buffer, json_length: int) -> JsonLayout:
         if json_length > len(body):
-            raise InvalidArgument(
-                f"Inference-Header-Content-Length is {json_length}, but the body has only {len(body)} bytes"
-            )
+            raise _too_short(json_length, body)
         text = bytes(memoryview(body)[:json_length])
         layout = self._layouts.get(text)
         if layout is None:
@@ -118,6 +158,25 @@ def _raw_request(handle: Handle, body: Buffer) -> InferRequest:
             "describe the inputs in JSON",
         )
     return InferRequest(handle.name, {specs[0].name: whole_body(specs[0], body)}, handle.version)
+
+
+def _add_raw(layout: JsonLayout, inputs: dict[str, Array], model_name: str, body: Buffer, json_length: int) -> None:
+    """Add the raw tensors in ``body`` to ``inputs``. Raises InvalidArgument."""
+    if json_length + layout.size != len(body):
+        _explain_size(model_name, layout, len(body) - json_length)
+    for (name, datatype, shape, _), start, end in layout.raw:
+        if start != end and datatype.itemsize > 1:
+            inputs[name] = np.ndarray(shape, datatype.dtype, body, json_length + start)
+        else:
+            inputs[name] = from_wire(memoryview(body)[json_length + start : json_length + end], datatype, shape)
+
+
+def _unframed() -> InvalidArgument:
+    return InvalidArgument("'binary_data_size' requires the header Inference-Header-Content-Length")
+
+
+def _too_short(json_length: int, body: Buffer) -> InvalidArgument:
+    return InvalidArgument(f"Inference-Header-Content-Length is {json_length}, but the body has only {len(body)} bytes")
 
 
 def _explain_size(model_name: str, layout: JsonLayout, size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import orjson
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec.json_tensor import to_json
+from penstock.online.server.offload import INLINE_BYTES
 from penstock.online.server.request_layout import BoundedCache
 from penstock.request import InferResponse
 from penstock.tensor import Array, Buffer, DataType, to_wire
@@ -64,6 +65,13 @@ class HttpAnswerEncoder:
             return template.binary_headers, template.binary, [to_wire(array) for array in outputs.values()]
         return _write(response, form)
 
+    def is_light(self, response: InferResponse, form: AnswerForm) -> bool:
+        """True if encoding ``response`` takes the event loop less time than a change of threads."""
+        if form.binary is ALL and not form.classification:
+            # Raw tensors are sent as they are in memory.
+            return is_light([array for array in response.outputs.values() if array.dtype.hasobject])
+        return is_light(response.outputs.values())
+
     def _prepare(self, key: tuple[object, ...], response: InferResponse) -> _Template:
         head = _head(response)
         described = [_describe(name, array) for name, array in response.outputs.items()]
@@ -75,6 +83,14 @@ class HttpAnswerEncoder:
             headers = _binary_headers(len(binary))
         text = head.replace(b"%", b"%%") + text + b"]}"
         return self._templates.remember(key, _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES))
+
+
+def is_light(arrays: Iterable[Array]) -> bool:
+    """True if writing ``arrays`` as JSON takes the event loop less time than a change of threads."""
+    size = 0
+    for array in arrays:
+        size += array.nbytes
+    return size <= INLINE_BYTES
 
 
 def encode_error(message: str) -> bytes:

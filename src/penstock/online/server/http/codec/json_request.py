@@ -9,10 +9,13 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import ALL, BINARY, NONE, TEXT, AnswerForm
+from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.json_tensor import from_json
+from penstock.online.server.offload import Steps
 from penstock.online.server.request_layout import (
     VARIABLE,
     RequestLayout,
@@ -66,6 +69,17 @@ class _FloatRequest(WireRequest, gc=False):
     inputs: Annotated[list[_FloatInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
+class _LargeInput(WireInput, gc=False):
+    data: Any = msgspec.UNSET
+    """A list, or an array in place of a long one."""
+
+
+class _LargeRequest(WireRequest, gc=False):
+    """A request that ``large_json`` has read."""
+
+    inputs: Annotated[list[_LargeInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
+
+
 class RawInput(NamedTuple):
     """An input whose elements follow the JSON, at bytes ``start`` to ``end`` after it."""
 
@@ -87,6 +101,23 @@ _FLOATS = re.compile(b'"FP').search
 _parameters = attrgetter("parameters")
 _decode_request = msgspec.json.Decoder(WireRequest).decode
 _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
+
+
+def read_in_steps(text: Buffer) -> Steps[WireRequest]:
+    """Decode ``text``, which may be large. Raises InvalidArgument."""
+    if len(text) <= large_json.LARGE_BYTES:
+        yield large_json.GROWTH * len(text)
+        return read(text)
+    try:
+        request = msgspec.convert((yield from large_json.read(text, msgspec.json.decode)), _LargeRequest)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidArgument(f"the body is not an inference request: {error}") from None
+    except RecursionError:
+        raise InvalidArgument("the body's JSON is nested too deeply") from None
+    for tensor in request.inputs:
+        if not isinstance(tensor.data, list | np.ndarray | msgspec.UnsetType):
+            raise InvalidArgument(f"the 'data' of input '{tensor.name}' must be a list")
+    return request
 
 
 def read(text: Buffer) -> WireRequest:

@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.nested import read_object, to_array, to_value, write_json
 from penstock.online.server.http.dialects.predictions import check_signature
+from penstock.online.server.offload import Steps
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _ASK = "ask with ':predict'"
 
 
-def read(body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+def read(body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
     """The tensors by input name; other features are ignored. Raises InvalidArgument."""
-    members = read_object(body)
+    members = yield from read_object(body)
     check_signature(members)
     context, examples = members.get("context", {}), members.get("examples")
     if not isinstance(examples, list) or not examples:
@@ -63,8 +66,10 @@ def _read_feature(spec: TensorSpec, context: Mapping[str, Any], examples: Sequen
         feature = example.get(spec.name, context.get(spec.name))
         if feature is None:
             raise InvalidArgument(f"neither example {number} nor the context has a feature '{spec.name}'")
-        row = feature if isinstance(feature, list) else [feature]
-        if spec.datatype not in (DataType.BOOL, DataType.BYTES):
+        row = feature if isinstance(feature, list | np.ndarray) else [feature]
+        if isinstance(row, np.ndarray):
+            row = row.astype(np.int64) if row.dtype == np.bool_ and spec.datatype is not DataType.BOOL else row
+        elif spec.datatype not in (DataType.BOOL, DataType.BYTES):
             # TensorFlow's Example has no booleans.
             row = [int(value) if isinstance(value, bool) else value for value in row]
         rows.append(row)

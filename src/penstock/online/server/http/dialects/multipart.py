@@ -8,6 +8,7 @@ from typing import NamedTuple
 from penstock.errors import InvalidArgument
 
 _MAX_PARTS = 256
+_MAX_HEAD_BYTES = 8 << 10
 _NAME = re.compile(rb'form-data\s*;(?:.*;)?\s*name="?([^";\r\n]*)"?', re.IGNORECASE)
 _BOUNDARY = re.compile(rb'boundary="?([^";]{1,70})"?', re.IGNORECASE)
 
@@ -35,6 +36,8 @@ def read_parts(content_type: bytes, body: bytes) -> list[Part]:
 
 def _read_part(piece: bytes) -> Part:
     head, end, content = piece.partition(b"\r\n\r\n")
+    if len(head) > _MAX_HEAD_BYTES:
+        raise InvalidArgument(f"the headers of a part of the multipart body are longer than {_MAX_HEAD_BYTES} bytes")
     name = content_type = b""
     for line in head.split(b"\r\n"):
         field, _, value = line.partition(b":")

@@ -18,11 +18,15 @@ import numpy as np
 import orjson
 
 from penstock.errors import InvalidArgument
+from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.json_tensor import from_json
+from penstock.online.server.offload import Steps
 from penstock.request import check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec, as_bytes
 
 _MAX_RANK = 32
+_PIECE = 16 << 10
+_CONTAINERS = (dict, list, np.ndarray)
 _B64 = "b64"
 _BYTES_SUFFIX = "_bytes"
 _to_plain = methodcaller("tolist")
@@ -30,25 +34,28 @@ _to_plain = methodcaller("tolist")
 _HALVES = (DataType.FP16, DataType.BF16)
 
 
-def read_json(body: Buffer) -> Any:
-    """Decode ``body``, which may contain ``NaN`` and ``Infinity``. Raises InvalidArgument."""
+def read_json(body: Buffer) -> Steps[Any]:
+    """Decode ``body``, which may contain ``NaN`` and ``Infinity``; long lists become arrays. Raises InvalidArgument."""
     try:
-        try:
-            return msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            text = bytes(body).decode()
-            if "NaN" not in text and "Infinity" not in text:
-                raise
-            return json.loads(text)
+        return (yield from large_json.read(body, _decode))
     except (msgspec.DecodeError, ValueError) as error:
         raise InvalidArgument(f"JSON Parse error: {error}") from None
     except RecursionError:
         raise InvalidArgument("JSON Parse error: nested too deeply") from None
 
 
-def read_object(body: Buffer) -> dict[str, Any]:
+def _decode(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise
+        return json.loads(text)
+
+
+def read_object(body: Buffer) -> Steps[dict[str, Any]]:
     """Decode ``body``, which must be an object. Raises InvalidArgument."""
-    members = read_json(body)
+    members = yield from read_json(body)
     if not isinstance(members, dict):
         raise InvalidArgument("JSON Value: Is not object", "the body must be a JSON object")
     return members
@@ -60,7 +67,9 @@ def is_named(value: Any) -> bool:
 
 
 def to_array(spec: TensorSpec, value: Any) -> Array:
-    """``value``, an element or evenly nested lists, as an array in the datatype of ``spec``, whose shape is not checked.
+    """``value``, an element, evenly nested lists, or such with arrays of ``large_json``, as an array in the datatype of ``spec``.
+
+    The shape is not checked.
 
     Raises InvalidArgument.
     """
@@ -69,7 +78,7 @@ def to_array(spec: TensorSpec, value: Any) -> Array:
     if datatype is DataType.BYTES:
         check_bytes_elements(len(elements))
         texts = np.empty(len(elements), np.object_)
-        texts[:] = [_to_bytes(name, element) for element in elements]
+        texts[:] = [element if type(element) is bytes else _to_bytes(name, element) for element in elements]
         return texts.reshape(shape)
     if datatype not in _HALVES:
         return from_json(name, datatype.value, shape, elements)
@@ -101,7 +110,21 @@ def to_value(name: str, array: Array) -> Any:
 
 
 def write_json(content: Any) -> bytes:
-    """Encode plain data that may contain numeric arrays."""
+    """Encode plain data that may contain numeric arrays, in pieces if it is large, between which other threads can run."""
+    if type(content) is dict:
+        return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), write_json(one)) for name, one in content.items()])
+    if isinstance(content, np.ndarray):
+        rows = len(content) if content.ndim else 0
+        if content.size > _PIECE:
+            step = max(1, _PIECE * rows // content.size)
+            parts = (content[row : row + step] if step > 1 else content[row] for row in range(0, rows, step))
+            return b"[%b]" % b",".join([write_json(one)[step > 1 : -1 if step > 1 else None] for one in parts])
+    elif type(content) is list and len(content) > 1 and (len(content) > _PIECE or type(content[0]) in _CONTAINERS):
+        step = max(1, len(content) // 16)
+        if len(content) <= 16:
+            return b"[%b]" % b",".join(map(write_json, content))
+        parts = (content[start : start + step] for start in range(0, len(content), step))
+        return b"[%b]" % b",".join([write_json(one)[1:-1] for one in parts])
     text = orjson.dumps(content, default=_to_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text:
         # orjson writes NaN and infinities as null.
@@ -123,8 +146,12 @@ def _to_bytes(name: str, element: Any) -> bytes:
     )
 
 
-def _flatten(name: str, value: Any) -> tuple[list[int], list[Any]]:
-    """The shape and the elements."""
+def _flatten(name: str, value: Any) -> tuple[list[int], Any]:
+    """The shape and the elements, a list or an array."""
+    if type(value) is list and any(type(row) is np.ndarray for row in value):
+        value = _stack(name, value)
+    if isinstance(value, np.ndarray):
+        return list(value.shape), value.reshape(-1)
     shape: list[int] = []
     level = [value]
     while level and type(level[0]) is list and len(shape) < _MAX_RANK:
@@ -137,3 +164,15 @@ def _flatten(name: str, value: Any) -> tuple[list[int], list[Any]]:
         hint = "make lists of one level equally long"
         raise InvalidArgument(f"the data of input '{name}' are nested unevenly, or deeper than {_MAX_RANK} lists", hint)
     return shape, level
+
+
+def _stack(name: str, rows: list[Any]) -> Array:
+    """Rows of which the longer ones are arrays as one array."""
+    arrays = []
+    for row in rows:
+        shape, elements = _flatten(name, row)
+        arrays.append(row if isinstance(row, np.ndarray) else large_json.compact(elements).reshape(shape))
+    kinds = {array.dtype.kind for array in arrays}
+    if len({array.shape for array in arrays}) > 1 or (len(kinds) > 1 and not kinds <= set("iuf")):
+        raise InvalidArgument(f"the rows of input '{name}' differ in shape or type", "make them equal")
+    return np.stack(arrays)

@@ -9,8 +9,11 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.nested import is_named, read_object, to_array, to_value, write_json
+from penstock.online.server.offload import Steps
 from penstock.tensor import Array, Buffer, TensorSpec
 
 SIGNATURE = "serving_default"
@@ -26,9 +29,9 @@ class PredictionForm(enum.Enum):
     """A single row for a model without a batch dimension."""
 
 
-def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], PredictionForm]:
+def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> Steps[tuple[dict[str, Array], PredictionForm]]:
     """The tensors by input name, and the form of the response. Raises InvalidArgument."""
-    members = read_object(body)
+    members = yield from read_object(body)
     check_signature(members)
     if "instances" in members and "inputs" in members:
         raise InvalidArgument("Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist")
@@ -85,10 +88,10 @@ def unnamed(values: Mapping[str, Any]) -> Any:
 
 
 def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tuple[dict[str, Array], PredictionForm]:
-    if not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list | np.ndarray) or not len(rows):
         raise InvalidArgument("Expecting 'instances' to be a list of at least one value")
     named = is_named(rows[0])
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows if isinstance(rows, list) else ()):
         if is_named(row) != named or (named and row.keys() != rows[0].keys()):
             raise InvalidArgument(
                 f"Failed to process element: {number} of 'instances' list: its form differs from the first"

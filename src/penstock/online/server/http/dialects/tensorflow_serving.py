@@ -6,7 +6,8 @@ A model's configuration may label its versions: ``parameters {key: "version_labe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from penstock.errors import InvalidArgument, NotFound, Unsupported
@@ -16,9 +17,10 @@ from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.dialects import examples, predictions
 from penstock.online.server.http.exchange import Exchange, later
-from penstock.online.server.http.inference import ask
+from penstock.online.server.http.inference import Write, ask
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.tensor import Array, TensorSpec
+from penstock.online.server.offload import Steps
+from penstock.tensor import Array, Buffer, TensorSpec
 
 _LABELS = "version_labels"
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
@@ -63,20 +65,26 @@ class TensorFlowServing:
 
     def predict(self, exchange: Exchange, route: Route) -> None:
         """Inference of rows or columns."""
-        handle = self._acquire(exchange, route)
-        arrays, form = predictions.read(exchange.body, handle.signature.inputs, handle.config.batchable)
-        ask(self._dataplane, exchange, handle, arrays, lambda outputs: predictions.write(outputs, form))
+
+        def read(handle: Handle, body: Buffer) -> Steps[tuple[Mapping[str, Array], Write]]:
+            arrays, form = yield from predictions.read(body, handle.signature.inputs, handle.config.batchable)
+            return arrays, partial(predictions.write, form=form)
+
+        ask(self._dataplane, exchange, partial(self._acquire, exchange, route), read)
 
     def classify(self, exchange: Exchange, route: Route) -> None:
         """Labels and scores of examples."""
-        handle = self._acquire(exchange, route)
-        features = _features(exchange, handle)
-        ask(self._dataplane, exchange, handle, features, lambda outputs: examples.write_classes(outputs, handle.labels))
+        self._ask_examples(exchange, route, lambda handle: partial(examples.write_classes, labels=handle.labels))
 
     def regress(self, exchange: Exchange, route: Route) -> None:
         """A number for each example."""
-        handle = self._acquire(exchange, route)
-        ask(self._dataplane, exchange, handle, _features(exchange, handle), examples.write_values)
+        self._ask_examples(exchange, route, lambda _: examples.write_values)
+
+    def _ask_examples(self, exchange: Exchange, route: Route, writer: Callable[[Handle], Write]) -> None:
+        def read(handle: Handle, body: Buffer) -> Steps[tuple[Mapping[str, Array], Write]]:
+            return (yield from examples.read(body, handle.signature.inputs)), writer(handle)
+
+        ask(self._dataplane, exchange, partial(self._acquire, exchange, route), read)
 
     def explain(self, exchange: Exchange, route: Route) -> None:
         """Not supported: models have no explainer."""
@@ -146,10 +154,6 @@ class TensorFlowServing:
             hint = f"add it to the parameter '{_LABELS}' of the model's configuration"
             raise InvalidArgument(f"Unrecognized servable version label: {route.name}", hint)
         return version
-
-
-def _features(exchange: Exchange, handle: Handle) -> dict[str, Array]:
-    return examples.read(exchange.body, handle.signature.inputs)
 
 
 def _state(row: Mapping[str, str]) -> dict[str, Any]:

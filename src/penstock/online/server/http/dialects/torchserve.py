@@ -7,18 +7,21 @@ them are rejected.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import orjson
 
 from penstock.errors import InvalidArgument, Unavailable, Unsupported
+from penstock.online.repository.handle import Handle
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.codec.decoder import whole_body
 from penstock.online.server.http.dialects.multipart import read_parts
 from penstock.online.server.http.dialects.nested import is_named, read_json, to_array, to_value, write_json
 from penstock.online.server.http.dialects.predictions import unnamed
 from penstock.online.server.http.exchange import Exchange
-from penstock.online.server.http.inference import ask
+from penstock.online.server.http.inference import Write, ask
 from penstock.online.server.http.routes import Handler, Resource, Route
+from penstock.online.server.offload import Steps
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _RAW = b"application/octet-stream"
@@ -33,23 +36,29 @@ _ERRORS = {401: "InvalidKey", 403: "InvalidKey", 404: "ModelNotFound", 405: "Met
 _ERRORS |= {501: "UnsupportedOperation", 503: "ServiceUnavailable", 504: "RequestTimeout"}
 
 
-class _Unreadable(Exception):
+class Unreadable(InvalidArgument):
     """Only a handler could decode the body."""
 
+    http_status = 415
 
-def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors in a request's body, by input name. Raises InvalidArgument, and _Unreadable, which means status 415."""
+    def __init__(self) -> None:
+        super().__init__("the model has no handler to decode this body", _HINT)
+
+
+def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
+    """The tensors in a request's body, by input name. Raises InvalidArgument, and Unreadable."""
     if _media(content_type) != _FORM:
-        return _read_body(content_type, body, inputs)
+        return (yield from _read_body(content_type, body, inputs))
+    yield len(body)
     parts = read_parts(content_type, bytes(body))
     specs = {spec.name: spec for spec in inputs}
     if len(parts) == 1 and parts[0].name not in specs:
-        return _read_body(parts[0].content_type, parts[0].content, inputs)
+        return (yield from _read_body(parts[0].content_type, parts[0].content, inputs))
     arrays: dict[str, Array] = {}
     for name, kind, content in parts:
         if name not in specs or name in arrays:
             raise InvalidArgument(f"the part '{name}' is repeated, or not an input of the model: {list(specs)}")
-        arrays |= _read_body(kind, content, [specs[name]])
+        arrays |= yield from _read_body(kind, content, [specs[name]])
     return arrays
 
 
@@ -86,19 +95,19 @@ class TorchServe:
 
     def predict(self, exchange: Exchange, route: Route) -> None:
         """Inference with raw tensors, JSON or form data."""
-        handle = self._dataplane.acquire(route.model, route.version, exchange.client)
-        inputs = handle.signature.inputs
-        try:
-            arrays = read(exchange.head.content_type, exchange.body, inputs)
-        except _Unreadable:
-            exchange.fail_with(415, f"model '{route.model}' has no handler to decode this body ({_HINT})")
-            return
-        is_row = handle.config.batchable and all(
-            arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
-        )
-        if is_row:
-            arrays = {name: array[None] for name, array in arrays.items()}
-        ask(self._dataplane, exchange, handle, arrays, lambda outputs: write(outputs, is_row))
+
+        def read_body(handle: Handle, body: Buffer) -> Steps[tuple[Mapping[str, Array], Write]]:
+            inputs = handle.signature.inputs
+            arrays = yield from read(exchange.head.content_type, body, inputs)
+            is_row = handle.config.batchable and all(
+                arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
+            )
+            if is_row:
+                arrays = {name: array[None] for name, array in arrays.items()}
+            return arrays, partial(write, is_row=is_row)
+
+        find = partial(self._dataplane.acquire, route.model, route.version, exchange.client)
+        ask(self._dataplane, exchange, find, read_body)
 
     def explain(self, exchange: Exchange, route: Route) -> None:
         """Not supported: models have no handler that explains."""
@@ -111,23 +120,23 @@ class TorchServe:
         exchange.reply_json({"status": "Healthy"})
 
 
-def _read_body(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+def _read_body(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
     media = _media(content_type)
     only = inputs[0] if len(inputs) == 1 else None
     takes_text = only is not None and only.datatype is DataType.BYTES
     if only is not None and (media == _RAW or (takes_text and media != _JSON)):
         return {only.name: whole_body(only, body)}
     if media not in (*_PERHAPS_JSON, _RAW):
-        raise _Unreadable
+        raise Unreadable
     specs = {spec.name: spec for spec in inputs}
     if media == _RAW:
         raise _several(specs)
     try:
-        value = read_json(body)
+        value = yield from read_json(body)
     except InvalidArgument:
         if media == _JSON:
             raise
-        raise _Unreadable from None
+        raise Unreadable from None
     if is_named(value):
         if value.keys() <= specs.keys():
             return {name: to_array(specs[name], one) for name, one in value.items()}

@@ -1,0 +1,296 @@
+"""Decodes large JSON in short steps, with its long lists as arrays of numbers in place of Python lists. Pure.
+
+One call of a decoder would keep every other thread waiting, and one number in a list takes ten times its text in memory. So a scan
+finds the long lists first: lists, nested or not, that contain neither objects nor members. They are decoded in pieces into compact
+arrays. What remains of the text is short, and is decoded at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidArgument
+from penstock.online.server.offload import Steps
+from penstock.request import check_bytes_elements
+from penstock.tensor import Array, Buffer
+
+Decode = Callable[[bytes], Any]
+"""Decodes a whole JSON text. It raises what the caller expects of it."""
+
+LARGE_BYTES = 64 << 10
+"""Texts up to this size are decoded at once: in about a millisecond."""
+_MAX_MARKS = 1 << 18
+_MAX_RANK = 32
+_LONG = 256
+_SCAN_BYTES = 256 << 10
+_PIECE_BYTES = 16 << 10
+GROWTH = 4
+"""Most bytes of an array per byte of its text: ``0,`` becomes a number of 64 bits."""
+_ELEMENT_BYTES = 56
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_OPENING = re.compile(rb"[ \t\r\n]*+\[")
+_STRUCTURE = re.compile(rb"[{}:]++")
+_PART = re.compile(rb'(?:[^"{}:]{1,512}+|"(?:[^"\\]{1,512}+|\\.){0,64}+"){1,64}+', re.DOTALL)
+_INSIDE = re.compile(rb'(?:[^"\\]{1,512}+|\\.){0,64}+("?)', re.DOTALL)
+_TEXTS = re.compile(rb'(?:[^",]*+"(?:[^"\\]++|\\.)*+"[^",]*+(?:,|\Z)){1,512}+', re.DOTALL)
+_TEXT_OR_END = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\]', re.DOTALL)
+_WITHOUT_BRACKETS = bytes.maketrans(b"[]", b"  ")
+_UNSTRUCTURED = bytes(set(range(256)) - set(b"[],"))
+_PLACE = b'{"":%d}'
+_MIXED = "a long list in the body mixes values of different types"
+_TOO_LARGE = "a number in a long list of the body does not fit 64 bits, or not beside its neighbours"
+_UNEVEN = "a long list in the body is nested unevenly, or contains a list without elements"
+
+
+def read(text: Buffer, decode: Decode) -> Steps[Any]:
+    """Decode ``text``; long lists in it become arrays of int64, uint64, float64, bool, or objects (bytes of the strings).
+
+    Raises InvalidArgument, and what ``decode`` raises.
+    """
+    if len(text) <= LARGE_BYTES:
+        yield GROWTH * len(text)
+        return decode(bytes(text))
+    yield len(text)
+    text, told = bytes(text), 0
+    lists: list[tuple[int, int]] = []
+    for start, stop in _scan(text):
+        if stop > start:
+            lists.append((start, stop))
+        if stop - told > _SCAN_BYTES:
+            told = stop
+            yield len(text)
+    rest = _without(text, lists)
+    marks = sum(map(rest.count, (b",", b":", b"[")))
+    if marks > _MAX_MARKS:
+        raise InvalidArgument(
+            f"the body's JSON has more than {_MAX_MARKS} values outside of long lists",
+            "send each tensor as one list, or as binary data",
+        )
+    arrays: list[Array] = []
+    held = len(text) + len(rest)
+    for start, stop in lists:
+        array = yield from _read_list(text, start, stop, decode, held)
+        held += array.nbytes if array.dtype != np.object_ else _ELEMENT_BYTES * array.size + stop - start
+        arrays.append(array)
+    yield held + len(rest) + _ELEMENT_BYTES * marks
+    return _put(decode(rest), arrays)
+
+
+def compact(elements: list[Any]) -> Array:
+    """The elements of a flat list as an array, as ``read`` returns it. Raises InvalidArgument if their types differ."""
+    values = _Elements()
+    values.add(elements)
+    return values.array()
+
+
+def _without(text: bytes, lists: Iterable[tuple[int, int]]) -> bytes:
+    """``text`` with a numbered place for each of ``lists``."""
+    kept, done = [], 0
+    for number, (start, stop) in enumerate(lists):
+        kept += [text[done:start], _PLACE % number]
+        done = stop
+    return b"".join([*kept, text[done:]])
+
+
+def _put(value: Any, arrays: list[Array]) -> Any:
+    """``value`` with the arrays at their places."""
+    if type(value) is dict:
+        if value.keys() == {""} and type(value[""]) is int:
+            if not 0 <= value[""] < len(arrays):
+                raise InvalidArgument("a member of the body has an empty name")
+            return arrays[value[""]]
+        return {name: _put(one, arrays) for name, one in value.items()}
+    if type(value) is list:
+        return [_put(one, arrays) for one in value]
+    return value
+
+
+def _scan(text: bytes) -> Iterator[tuple[int, int]]:
+    """The extents of the long lists in ``text``, in order; between them, empty extents tell how far the scan is."""
+    at, size = 0, len(text)
+    while at < size:
+        opening = _OPENING.match(text, at)
+        if opening is None:
+            at = _skip(text, at)
+        else:
+            start = opening.end() - 1
+            at, is_whole = yield from _find_end(text, start)
+            if is_whole and at - start >= _LONG:
+                yield start, at
+        if structure := _STRUCTURE.match(text, at):
+            at = structure.end()
+        yield at, at
+
+
+def _skip(text: bytes, at: int) -> int:
+    """The position after the next part of ``text`` outside of objects; at least one character further, or at ``{``, ``}`` or ``:``."""
+    if part := _PART.match(text, at):
+        return part.end()
+    if text[at : at + 1] != b'"':
+        return at
+    is_inside, at = True, at + 1
+    while is_inside:
+        inside = _INSIDE.match(text, at)
+        if inside is None or inside.end() == at:
+            raise InvalidArgument("a string in the body's JSON has no end")
+        is_inside, at = not inside[1], inside.end()
+    return at
+
+
+def _find_end(text: bytes, start: int) -> Generator[tuple[int, int], None, tuple[int, bool]]:
+    """The end of the list that begins at ``start`` and true; if it contains objects or huge strings, where one begins and false."""
+    depth, at = 0, start
+    while (end := _skip(text, at)) > at:
+        if end - at > _PIECE_BYTES and text[at : at + 1] == b'"':
+            return end, False
+        part = text[at:end]
+        plain = _STRING.sub(b"", part) if b'"' in part else part
+        depth += plain.count(b"[") - plain.count(b"]")
+        if depth <= 0 and b"]" in plain:
+            return at + max(found.end() for found in _TEXT_OR_END.finditer(part) if found[0] == b"]"), True
+        at = end
+        yield at, at
+    return at, False
+
+
+def _read_list(text: bytes, start: int, stop: int, decode: Decode, held: int) -> Steps[Array]:
+    """The array in the list at ``start`` to ``stop``; ``held`` bytes are in memory already."""
+    values, skeleton = _Elements(), bytearray()
+    told = start
+    for piece, end in _pieces(text, start, stop):
+        if end > told:
+            told = min(stop, end + _SCAN_BYTES)
+            yield held + values.size + len(skeleton) + GROWTH * (told - end + len(piece))
+        rest, elements = _read_piece(piece, decode)
+        values.add(elements)
+        skeleton += rest.translate(None, _UNSTRUCTURED)
+        if end < stop:
+            skeleton += b","
+    yield held + values.size + 2 * len(skeleton)
+    array, shape = values.array(), _shape(bytes(skeleton))
+    if array.size != math.prod(shape):
+        raise InvalidArgument(_UNEVEN)
+    return array.reshape(shape)
+
+
+def _read_piece(piece: bytes, decode: Decode) -> tuple[bytes, list[Any]]:
+    """The structure of ``piece``, in which only brackets and commas count, and its elements."""
+    if b'"' not in piece:
+        return piece, decode(b"[%b]" % piece.translate(_WITHOUT_BRACKETS))
+    rest, texts = _STRING.sub(b"0", piece), _STRING.findall(piece)
+    # Numbers and literals beside the strings would be lost, so they are counted.
+    if decode(b"[%b]" % rest.translate(_WITHOUT_BRACKETS)) != [0] * len(texts):
+        raise InvalidArgument(_MIXED)
+    return rest, decode(b"[%b]" % b",".join(texts))
+
+
+def _pieces(text: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
+    """Cut the list at ``start`` to ``stop`` at commas between elements; with each piece the position where the next begins."""
+    at = start
+    while at < stop:
+        end = min(at + _PIECE_BYTES, stop)
+        if text.find(b'"', at, end) >= 0:
+            texts = _TEXTS.match(text, at, stop)
+            if texts is None:
+                raise InvalidArgument(_MIXED)
+            end = texts.end()
+        elif end < stop:
+            end = text.rfind(b",", at, end) + 1
+            if not end:
+                raise InvalidArgument(f"a long list in the body has {_PIECE_BYTES} bytes without a comma")
+        yield text[at : end - (end < stop)], end
+        at = end
+
+
+def _shape(skeleton: bytes) -> list[int]:
+    """The shape of evenly nested lists with at least one element, of which ``skeleton`` has the brackets and commas."""
+    depth = len(skeleton) - len(skeleton.lstrip(b"["))
+    if not 0 < depth <= _MAX_RANK:
+        raise InvalidArgument(f"a long list in the body is nested deeper than {_MAX_RANK} lists")
+    shape: list[int] = []
+    inner, expected = 0, b""
+    for level in range(1, depth + 1):
+        length = skeleton.find(b"]" * level) + level - (depth - level)
+        count = max(1, (length - 1) // (inner + 1))
+        shape.insert(0, count)
+        if count * (inner + 1) + 1 > len(skeleton):
+            raise InvalidArgument(_UNEVEN)
+        expected = b"[%b%b]" % ((expected + b",") * (count - 1), expected)
+        inner = len(expected)
+    if expected != skeleton:
+        raise InvalidArgument(_UNEVEN)
+    return shape
+
+
+class _Elements:
+    """A growing flat array whose elements have one type; integers become floats with the first float."""
+
+    def __init__(self) -> None:
+        self._letter = ""
+        self._data = bytearray()
+        self._texts: list[bytes] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return len(self._data) + _ELEMENT_BYTES * len(self._texts)
+
+    def add(self, elements: list[Any]) -> None:
+        """Append ``elements``. Raises InvalidArgument."""
+        letter = _letter(elements)
+        if letter != (self._letter or letter):
+            letter = self._change(letter)
+        self._letter = letter
+        if letter == "O":
+            check_bytes_elements(len(self._texts) + len(elements))
+            self._texts += [element.encode() for element in elements]
+            return
+        try:
+            self._data += struct.pack(f"<{len(elements)}{letter}", *elements)
+        except (struct.error, OverflowError):
+            raise InvalidArgument(_TOO_LARGE) from None
+
+    def array(self) -> Array:
+        if self._letter != "O":
+            return np.frombuffer(self._data, f"<{_DTYPES[self._letter]}")
+        array = np.empty(len(self._texts), np.object_)
+        array[:] = self._texts
+        return array
+
+    def _change(self, letter: str) -> str:
+        """The type of all elements if those of type ``letter`` are next; converts those that are there."""
+        if not {letter, self._letter} <= set("qQd"):
+            raise InvalidArgument(_MIXED)
+        common = "d" if "d" in (letter, self._letter) else "Q"
+        known = self.array()
+        if common == "Q" and (known < 0).any():
+            raise InvalidArgument(_TOO_LARGE)
+        self._data = bytearray(known.astype(f"<{_DTYPES[common]}").tobytes())
+        return common
+
+
+_DTYPES = {"q": "i8", "Q": "u8", "d": "f8", "?": "?"}
+
+
+def _letter(elements: list[Any]) -> str:
+    """The format character of ``struct`` for ``elements``, or ``O`` for strings."""
+    types = set(map(type, elements))
+    if types <= {int, float}:
+        if float in types:
+            return "d"
+        if not elements or (min(elements) >= -(1 << 63) and max(elements) < 1 << 63):
+            return "q"
+        if min(elements) >= 0 and max(elements) < 1 << 64:
+            return "Q"
+        raise InvalidArgument(_TOO_LARGE)
+    if types == {bool}:
+        return "?"
+    if types == {str}:
+        return "O"
+    raise InvalidArgument(_MIXED)

@@ -1,0 +1,61 @@
+"""Work that would keep the event loop busy: decoding and encoding of more than a few KiB, on other threads and in short steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+INLINE_BYTES = 4 << 10
+"""Texts up to this size are decoded and encoded on the event loop, which takes less time than a change of threads."""
+STEP_BYTES = 1 << 20
+"""Memory that one step may fill: little enough that several clients take turns."""
+
+Steps = Generator[int, None, _Result]
+"""Work in short steps. Each ``yield`` is the number of bytes that the work may hold after its next step; the code before the first
+``yield`` does nothing that takes time or memory."""
+
+
+async def run(work: Callable[[], _Result]) -> _Result:
+    """The result of ``work()``, which runs on another thread."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
+    """The result of ``steps``, each of which runs on another thread.
+
+    Every step waits its turn anew, so short work passes long work. ``charge`` is called on the event loop before each step with
+    the bytes that the work may then hold; an exception that it raises ends the work.
+    """
+    size, result = _advance(steps)
+    while result is None:
+        await charge(size)
+        size, result = await asyncio.get_running_loop().run_in_executor(None, _advance, steps)
+    return result[0]
+
+
+def beside(held: int, steps: Steps[_Result]) -> Steps[_Result]:
+    """``steps``, beside ``held`` bytes that stay in memory."""
+    size, result = _advance(steps)
+    while result is None:
+        yield held + size
+        size, result = _advance(steps)
+    return result[0]
+
+
+def finish(steps: Steps[_Result]) -> _Result:
+    """The result of ``steps``, all of which run now."""
+    result = None
+    while result is None:
+        result = _advance(steps)[1]
+    return result[0]
+
+
+def _advance(steps: Steps[_Result]) -> tuple[int, tuple[_Result] | None]:
+    """Run one step; returns the bytes wanted for the next one, or the result in a tuple."""
+    try:
+        return next(steps), None
+    except StopIteration as end:
+        return 0, (end.value,)

@@ -1,0 +1,298 @@
+"""Clients that want to keep others waiting, or to take the server's memory: they pay first, and alone."""
+
+import gzip
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from http_servers import LOOPS, PATIENCE_S, GatedServer, get, infer, post
+from penstock.clock import SystemClock
+from penstock.online.server.access.auth import Access
+from penstock.online.server.http import compression
+from penstock.online.server.http.codec import json_request, large_json
+from penstock.tensor import DataType, Signature, TensorSpec
+from penstock.testing import FakeModel
+
+KEY = "Authorization: Bearer alice-0123456789\r\n"
+
+
+def rows(datatype: DataType = DataType.FP32) -> FakeModel:
+    signature = Signature((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1, -1)),))
+    return FakeModel(signature, lambda inputs: {"y": inputs["x"]})
+
+
+def widen(size: int) -> FakeModel:
+    """Answers a number with ``size`` numbers."""
+    signature = Signature((TensorSpec("x", DataType.FP32, (-1, 1)),), (TensorSpec("y", DataType.FP32, (-1, size)),))
+    return FakeModel(signature, lambda inputs: {"y": np.repeat(inputs["x"], size, axis=1)})
+
+
+class HeldExecutor(ThreadPoolExecutor):
+    """Runs nothing while ``gate`` is clear; ``asked`` counts what was asked for meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.gate = threading.Event()
+        self.asked = threading.Semaphore(0)
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        def run() -> Any:
+            assert self.gate.wait(PATIENCE_S)
+            return work(*args, **more)
+
+        self.asked.release()
+        return super().submit(run)
+
+
+@contextmanager
+def held(server: GatedServer) -> Iterator[HeldExecutor]:
+    """Other threads than the event loop's decode and encode nothing while the executor is held."""
+    executor = HeldExecutor()
+    server.call(lambda: server.loop.set_default_executor(executor))
+    try:
+        yield executor
+    finally:
+        executor.gate.set()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[GatedServer]:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[clients.alice]\nkey = "alice-0123456789"\n')
+    with GatedServer(access=Access(keys, SystemClock())) as server:
+        yield server
+
+
+# Who is unknown
+
+
+@pytest.mark.parametrize("more", ["Content-Length: 1000000\r\n", "Expect: 100-continue\r\nContent-Length: 5\r\n"])
+def test_an_unknown_client_is_refused_before_its_body_arrives(guarded: GatedServer, more: str) -> None:
+    client = guarded.connect()
+    client.send(f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
+    refused = client.read()
+    assert (refused.status, refused.headers["connection"]) == (401, "close")
+    assert client.is_closed
+
+
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/nothing", "/v2"])
+def test_a_long_body_of_a_refused_request_is_not_kept(guarded: GatedServer, path: str) -> None:
+    client = guarded.connect()
+    client.send(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+    chunk = b"1000\r\n" + bytes(4096) + b"\r\n"
+    client.send(chunk * 5)
+    refused = client.read()
+    assert refused.status in (401, 404, 405)
+    assert guarded.call(lambda: guarded.budget.used) == 0
+    assert client.is_closed
+
+
+def test_a_short_body_of_a_refused_request_leaves_the_connection(guarded: GatedServer) -> None:
+    client = guarded.connect()
+    for body in (bytes(10_000), b""):
+        assert client.ask(post(body)).status == 401
+        client.send(post(body)[:40])
+        client.send(post(body)[40:])
+        assert client.read().status == 401
+        assert client.ask(infer(1, KEY)).data == [2, 0]
+
+
+def test_nothing_of_an_unknown_client_is_decoded(guarded: GatedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    for module, name in ((compression, "inflate"), (large_json, "read"), (json_request, "_decode_request")):
+        monkeypatch.setattr(module, name, never)
+    for path in (
+        "/v2/models/m/infer",
+        "/v2/models/m/generate",
+        "/v1/models/m:predict",
+        "/predictions/m",
+        "/v2/logging",
+    ):
+        client = guarded.connect()
+        assert client.ask(post(gzip.compress(bytes(60_000)), "Content-Encoding: gzip\r\n", path)).status == 401
+        assert client.ask(post(b"[" * 10_000, path=path)).status == 401
+
+
+def test_a_known_client_continues(guarded: GatedServer) -> None:
+    client = guarded.connect()
+    request = infer(3, KEY + "Expect: 100-continue\r\n")
+    head, _, body = request.partition(b"\r\n\r\n")
+    client.send(head + b"\r\n\r\n")
+    assert client.read().status == 100
+    client.send(body)
+    assert client.read().data == [6, 0]
+
+
+# Who keeps the loop busy
+
+
+def numbers(count: int) -> str:
+    return ",".join(["1.5"] * count)
+
+
+def oip(count: int) -> bytes:
+    return b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[%b]}]}' % (count, numbers(count).encode())
+
+
+BODIES = {
+    "json": ("/v2/models/rows/infer", oip, ""),
+    "gzip": ("/v2/models/rows/infer", lambda count: gzip.compress(oip(count)), "Content-Encoding: gzip\r\n"),
+    "generate": ("/v2/models/rows/generate", lambda count: b'{"x":[[%b]]}' % numbers(count).encode(), ""),
+    "predict": ("/v1/models/rows:predict", lambda count: b'{"instances":[[%b]]}' % numbers(count).encode(), ""),
+    "columns": ("/v1/models/rows:predict", lambda count: b'{"inputs":[[%b]]}' % numbers(count).encode(), ""),
+    "named": ("/v1/models/rows:predict", lambda count: b'{"instances":[{"x":[%b]}]}' % numbers(count).encode(), ""),
+    "classify": ("/v1/models/rows:classify", lambda count: b'{"examples":[{"x":[%b]}]}' % numbers(count).encode(), ""),
+    "torchserve": ("/predictions/rows", lambda count: b"[[%b]]" % numbers(count).encode(), ""),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(LOOPS))
+def server(request: pytest.FixtureRequest) -> Iterator[GatedServer]:
+    models = {"rows": rows(), "bytes": rows(DataType.BYTES), "wide": widen(50_000)}
+    with GatedServer(request.param, models) as server:
+        yield server
+
+
+@pytest.mark.parametrize("count", [2_000, 100_000])
+@pytest.mark.parametrize("form", sorted(BODIES))
+def test_others_are_answered_while_a_body_is_decoded(server: GatedServer, form: str, count: int) -> None:
+    path, make, headers = BODIES[form]
+    attacker, innocent = server.connect(), server.connect()
+    with held(server) as executor:
+        attacker.send(post(make(count), headers, path))
+        assert executor.asked.acquire(timeout=PATIENCE_S)
+        assert innocent.ask(infer(1)).data == [2, 0]
+        executor.gate.set()
+        answer = attacker.read()
+    assert answer.status == 200, answer.error
+    assert answer.body.count(b"1.5") == count
+    assert server.call(lambda: server.budget.used) == 0
+
+
+def test_others_are_answered_while_texts_are_read(server: GatedServer) -> None:
+    raw = b"".join(len(text).to_bytes(4, "little") + text for text in [b"abc"] * 5_000)
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 5000], "parameters": {"binary_data_size": len(raw)}}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    attacker, innocent = server.connect(), server.connect()
+    with held(server) as executor:
+        length = f"Inference-Header-Content-Length: {len(text)}\r\n"
+        attacker.send(post(text + raw, length, "/v2/models/bytes/infer"))
+        assert executor.asked.acquire(timeout=PATIENCE_S)
+        assert innocent.ask(infer(1)).data == [2, 0]
+        executor.gate.set()
+        assert attacker.read().body.endswith(raw)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/models/wide/infer", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.5]}]}),
+        ("/v2/models/wide/generate", {"x": 1.5}),
+        ("/v2/models/wide/generate_stream", {"x": 1.5}),
+        ("/v1/models/wide:predict", {"instances": [[1.5]]}),
+        ("/predictions/wide", [1.5]),
+    ],
+)
+def test_others_are_answered_while_an_answer_is_encoded(server: GatedServer, path: str, body: Any) -> None:
+    attacker, innocent = server.connect(), server.connect()
+    with held(server) as executor:
+        attacker.send(post(json.dumps(body).encode(), path=path))
+        assert executor.asked.acquire(timeout=PATIENCE_S)
+        assert innocent.ask(infer(1)).data == [2, 0]
+        executor.gate.set()
+        answer = attacker.read()
+    assert answer.status == 200
+    assert answer.body.count(b"1.5") == 50_000
+
+
+@pytest.mark.parametrize("path", ["/v2/logging", "/v2/trace/setting", "/v2/repository/index", "/v2", "/nothing"])
+def test_bodies_without_tensors_are_short(server: GatedServer, path: str) -> None:
+    client = server.connect()
+    assert client.ask(post(bytes(70_000), path=path)).status in (404, 405, 413)
+    client = server.connect()
+    packed = gzip.compress(b" " * 1_000_000)
+    assert client.ask(post(packed, "Content-Encoding: gzip\r\n", path)).status in (404, 405, 413)
+    assert client.ask(infer(1)).data == [2, 0]
+
+
+def test_a_load_with_many_members_is_refused(server: GatedServer) -> None:
+    body = b'{"parameters":{%b}}' % b",".join(b'"%d":1' % number for number in range(100_000))
+    answer = server.connect().ask(post(body, path="/v2/repository/models/m/load"))
+    assert (answer.status, "more than 65536 members" in answer.error) == (400, True)
+
+
+# Who does not read
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_client_that_never_reads_gets_few_answers(loop: str) -> None:
+    model = widen(500_000)
+    ask = post(b'{"x":1.5,"binary":0}', path="/v2/models/wide/generate")
+    with GatedServer(loop, {"wide": model}, max_unsent_bytes=4_000_000) as server:
+        attackers = [server.connect() for _ in range(4)]
+        for attacker in attackers:
+            attacker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            attacker.send(ask * 512)
+        innocent = server.connect()
+        seen = -1
+        while seen != (seen := server.call(lambda: server.budget.used)) or not seen:
+            assert innocent.ask(infer(1)).data == [2, 0]
+        # One answer of 2 MB to each, perhaps two with the first of the next window.
+        assert server.call(lambda: server.budget.used) <= 4 * 4_000_000
+        assert len(model.calls) <= 4 * 4
+        for attacker in attackers:
+            attacker.close()
+        while server.call(lambda: server.budget.used):
+            assert innocent.ask(infer(1)).data == [2, 0]
+
+
+def test_answers_of_another_size_than_the_first_are_bounded() -> None:
+    with GatedServer(also={"wide": widen(100_000)}, max_unsent_bytes=100_000) as server:
+        client = server.connect()
+        assert client.ask(get("/v2/health/live")).status == 200
+        server.gate.clear()
+        client.send(infer(1) + post(b'{"x":1.5}', path="/v2/models/wide/generate") * 60)
+        while server.call(lambda: len(server.connections)):
+            pass
+        assert server.call(lambda: server.budget.used) == 0
+
+
+def test_a_client_that_reads_gets_all_answers() -> None:
+    ask = post(b'{"x":1.5}', path="/v2/models/wide/generate")
+    with GatedServer(also={"wide": widen(30_000)}, max_unsent_bytes=100_000, max_bytes=1_000_000) as server:
+        client = server.connect()
+        sender = threading.Thread(target=client.send, args=(ask * 200,))
+        sender.start()
+        assert all(client.read().body.count(b"1.5") == 30_000 for _ in range(200))
+        sender.join()
+        assert server.call(lambda: server.budget.used) == 0
+
+
+# Who is slow
+
+
+def test_slow_heads_are_bounded_in_size_and_time() -> None:
+    with GatedServer(max_header_bytes=60_000, request_timeout_s=5) as server:
+        slow = [server.connect() for _ in range(3)]
+        for client in slow:
+            client.send(b"POST /v2/models/m/infer HTTP/1.1\r\nA: ")
+            client.send(b"x" * 30_000)
+        while server.call(lambda: server.budget.used) < 3 * 30_000:
+            pass
+        server.pass_time(3)
+        for client in slow:
+            client.send(b"x")
+        assert server.connect().ask(infer(1)).data == [2, 0]
+        server.pass_time(3)
+        assert [client.read().status for client in slow] == [408] * 3
+        assert server.call(lambda: server.budget.used) == 0
