@@ -91,12 +91,18 @@ class FakeLoads:
 class Repository:
     """A folder of models, and a manager of them."""
 
-    def __init__(self, root: Path, *, threads: int = 2, is_explicit: bool = False) -> None:
+    def __init__(self, root: Path, *, threads: int = 2, is_explicit: bool = False, takes_files: bool = True) -> None:
         self.root, self.served = root, ServedModels()
         self.loads = FakeLoads(self.served)
         self.layout = Layout((root,))
         self.manager = Manager(
-            self.served, self.loads, self.layout, LoadOptions(), load=self.loads.load, is_explicit=is_explicit
+            self.served,
+            self.loads,
+            self.layout,
+            LoadOptions(),
+            load=self.loads.load,
+            is_explicit=is_explicit,
+            takes_files=takes_files,
         )  # type: ignore[arg-type]
         self._threads = threads
 

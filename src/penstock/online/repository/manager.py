@@ -54,7 +54,7 @@ class Manager:
     ``preloaded`` holds versions that are in memory already, by name and version. They are used if their files have not changed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
         self,
         served: ServedModels,
         assembler: Assembler,
@@ -64,6 +64,7 @@ class Manager:
         load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
         *,
         is_explicit: bool = False,
+        takes_files: bool = False,
     ) -> None:
         self._served = served
         self._assembler = assembler
@@ -73,6 +74,8 @@ class Manager:
         self._load_now = load
         self.is_explicit = is_explicit
         """Whether clients may load and unload."""
+        self.takes_files = takes_files
+        """Whether they may send the files to load, which may contain code."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)

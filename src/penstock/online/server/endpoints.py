@@ -15,6 +15,7 @@ from penstock.errors import Unavailable
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import AccessTable
+from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -66,10 +67,21 @@ class Endpoints:
         table = AccessTable(access, config.http_restricted_api, config.grpc_restricted_protocol)
         self._service = GrpcService(dataplane, control, table, config.max_pipelined, budget)
         resources = make_resources(dataplane, control, access, config)
-        http = HttpContext(resources, table, config, connections, budget)
-        metrics = HttpContext(metrics_resources(control), table, config, for_metrics, budget)
-        h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget)
+        # Browsers reach no Unix socket, and HTTP/2 over TLS only, where they compare the name with the certificate.
+        any_name = WebAccess(config.allow_origin)
+        http = HttpContext(resources, table, config, connections, budget, WebAccess.of(config, config.host))
+        local = HttpContext(resources, table, config, connections, budget, any_name)
+        metrics = HttpContext(
+            metrics_resources(control),
+            table,
+            config,
+            for_metrics,
+            budget,
+            WebAccess.of(config, config.host_of("metrics")),
+        )
+        h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget, any_name)
         self._http: Factory | None = (lambda: http_connection.Http1Connection(http)) if config.allow_http else None
+        self._local: Factory | None = (lambda: http_connection.Http1Connection(local)) if config.allow_http else None
         self._grpc: Factory | None = (lambda: h2_connection.H2Connection(h2)) if config.allow_grpc else None
         self._metrics: Factory = lambda: http_connection.Http1Connection(metrics)
 
@@ -99,7 +111,9 @@ class Endpoints:
             found["metrics"] = await self._listen("metrics", self._metrics, None)
         if config.unix_socket and (self._http or self._grpc):
             with _explained(config, "unix_socket"):
-                await self._listener.listen(Endpoint(unix_socket=config.unix_socket, http=self._http, http2=self._grpc))
+                await self._listener.listen(
+                    Endpoint(unix_socket=config.unix_socket, http=self._local, http2=self._grpc)
+                )
         return Addresses(**found)
 
     def announce_ready(self) -> None:

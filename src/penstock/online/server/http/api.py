@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidArgument, NotFound, Unsupported
+from penstock.errors import InvalidArgument, NotFound, Unsupported, quoted
+from penstock.online.repository.override import is_file
 from penstock.online.repository.triton.schema import to_json
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
@@ -142,6 +143,7 @@ class Api:
         """Load or reload a model."""
         _refuse_repository(route)
         parameters = exchange.read(_Load).parameters
+        self._control.check_load(route.model, parameters)
         await self._control.load(route.model, {name: _decode(name, value) for name, value in parameters.items()})
 
     @later
@@ -175,7 +177,7 @@ class Api:
     def cuda_regions(self, exchange: Exchange, route: Route) -> None:
         """An empty list: CUDA shared memory is not supported."""
         if route.name:
-            raise NotFound(f"Unable to find cuda shared memory region: '{route.name}'")
+            raise NotFound(f"Unable to find cuda shared memory region: {quoted(route.name)}")
         exchange.reply_json([])
 
     def register_cuda(self, exchange: Exchange, route: Route) -> None:
@@ -218,10 +220,10 @@ def _refuse_repository(route: Route) -> None:
 
 
 def _decode(name: str, value: Any) -> Any:
-    """The value of a load parameter. JSON encodes the files, ``file:…``, in base64."""
-    if not name.startswith("file:"):
+    """The value of a load parameter. JSON encodes files in base64."""
+    if not is_file(name):
         return value
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"'{name}' is not base64") from None
+        raise InvalidArgument(f"{quoted(name)} is not base64") from None

@@ -10,7 +10,8 @@ import asyncio
 
 import httptools
 
-from penstock.errors import InvalidArgument, Unavailable
+from penstock.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.online.server import status
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.codec.encoder import encode_error
@@ -181,7 +182,6 @@ class Http1Connection(Responder):
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
             # The parser has validated the number.
             self._length = int(value[:_MAX_DIGITS])
-            self._check_body(self._length)
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
             # A separate exchange, so that it is sent after the responses to earlier requests.
@@ -194,6 +194,14 @@ class Http1Connection(Responder):
             except InvalidArgument as error:
                 self._refuse(400, str(error))
                 raise _Refused from None
+
+    def on_headers_complete(self) -> None:
+        try:
+            self._head.check(self.context.web, self._parser.get_method(), self._parser.get_http_version())
+        except PenstockError as error:
+            self._refuse(status.HTTP[error.code], str(error))
+            raise _Refused from None
+        self._check_body(self._length)
 
     def on_chunk_header(self) -> None:
         self._chunked = True
@@ -269,7 +277,7 @@ class Http1Connection(Responder):
         self._drop_body()
         body = encode_error(message)
         exchange = Exchange(self, RequestHead(), keep_alive=False)
-        self._answer_later(exchange, compose(status, JSON + headers, CLOSE, body))
+        self._answer_later(exchange, compose(status, JSON + headers + self._head.cors, CLOSE, body))
 
     def _drop_body(self) -> None:
         self._body = b""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import orjson
 
-from penstock.errors import InvalidArgument, Unavailable, Unsupported
+from penstock.errors import InvalidArgument, Unavailable, Unsupported, quoted
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.codec.decoder import whole_body
 from penstock.online.server.http.dialects.multipart import read_parts
@@ -48,7 +48,7 @@ def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> dic
     arrays: dict[str, Array] = {}
     for name, kind, content in parts:
         if name not in specs or name in arrays:
-            raise InvalidArgument(f"the part '{name}' is repeated, or not an input of the model: {list(specs)}")
+            raise InvalidArgument(f"the part {quoted(name)} is repeated, or not an input of the model: {list(specs)}")
         arrays |= _read_body(kind, content, [specs[name]])
     return arrays
 
@@ -91,7 +91,7 @@ class TorchServe:
         try:
             arrays = read(exchange.head.content_type, exchange.body, inputs)
         except _Unreadable:
-            exchange.fail_with(415, f"model '{route.model}' has no handler to decode this body ({_HINT})")
+            exchange.fail_with(415, f"model {quoted(route.model)} has no handler to decode this body ({_HINT})")
             return
         is_row = handle.config.batchable and all(
             arrays[spec.name].ndim == len(spec.shape) - 1 for spec in inputs if spec.name in arrays
@@ -102,7 +102,7 @@ class TorchServe:
 
     def explain(self, exchange: Exchange, route: Route) -> None:
         """Not supported: models have no handler that explains."""
-        raise Unsupported(f"model '{route.model}' has no handler that explains", "use '/predictions'")
+        raise Unsupported(f"model {quoted(route.model)} has no handler that explains", "use '/predictions'")
 
     def ping(self, exchange: Exchange, route: Route) -> None:
         """200 when all models are loaded, else 503."""
