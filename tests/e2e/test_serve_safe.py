@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,6 +203,13 @@ def test_uploaded_files_need_an_admin_where_there_are_keys(root: Path, tmp_path:
         assert load(server, protocol, "m", {"authorization": f"Bearer {KEY} admin"}) == ""
         answer = ask(server.address, "GET /v2/health/live HTTP/1.1\r\nHost: penstock.example")
         assert answer.status == 200, "with keys every name is accepted"
+
+
+@pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_an_open_server_warns_once(root: Path, host: str, is_warned: bool) -> None:
+    with serving(root, "--host", host) as server:
+        server.signal(signal.SIGTERM)
+        assert server.end()[1].count("may do everything: set 'keys_file'") == is_warned
 
 
 def test_a_call_of_a_web_page_over_grpc_is_refused(server: ServerProcess) -> None:

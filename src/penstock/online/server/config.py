@@ -244,6 +244,12 @@ class ServerConfig(msgspec.Struct, frozen=True):
         return self.host_of("grpc") != self.host or (bool(self.tls_certificate) and not self.http_tls)
 
     @property
+    def is_open(self) -> bool:
+        """True if clients on other machines may do everything."""
+        hosts = [self.host_of("http")] * self.allow_http + [self.host_of("grpc")] * self.allow_grpc
+        return not (self.keys_file or self.tls_client_ca or all(map(is_loopback, hosts)))
+
+    @property
     def client_shm(self) -> bool:
         """True if clients may register shared memory."""
         if self.allow_client_shm != "auto":
