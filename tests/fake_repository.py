@@ -91,7 +91,9 @@ class FakeLoads:
 class Repository:
     """A folder of models, and a manager of them."""
 
-    def __init__(self, root: Path, *, threads: int = 2, is_explicit: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, root: Path, *, threads: int = 2, is_explicit: bool = False, takes_files: bool = True, **settings: Any
+    ) -> None:
         self.root, self.served = root, ServedModels()
         self.loads = FakeLoads(self.served)
         self.layout = Layout((root,))
@@ -102,6 +104,7 @@ class Repository:
             LoadOptions(),
             load=self.loads.load,
             is_explicit=is_explicit,
+            takes_files=takes_files,
             **settings,
         )  # type: ignore[arg-type]
         self._threads = threads

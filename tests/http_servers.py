@@ -261,11 +261,13 @@ def _encrypted(plain: socket.socket, name: str, tls: ssl.SSLContext) -> socket.s
 
 
 def get(path: str, headers: str = "", version: str = "1.1", method: str = "GET") -> bytes:
-    return f"{method} {path} HTTP/{version}\r\nHost: x\r\n{headers}\r\n".encode()
+    return f"{method} {path} HTTP/{version}\r\nHost: localhost\r\n{headers}\r\n".encode()
 
 
 def post(body: bytes, headers: str = "", path: str = "/v2/models/m/infer", version: str = "1.1") -> bytes:
-    return f"POST {path} HTTP/{version}\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"POST {path} HTTP/{version}\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    )
 
 
 def infer(value: float = 1, headers: str = "", version: str = "1.1", **more: Any) -> bytes:

@@ -2,10 +2,25 @@ from __future__ import annotations
 
 import re
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock import errors
-from penstock.errors import Code, EngineUnavailable, InvalidArgument, InvalidModel, PenstockError, Unavailable, revive
+from penstock.errors import (
+    Code,
+    EngineUnavailable,
+    InvalidArgument,
+    InvalidModel,
+    PenstockError,
+    Unavailable,
+    bounded,
+    printable,
+    quoted,
+    revive,
+    shortened,
+)
 
 _LINE = re.compile(r"^ {4}(?P<branch>[│├└─ ]*)(?P<name>\w+) +(?P<code>[A-Z_]+) {2,}\S")
 
@@ -76,3 +91,52 @@ def test_an_error_within_something_else_stays_what_it_is() -> None:
     found = errors.prefixed("in 'a', ", errors.Unavailable("busy", "wait", 3))
     assert type(found) is errors.Unavailable
     assert (str(found), found.retry_after_s) == ("in 'a', busy (wait)", 3)
+
+
+_ANY = st.characters(codec=None)
+
+
+@given(st.text(_ANY))
+def test_printable_text_has_no_control_character_and_keeps_the_rest(text: str) -> None:
+    assert printable(text).isprintable()
+    assert printable(text) == text or not text.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb", "a\\nb"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\x9b", "\\x9b"),
+        ("\u202e", "\\u202e"),
+        ("\ud800", "\\ud800"),
+        ("é😀", "é😀"),
+    ],
+)
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
+    assert (printable(text), quoted(text)) == (shown, f"'{shown}'")
+
+
+@given(st.text(_ANY, max_size=500), st.integers(1, 200))
+def test_a_shortened_text_is_short(text: str, limit: int) -> None:
+    shown = shortened(text, limit)
+    assert len(shown) <= limit + 1
+    assert shown.isprintable()
+
+
+def test_a_long_name_is_cut_off() -> None:
+    assert quoted("x" * 1_000_000) == "'" + "x" * 80 + "…'"
+
+
+@given(st.text(_ANY, max_size=3000) | st.sampled_from('"\\\n\0\u202ex😀').map(lambda each: each * 5000))
+def test_a_bounded_text_is_short_as_json(text: str) -> None:
+    shown = bounded(text)
+    assert len(orjson.dumps(shown)) <= 962
+    assert shown.replace("\n", "").isprintable()
+    assert shown == text or len(text) > 300 or not text.isprintable()
+
+
+def test_a_bounded_text_keeps_cause_and_fix() -> None:
+    shown = bounded(str(InvalidArgument("the cause: " + "x" * 1_000_000, "the fix")))
+    assert shown.startswith("the cause: xxx")
+    assert shown.endswith("xxx (the fix)")

@@ -21,13 +21,16 @@ The tree (one canonical code per class; transports map codes to statuses, the CL
     └── IntegrityError            DATA_LOSS            a bundle is not what was packed
 
 Messages name the cause and are safe to show to a client: no paths of the server's, no secrets, no stack.
-``hint`` names the fix.
+``hint`` names the fix. ``quoted`` writes a client's text into a message, ``bounded`` limits a message that leaves the server.
 """
 
 from __future__ import annotations
 
 import enum
 from typing import Any, ClassVar
+
+_QUOTED = 80
+_SHOWN_BYTES = 960
 
 
 class Code(enum.Enum):
@@ -150,6 +153,35 @@ def revive(kind: str, message: str, hint: str) -> PenstockError:
 def prefixed(prefix: str, error: PenstockError) -> PenstockError:
     """``error`` as one that happened within something else, which ``prefix`` names."""
     return _anew(type(error), prefix + error.message, error.hint, error.retry_after_s)
+
+
+def printable(text: str) -> str:
+    """``text`` with every character escaped that controls a terminal, ends a line or is invisible."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def shortened(text: str, limit: int = _QUOTED) -> str:
+    """``text`` of a client for a message: printable, and cut off after ``limit`` characters."""
+    shown = printable(text[: limit + 1])
+    return shown if len(shown) <= limit else f"{shown[:limit]}…"
+
+
+def quoted(text: str) -> str:
+    """The same in quotes."""
+    return f"'{shortened(text)}'"
+
+
+def bounded(text: str, limit: int = _SHOWN_BYTES) -> str:
+    """``text`` as it leaves the server: printable but for line ends, without its middle if it takes over ``limit`` bytes as JSON."""
+    kept = limit
+    while True:
+        part = text if len(text) <= kept else f"{text[: kept * 2 // 3]} … {text[-(kept // 3) :]}"
+        shown = "\n".join(map(printable, part.split("\n")))
+        if len(shown.encode()) + sum(map(shown.count, '"\\\n')) <= limit:
+            return shown
+        kept = kept * 3 // 4
 
 
 def _anew(cls: Any, *told: Any) -> PenstockError:

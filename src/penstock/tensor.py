@@ -16,7 +16,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument, Unsupported, quoted
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | bytearray | memoryview
@@ -150,7 +150,7 @@ class Signature(msgspec.Struct, frozen=True):
         for name in inputs:
             if all(name != spec.name for spec in self.inputs):
                 raise InvalidArgument(
-                    f"unexpected inference input '{name}'", f"the model's inputs are {self.input_names}"
+                    f"unexpected inference input {quoted(name)}", f"the model's inputs are {self.input_names}"
                 )
         missing = [spec.name for spec in self.inputs if spec.name not in inputs]
         if missing:

@@ -97,7 +97,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(root: Path) -> Iterator[ServerProcess]:
     write(root, "first")
     arguments = ("--model-repository", str(root), "--model-control-mode", "explicit", "--load-model", "first")
-    with ServerProcess(arguments=arguments) as server:
+    with ServerProcess(arguments=arguments, allow_model_upload=True) as server:
         assert server.line.endswith("models=first"), server.end()[1]
         yield server
 
@@ -344,7 +344,7 @@ def test_several_processes_serve_the_same_models_also_one_that_takes_anothers_pl
     write(tmp_path, "first")
     write(tmp_path, "m", seed=1)
     arguments = ("--model-repository", str(tmp_path), "--model-control-mode", "explicit", "--load-model", "first")
-    with ServerProcess(arguments=arguments, processes=2) as server:
+    with ServerProcess(arguments=arguments, processes=2, allow_model_upload=True) as server:
 
         def everywhere(condition: Callable[[Client], bool]) -> bool:
             found = []

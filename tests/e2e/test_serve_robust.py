@@ -245,7 +245,9 @@ def send_the_largest_body(server: ServerProcess) -> None:
         assert answer.body.endswith(raw[-4096:])
         assert len(answer.body) - int(answer.headers["inference-header-content-length"]) == len(raw)
     with Client(address(server)) as client:
-        head = b"POST /v2/models/pair/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % ((64 << 20) + 1)
+        head = b"POST /v2/models/pair/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (
+            (64 << 20) + 1
+        )
         assert client.ask(head).status == 413, "before any of it is sent"
         assert client.is_closed
 

@@ -89,10 +89,12 @@ def test_a_client_cannot_make_a_line_of_its_own(tmp_path: Path, logger: logging.
     path = tmp_path / "log"
     settings = LogSettings(LogSetting(log_file=str(path)), logger)
     settings.start()
-    logger.error("model '%s'", "a\nE1121 forged\r")
+    logger.error("model '%s'", "a\nE1121 forged\r\x1b[2J\x9b\u2028")
+    logger.error("%s", "x" * 1_000_000)
     settings.stop()
-    (line,) = path.read_text().splitlines()
-    assert line.endswith(r"model 'a\nE1121 forged\r'")
+    first, second = path.read_text().splitlines()
+    assert first.endswith(r"model 'a\nE1121 forged\r\x1b[2J\x9b\u2028'")
+    assert 8000 < len(second) < 8300
 
 
 def test_the_traceback_of_our_own_error_is_shown(tmp_path: Path, logger: logging.Logger) -> None:
@@ -100,11 +102,16 @@ def test_the_traceback_of_our_own_error_is_shown(tmp_path: Path, logger: logging
     settings = LogSettings(LogSetting(log_file=str(path)), logger)
     settings.start()
     try:
-        raise ValueError("a bug")
+        raise ValueError("a bug\nE1121 forged \x1b[2J" + "x" * 1_000_000)
     except ValueError:
         logger.exception("request failed")
     settings.stop()
-    assert "Traceback (most recent call last):" in path.read_text()
+    first, *lines = path.read_text().splitlines()
+    assert first.endswith("] request failed")
+    assert lines[0] == "  Traceback (most recent call last):"
+    assert any(line.startswith(r"  E1121 forged \x1b[2Jxxx") for line in lines)
+    assert all(line.startswith("  ") for line in lines)
+    assert sum(map(len, lines)) < 40_000
 
 
 def test_stderr_and_the_state_before(capsys: pytest.CaptureFixture[str], logger: logging.Logger) -> None:
@@ -130,7 +137,7 @@ def test_stderr_and_the_state_before(capsys: pytest.CaptureFixture[str], logger:
         ({"log_format": "xml"}, "log_format must be 'default' or 'ISO8601'"),
         ({"log_format": ["default"]}, "log_format must be"),
         ({"log_file": "/etc/passwd"}, "log file location can not be updated through network protocol"),
-        ({"x" * 1000: 1}, "unknown log setting 'x{40}'"),
+        ({"x" * 1000: 1}, "unknown log setting 'x{80}…'"),
     ],
 )
 def test_what_is_wrong_is_refused_and_changes_nothing(given: dict[str, Any], message: str) -> None:

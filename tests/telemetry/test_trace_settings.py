@@ -90,10 +90,10 @@ def test_all_the_forms_in_which_values_come(given: dict[str, Any], shown: dict[s
         ({"trace_level": [["OFF"]]}, "is unknown"),
         ({"trace_level": ["TIMESTAMPS", "TENSORS"]}, "contents of tensors are not recorded"),
         ({"trace_level": ["OFF", "TIMESTAMPS"]}, "OFF cannot be combined with other levels"),
-        ({"trace_mode": "x" * 1000}, "trace_mode 'x{40}' is unknown"),
+        ({"trace_mode": "x" * 1000}, "trace_mode 'x{80}…' is unknown"),
         ({"trace_mode": {}}, "trace_mode '{}' is unknown"),
         ({"trace_file": "/etc/passwd"}, "trace file location can not be updated through network protocol"),
-        ({"y" * 1000: "1"}, "unknown trace setting 'y{40}'"),
+        ({"y" * 1000: "1"}, "unknown trace setting 'y{80}…'"),
     ],
 )
 def test_what_is_wrong_is_refused_and_changes_nothing(given: dict[str, Any], message: str) -> None:

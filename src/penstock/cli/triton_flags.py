@@ -151,6 +151,7 @@ _SAME_NAME = """
     log-info log-warning log-error log-format log-file exit-on-error strict-readiness
     model-repository model-control-mode model-config-name model-namespacing
     allow-http http-port http-restricted-api allow-grpc grpc-port grpc-restricted-protocol allow-metrics metrics-port
+    allow-model-upload allow-origin
     trace-level trace-file trace-rate trace-count trace-log-frequency rate-limit rate-limit-resource"""
 _OTHER_NAME = {
     "id": "server_name",

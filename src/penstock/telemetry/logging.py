@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, bounded, quoted, shortened
 
 _FORMATS = ("default", "ISO8601")
 _MOST_VERBOSE = 2**31 - 1
+_MESSAGE_CHARACTERS = 8192
+_TRACEBACK_BYTES = 32 << 10
 
 
 class LogSetting(msgspec.Struct, frozen=True):
@@ -113,6 +115,10 @@ class _Formatter(logging.Formatter):
         super().__init__()
         self._is_iso = is_iso
 
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in the standard library
+        # Indented, so that no line of an exception's text looks like a line of the log.
+        return "\n".join(f"  {line}" for line in bounded(super().formatException(ei), _TRACEBACK_BYTES).split("\n"))
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in the standard library
         moment = time.gmtime(record.created)
         letter = _letter(record.levelno)
@@ -120,8 +126,8 @@ class _Formatter(logging.Formatter):
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ ", moment) + letter
         else:
             when = time.strftime(f"{letter}%m%d %H:%M:%S.", moment) + f"{int(record.created % 1 * 1e6):06d}"
-        # Text from a client must not be able to forge a log line.
-        message = record.message.replace("\n", r"\n").replace("\r", r"\r")
+        # Text from a client must not be able to forge a log line, or to control a terminal.
+        message = shortened(record.message, _MESSAGE_CHARACTERS)
         return f"{when} {record.process} {record.filename}:{record.lineno}] {message}"
 
 
@@ -152,4 +158,4 @@ def _read(name: str, value: Any) -> Any:
             raise InvalidArgument(
                 "log file location can not be updated through network protocol", "set log_file when starting the server"
             )
-    raise InvalidArgument(f"unknown log setting '{name[:40]}'", f"known: {', '.join(LogSetting.__struct_fields__)}")
+    raise InvalidArgument(f"unknown log setting {quoted(name)}", f"known: {', '.join(LogSetting.__struct_fields__)}")

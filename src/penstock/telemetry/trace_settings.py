@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, quoted
 
 _MODES = ("triton", "opentelemetry")
 _LEVELS = ("OFF", "TIMESTAMPS")
@@ -115,7 +115,7 @@ def _read(name: str, value: Any, model: str) -> Any:
         case "trace_mode":
             mode = _only(name, value)
             if mode not in _MODES:
-                raise InvalidArgument(f"trace_mode '{_short(mode)}' is unknown", f"known: {', '.join(_MODES)}")
+                raise InvalidArgument(f"trace_mode {quoted(str(mode))} is unknown", f"known: {', '.join(_MODES)}")
             if model:
                 raise InvalidArgument("trace_mode is the same for all models", "change the global setting")
             return mode
@@ -126,7 +126,7 @@ def _read(name: str, value: Any, model: str) -> Any:
                 "set trace_file when starting the server",
             )
     raise InvalidArgument(
-        f"unknown trace setting '{_short(name)}'", f"known: {', '.join(TraceSetting.__struct_fields__)}"
+        f"unknown trace setting {quoted(name)}", f"known: {', '.join(TraceSetting.__struct_fields__)}"
     )
 
 
@@ -159,12 +159,7 @@ def _level(values: Any) -> str:
         )
     for value in values:
         if value not in _LEVELS:
-            raise InvalidArgument(f"trace_level '{_short(value)}' is unknown", f"known: {', '.join(_LEVELS)}")
+            raise InvalidArgument(f"trace_level {quoted(str(value))} is unknown", f"known: {', '.join(_LEVELS)}")
     if "OFF" in values and len(values) > 1:
         raise InvalidArgument("trace_level OFF cannot be combined with other levels", "leave the others out")
     return str(values[0])
-
-
-def _short(value: Any) -> str:
-    """Text from a client, shortened for a message."""
-    return str(value)[:40]

@@ -25,6 +25,9 @@ from penstock.online.server.config import ServerConfig
         ({"processes": 1025}, "'processes' from the file is wrong: Expected `int` <= 1024"),
         ({"processes": 2, "isolation": "process"}, "models cannot have processes of their own"),
         ({"processes": 2, "unix_socket": "s"}, "cannot listen on one 'unix_socket'"),
+        ({"allow_origin": ["app.example"]}, "'allow_origin' has 'app.example': write https://name"),
+        ({"allow_origin": ["https://app.example/"]}, "'allow_origin' has"),
+        ({"allow_origin": ["null"]}, "'allow_origin' has 'null'"),
         ({"http_restricted_api": ["health:key=value"]}, "'dialects' would be a way around 'http_restricted_api'"),
     ],
 )

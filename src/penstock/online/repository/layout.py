@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.artifact import local_path
 from penstock.bundle.open import is_bundle, peek
-from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError, quoted
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override
@@ -129,7 +129,9 @@ class Layout(msgspec.Struct, frozen=True):
 
     def _target(self, name: str, override: Override | None) -> ModelSource:
         if override and override.folder:
-            raise InvalidArgument(f"the files of model '{name}' cannot be replaced: it was passed on the command line")
+            raise InvalidArgument(
+                f"the files of model {quoted(name)} cannot be replaced: it was passed on the command line"
+            )
         known = self.targets[name]
         ((version, target),) = known.versions.items()
         if is_bundle(target):
@@ -172,7 +174,7 @@ def _fingerprint(found: Path | PenstockError) -> str:
 def absent(name: str, known: Collection[str]) -> NotFound:
     """The error for ``name``, which is not among the ``known`` models."""
     near = difflib.get_close_matches(name, known, n=1)
-    return NotFound(f"the repositories hold no model '{name}'", f"did you mean '{near[0]}'?" if near else "")
+    return NotFound(f"the repositories hold no model {quoted(name)}", f"did you mean '{near[0]}'?" if near else "")
 
 
 def check_name(name: str) -> None:
@@ -185,7 +187,7 @@ def check_name(name: str) -> None:
 def _refusal(name: str) -> PenstockError | None:
     if _BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name.encode()) > _MAX_NAME:
         return InvalidArgument(
-            f"'{_shown(name)}' is not a valid model name",
+            f"{quoted(name)} is not a valid model name",
             f"use 1 to {_MAX_NAME} bytes without separators and control characters, and without a leading '.'",
         )
     return None

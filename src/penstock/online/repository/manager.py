@@ -68,6 +68,7 @@ class Manager:
         *,
         is_explicit: bool = False,
         seat_s: float = _SEAT_S,
+        takes_files: bool = False,
     ) -> None:
         self._served = served
         self._assembler = assembler
@@ -77,6 +78,8 @@ class Manager:
         self._load_now = load
         self.is_explicit = is_explicit
         """Whether clients may load and unload."""
+        self.takes_files = takes_files
+        """Whether they may send the files to load, which may contain code."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
+from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted, quoted
 
 _FILE = "file:"
 _MAX_FILES = 1000
@@ -41,6 +41,11 @@ class Override(msgspec.Struct, frozen=True):
     """A private folder that replaces the repository's; empty: use the repository's."""
 
 
+def is_file(parameter: str) -> bool:
+    """True if the parameter of this name is a file of the model."""
+    return parameter.startswith(_FILE)
+
+
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
     """The configuration and the files, by path in the model's folder, in the parameters of a request to load model ``name``.
 
@@ -48,25 +53,25 @@ def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | Non
     """
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
-        if key.startswith(_FILE):
+        if is_file(key):
             if not isinstance(value, bytes):
-                raise InvalidArgument(f"parameter '{key[:80]}' to load model '{name}' must contain bytes")
+                raise InvalidArgument(f"parameter {quoted(key)} to load model {quoted(name)} must contain bytes")
             files[_checked(key.removeprefix(_FILE), name)] = value
         elif key != "config":
             raise InvalidArgument(
-                f"unknown parameter '{key[:80]}' to load model '{name}'", "use 'config' or 'file:<path>'"
+                f"unknown parameter {quoted(key)} to load model {quoted(name)}", "use 'config' or 'file:<path>'"
             )
     config = parameters.get("config")
     if config is not None and not isinstance(config, str):
-        raise InvalidArgument(f"parameter 'config' to load model '{name}' must be a string with JSON")
+        raise InvalidArgument(f"parameter 'config' to load model {quoted(name)} must be a string with JSON")
     if files and config is None:
         raise InvalidArgument(
-            f"the files to load model '{name}' require its configuration too",
+            f"the files to load model {quoted(name)} require its configuration too",
             "add the parameter 'config', '{}' if it is empty",
         )
     if len(files) > _MAX_FILES:
         raise InvalidArgument(
-            f"there are {len(files)} files to load model '{name}', but at most {_MAX_FILES} are allowed"
+            f"there are {len(files)} files to load model {quoted(name)}, but at most {_MAX_FILES} are allowed"
         )
     return config, files
 
@@ -75,12 +80,12 @@ def _checked(path: str, name: str) -> str:
     parts = path.split("/")
     if any(len(part.encode()) > _MAX_NAME for part in parts):  # Triton reports this as a failure of the repository
         raise PenstockError(
-            f"failed to load '{name}', failed to poll from model repository: '{_FILE}{path[:80]}' is too long",
+            f"failed to load {quoted(name)}, failed to poll from model repository: {quoted(_FILE + path)} is too long",
             f"use at most {_MAX_NAME} bytes for a file's name",
         )
     if len(parts) > _MAX_DEPTH or any(part.startswith(".") or not _PART.fullmatch(part) for part in parts):
         raise InvalidArgument(
-            f"'{_FILE}{path[:80]}' is not a valid path in the folder of model '{name}'",
+            f"{quoted(_FILE + path)} is not a valid path in the folder of model {quoted(name)}",
             "write e.g. 'file:1/model.onnx'",
         )
     return path

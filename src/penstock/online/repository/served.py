@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.errors import NotFound
+from penstock.errors import NotFound, quoted
 from penstock.online.repository.handle import Handle
 from penstock.telemetry.statistics import ModelStatistics
 
@@ -46,10 +46,10 @@ class ServedModels:
         """The handle of model ``name``; without ``version``, that of the greatest version. Raises NotFound."""
         handle = self._models.get(name, {}).get(version) if version else self._greatest.get(name)
         if handle is None:
-            which = f"'{name}' version {version}" if name in self._models else f"'{name}'"
+            which = f"{quoted(name)} version {version:.20}" if name in self._models else quoted(name)
             if namesakes := [one for one in self._models if one.endswith(f"/{name}")]:
                 hint = f"ask for {' or '.join(namesakes)}"
-                raise NotFound(f"Request for ambiguous model: '{name}' is in several repositories", hint)
+                raise NotFound(f"Request for ambiguous model: {quoted(name)} is in several repositories", hint)
             raise NotFound(f"Request for unknown model: {which} is not found")
         return handle
 

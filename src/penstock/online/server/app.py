@@ -149,7 +149,16 @@ def build(
         limiter=RateLimiter(resources) if config.rate_limit != "off" else None,
     )
     is_explicit = config.model_control_mode == "explicit"
-    manager = Manager(repository, assembler, layout, _load_options(config), preloaded, is_explicit=is_explicit)
+    manager = Manager(
+        repository,
+        assembler,
+        layout,
+        _load_options(config),
+        preloaded,
+        is_explicit=is_explicit,
+        # With a keys file the access table lets only clients with ``admin`` load.
+        takes_files=config.allow_model_upload or access.enabled,
+    )
     files = allow_open_files(config.max_connections + _OTHER_FILES)
     connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
     metrics = MetricsPage(

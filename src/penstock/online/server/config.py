@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -151,7 +152,16 @@ class ServerConfig(msgspec.Struct, frozen=True):
     http_tls: bool = True
     """Use TLS for HTTP too. If false, each of the two ports accepts only its own protocol."""
     keys_file: Flag[str] = ""
-    """TOML file with the clients, their keys and what each may do. Without it every client may do everything."""
+    """TOML file with the clients, their keys and what each may do. Without it every client may do everything but what the
+    settings below forbid."""
+    allow_origin: Flag[tuple[str, ...]] = ()
+    """Origin of web pages that may use the server, as ``https://app.example``; ``*`` allows every page. Other sites' pages get 403."""
+    allow_host: tuple[str, ...] = ()
+    """Name that requests may have in ``Host``, beside ``host`` and the names of this machine's loopback addresses; ``*`` allows every
+    name. Without it names are checked only while the server listens on a loopback address and has no ``keys_file``."""
+    allow_model_upload: Flag[bool] = False
+    """Let every client load models from files that it sends, so that it can run code in the server. Otherwise this needs the key of a
+    client with ``admin``."""
     http_restricted_api: Secret[tuple[str, ...]] = ()
     """Parts of the API that require a header, as ``api,api:header=value``. Requires ``dialects`` to be empty."""
     grpc_restricted_protocol: Secret[tuple[str, ...]] = ()
@@ -219,6 +229,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
             raise ValueError("'warmup_record' requires a 'warmup_folder'")
         if not (self.allow_http or self.allow_grpc):
             raise ValueError("'allow_http' and 'allow_grpc' are both false: either HTTP or gRPC has to be allowed")
+        _check_origins(self.allow_origin)
         if self.http_restricted_api and self.dialects:
             raise ValueError("'dialects' would be a way around 'http_restricted_api': set 'dialects' to []")
 
@@ -237,11 +248,30 @@ class ServerConfig(msgspec.Struct, frozen=True):
         return self.host_of("grpc") != self.host or (bool(self.tls_certificate) and not self.http_tls)
 
     @property
+    def is_open(self) -> bool:
+        """True if clients on other machines may do everything."""
+        hosts = [self.host_of("http")] * self.allow_http + [self.host_of("grpc")] * self.allow_grpc
+        return not (self.keys_file or self.tls_client_ca or all(map(is_loopback, hosts)))
+
+    @property
     def client_shm(self) -> bool:
         """True if clients may register shared memory."""
         if self.allow_client_shm != "auto":
             return self.allow_client_shm == "true"
-        try:
-            return not self.is_apart and ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return not self.is_apart and self.host == "localhost"
+        return not self.is_apart and is_loopback(self.host)
+
+
+def _check_origins(origins: Iterable[str]) -> None:
+    for origin in origins:
+        if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s,@A-Z]+", origin):
+            raise ValueError(
+                f"'allow_origin' has '{origin}': write https://name or http://name:port in lower case, or *"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """True if ``host`` is an address of this machine only, or a name that always means one (RFC 6761, section 6.3)."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().removesuffix(".").rpartition(".")[2] == "localhost"

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidArgument, NotFound, PenstockError, PermissionDenied, Unavailable, quoted
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.layout import check_name
 from penstock.online.repository.manager import Manager
-from penstock.online.repository.override import Override, read_parameters, store
+from penstock.online.repository.override import Override, is_file, read_parameters, store
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.state import Row, VersionPhase, VersionState
 from penstock.online.server.metrics_page import MetricsPage, Report
@@ -83,7 +83,7 @@ class ControlPlane:
         if what == "regions_closed":
             return await self._shared_memory.closed(*arguments)
         if what not in _FORWARDED:
-            raise InvalidArgument(f"unknown question '{what[:40]}' from another process")
+            raise InvalidArgument(f"unknown question {quoted(what)} from another process")
         settings = (self._repository, self._shared_memory, self._tracer, self._log)
         local = ControlPlane(*settings, ProcessGroup(), self._metrics, self._manager)
         return await getattr(local, what)(*arguments)
@@ -133,10 +133,9 @@ class ControlPlane:
     async def load(self, name: str, parameters: Parameters) -> None:
         """Load a model in all processes, or reload it if it has changed; returns when it is ready.
 
-        Raises Unavailable unless the server allows explicit control, InvalidArgument, and the errors of ``Manager.load``; after
-        an error the model is served as before.
+        Raises the errors of ``check_load`` and of ``Manager.load``, and InvalidArgument; after an error the model is served as before.
         """
-        self._refuse_control(name)
+        self.check_load(name, parameters)
         config, files = read_parameters(name, parameters)
         folder = str(await on_daemon_thread("store-files", partial(store, files))) if files else ""
         await self.change_model("load", name, None if config is None else Override(config, folder))
@@ -150,7 +149,7 @@ class ControlPlane:
         with_parts = parameters.get("unload_dependents", False)
         if parameters.keys() - {"unload_dependents"} or not isinstance(with_parts, bool):
             raise InvalidArgument(
-                f"bad parameters to unload model '{name}'", "the only one is 'unload_dependents', true or false"
+                f"bad parameters to unload model {quoted(name)}", "the only one is 'unload_dependents', true or false"
             )
         await self.change_model("unload", name, with_parts)
 
@@ -163,6 +162,18 @@ class ControlPlane:
         for outcome in await asyncio.gather(*work, return_exceptions=True):
             if outcome is not None and not isinstance(outcome, PenstockError):  # the log and the index report those
                 raise outcome
+
+    def check_load(self, name: str, parameters: Iterable[str]) -> None:
+        """Check that a model may be loaded with parameters of these names, before their values are decoded.
+
+        Raises Unavailable unless the server allows explicit control, InvalidArgument, and PermissionDenied for files.
+        """
+        self._refuse_control(name)
+        if any(map(is_file, parameters)) and not (self._manager and self._manager.takes_files):
+            raise PermissionDenied(
+                f"model {quoted(name)} may not be loaded from files that a client sends",
+                "put the files into the repository, use the key of an admin, or start the server with --allow-model-upload",
+            )
 
     def _refuse_control(self, name: str) -> None:
         if self._manager is None or not self._manager.is_explicit:
@@ -221,8 +232,8 @@ class ControlPlane:
             try:
                 self._repository.find(name, version)
             except NotFound:
-                which = f"{name}' version {version}" if version else f"{name}'"
-                raise InvalidArgument(f"requested model '{which} is not available") from None
+                which = f"{quoted(name)} version {version[:20]}" if version else quoted(name)
+                raise InvalidArgument(f"requested model {which} is not available") from None
         return [
             one.to_dict()
             for one in await self.all_statistics()

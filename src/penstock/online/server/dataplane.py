@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.clock import Clock
-from penstock.errors import Code, InvalidArgument, NotFound, PenstockError, Unavailable, Unsupported
+from penstock.errors import Code, InvalidArgument, NotFound, PenstockError, Unavailable, Unsupported, quoted
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
@@ -248,7 +248,7 @@ class DataPlane:
             parameters = request.parameters = {name: parameters[name] for name in parameters if name != EMPTY_FINAL}
         for name in parameters:
             if name.startswith(_RESERVED):
-                raise InvalidArgument(f"parameter keys starting with '{_RESERVED}' are reserved, as in '{name}'")
+                raise InvalidArgument(f"parameter keys starting with '{_RESERVED}' are reserved, as in {quoted(name)}")
         if "sequence_id" in parameters:
             request.sequence_id = _identity(parameters["sequence_id"])
             request.sequence_start = _flag(parameters, "sequence_start")
@@ -267,14 +267,16 @@ class DataPlane:
 def _count(parameters: dict[str, Any], name: str) -> int:
     value = parameters[name]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
-        raise InvalidArgument(f"parameter '{name}' has invalid value {value!r}. It should be a non-negative integer.")
+        raise InvalidArgument(
+            f"parameter {quoted(name)} has invalid value {value!r:.80}. It should be a non-negative integer."
+        )
     return value
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise InvalidArgument(f"parameter '{name}' has invalid value {value!r}. It should be true or false.")
+        raise InvalidArgument(f"parameter {quoted(name)} has invalid value {value!r:.80}. It should be true or false.")
     return value
 
 
@@ -286,7 +288,7 @@ def _identity(value: Any) -> int | str:
         return value
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
         raise InvalidArgument(
-            f"parameter 'sequence_id' has invalid value {value!r}. It should be a non-negative integer of 64 bits, or a text."
+            f"parameter 'sequence_id' has invalid value {value!r:.80}. It should be a non-negative integer of 64 bits, or a text."
         )
     return value % 2**64
 

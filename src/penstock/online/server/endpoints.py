@@ -15,6 +15,7 @@ from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.table import AccessTable
+from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -70,18 +71,22 @@ class Endpoints:
         }
         self._service = GrpcService(dataplane, control, tables[""], config.max_pipelined, budget)
         resources = make_resources(dataplane, control, access, config)
+        # Browsers reach no Unix socket, and HTTP/2 over TLS only, where they compare the name with the certificate.
+        any_name = WebAccess(config.allow_origin)
+        web = {port: WebAccess.of(config, config.host) if port else any_name for port in tables}
 
         def http(port: str) -> Factory | None:
-            context = HttpContext(resources, tables[port], config, connections, budget)
+            context = HttpContext(resources, tables[port], config, connections, budget, web[port])
             return partial(http_connection.Http1Connection, context) if config.allow_http else None
 
         def http2(port: str) -> Factory | None:
             methods = self._service.methods_of(tables[port])
-            context = h2_connection.H2Context(methods, config, connections, clock, budget)
+            context = h2_connection.H2Context(methods, config, connections, clock, budget, any_name)
             return partial(h2_connection.H2Connection, context) if config.allow_grpc else None
 
         self._protocols = {port: (http(port), http2(port)) for port in tables}
-        metrics = HttpContext(metrics_resources(control), tables[""], config, for_metrics, budget)
+        of_metrics = WebAccess.of(config, config.host_of("metrics"))
+        metrics = HttpContext(metrics_resources(control), tables[""], config, for_metrics, budget, of_metrics)
         self._metrics = partial(http_connection.Http1Connection, metrics)
 
     @staticmethod

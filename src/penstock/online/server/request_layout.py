@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, quoted, shortened
 from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import Parameters
@@ -77,7 +77,7 @@ class RequestLayout(msgspec.Struct):
             for tensor, part in self.shared:
                 if tensor.size_bytes not in (VARIABLE, part.byte_size):
                     raise InvalidArgument(
-                        f"input byte size mismatch for input '{tensor.name}' for model '{model_name}'. "
+                        f"input byte size mismatch for input {quoted(tensor.name)} for model {quoted(model_name)}. "
                         f"Expected {tensor.size_bytes}, got {part.byte_size} in shared memory"
                     )
                 inputs[tensor.name] = lease.array(*part, tensor.datatype, tensor.shape)
@@ -97,7 +97,7 @@ class RequestLayout(msgspec.Struct):
     def note_place(self, name: str, part: SharedSlice, is_classified: bool) -> None:
         """Write output ``name`` into shared memory. Raises InvalidArgument if it is also classified."""
         if is_classified:
-            raise InvalidArgument(f"shared memory can't be used for output '{name}' with classification")
+            raise InvalidArgument(f"shared memory can't be used for output {quoted(name)} with classification")
         self.placed.append((name, part))
 
 
@@ -105,7 +105,7 @@ def find_datatype(name: str, datatype: str) -> DataType:
     """The datatype called ``datatype``. Raises InvalidArgument with input ``name``."""
     found = _DATATYPES.get(datatype)
     if found is None:
-        raise InvalidArgument(f"invalid datatype for input {name}: '{datatype}'")
+        raise InvalidArgument(f"invalid datatype for input {shortened(name)}: {quoted(datatype)}")
     return found
 
 
@@ -114,7 +114,7 @@ def check_names(names: Iterable[str]) -> None:
     seen = set()
     for name in names:
         if name in seen:
-            raise InvalidArgument(f"input '{name}' already exists in request")
+            raise InvalidArgument(f"input {quoted(name)} already exists in request")
         seen.add(name)
 
 
@@ -124,7 +124,7 @@ def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
     if region is None:
         return None
     if not isinstance(region, str):
-        raise InvalidArgument(f"{what}: 'shared_memory_region' must be a name, not {region!r}")
+        raise InvalidArgument(f"{what}: 'shared_memory_region' must be a name, not {region!r:.80}")
     size = whole_number(what, parameters, "shared_memory_byte_size")
     return SharedSlice(region, whole_number(what, parameters, "shared_memory_offset", 0), size)
 
@@ -133,5 +133,5 @@ def whole_number(what: str, parameters: Mapping[str, Any], name: str, default: i
     """Parameter ``name``, an integer of at least 0; errors call its owner ``what``. Raises InvalidArgument."""
     number = parameters.get(name, default)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise InvalidArgument(f"{what}: '{name}' must be a whole number, not {number!r}")
+        raise InvalidArgument(f"{what}: {quoted(name)} must be a whole number, not {number!r:.80}")
     return number

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import NotFound, Unavailable
+from penstock.online.server.access.web import WebAccess
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE, HeaderReader, literal, trailers
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
@@ -21,7 +22,7 @@ def decode(block: bytes) -> list[tuple[str, str]]:
 
 
 def reader(max_header_bytes: int = 8192) -> HeaderReader:
-    return HeaderReader({b"/a/B": METHOD}, max_header_bytes)
+    return HeaderReader({b"/a/B": METHOD}, max_header_bytes, WebAccess())
 
 
 def test_requests() -> None:

@@ -124,7 +124,7 @@ def test_loading_is_refused_without_a_repository(client: Client, library: triton
     with pytest.raises(InferenceServerException, match="not allowed"):
         library.load_model("m", config="{}", files={"file:1/model.onnx": b"\0\xff"})
     answer = client.ask(post(b'{"parameters":{"file:1/a":"?"}}', path="/v2/repository/models/m/load"))
-    assert (answer.status, answer.error) == (400, "'file:1/a' is not base64")
+    assert answer.status == 503, "before the file is decoded"
 
 
 def test_regions_that_are_wrong(client: Client) -> None:

@@ -100,8 +100,11 @@ def test_binary_both_ways(client: Client) -> None:
         (b"nonsense\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01", 400),
         (b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
-        (b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
-        (b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+        (
+            b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+        ),
         (infer(headers="Inference-Header-Content-Length: -1\r\n"), 400),
         (infer(headers="Inference-Header-Content-Length: 1e3\r\n"), 400),
         (infer(headers=f"A: {'x' * 70_000}\r\n"), 431),
@@ -112,13 +115,13 @@ def test_binary_both_ways(client: Client) -> None:
         (b"CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\nhidden", 501),
         (b"\r\n" * 50_000, 431),
         (post(bytes(100_001)), 413),
-        (b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 9999999999999999999\r\n\r\n", 413),
+        (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999999999999\r\n\r\n", 413),
         (
-            b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
             + (b"fff\r\n" + bytes(4095) + b"\r\n") * 30,
             413,
         ),
-        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 200_000, 431),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 200_000, 431),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -138,7 +141,7 @@ def test_what_was_asked_before_is_answered_first(client: Client) -> None:
 
 
 def test_a_large_body_is_refused_before_it_is_sent(client: Client) -> None:
-    head = b"POST /v2/models/m/infer HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
     client.send(head % 1_000_000)
     while (answer := client.read()).status == 100:
         pass
@@ -166,7 +169,7 @@ def test_a_request_split_at_every_byte(client: Client) -> None:
 def test_chunked_bodies(client: Client) -> None:
     body = infer(4).partition(b"\r\n\r\n")[2]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (body[:7], body[7:8], body[8:]))
-    head = b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert client.ask(head + chunks + b"0\r\nTrailer: x\r\n\r\n").data == [8, 0]
     assert client.ask(infer(1)).data == [2, 0]
 
@@ -402,7 +405,7 @@ def test_draining_closes_where_a_later_request_was_answered_first(loop: str) -> 
 
 def test_trailers_are_no_headers(client: Client) -> None:
     body = infer(4).partition(b"\r\n\r\n")[2]
-    head = b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
     for trailers in (b"Content-Encoding: gzip\r\n", b"Content-Encoding: gzip\r\nA: b\r\n", b"Expect: 100-continue\r\n"):
         assert client.ask(head + chunks + trailers + b"\r\n").data == [8, 0]

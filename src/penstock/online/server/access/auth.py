@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.clock import Clock
-from penstock.errors import InvalidConfig, PermissionDenied, Unauthenticated
+from penstock.errors import InvalidConfig, PermissionDenied, Unauthenticated, quoted
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Access:
     def check(self, client: str, model: str) -> None:
         """Raise PermissionDenied unless ``client`` may use ``model``, which need not exist."""
         if not self.may(client, model):
-            raise PermissionDenied(f"client '{client}' may not use model '{model}'")
+            raise PermissionDenied(f"client '{client}' may not use model {quoted(model)}")
 
     def require_admin(self, client: str) -> None:
         """Raise PermissionDenied unless ``client`` may use the control plane."""

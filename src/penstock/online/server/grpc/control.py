@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported
+from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported, quoted
 from penstock.online.repository.triton.schema import to_message
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
@@ -180,7 +180,7 @@ class GrpcControl:
 
     def _cuda_status(self, request: Message, client: str) -> Message:
         if request.name:
-            raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
+            raise NotFound(f"Unable to find cuda shared memory region: {quoted(request.name)}")
         return messages.CudaSharedMemoryStatusResponse()
 
     def _cuda_register(self, request: Message, client: str) -> Message:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, bounded
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.request_layout import BoundedCache
 from penstock.protocol import messages
@@ -96,7 +96,7 @@ def streamed(parts: Sequence[Buffer]) -> list[Buffer]:
 def streamed_error(error: PenstockError, identity: str) -> bytes:
     """The ModelStreamInferResponse that rejects the request with the id ``identity``."""
     answer = messages.ModelInferResponse(id=identity)
-    response = messages.ModelStreamInferResponse(error_message=str(error), infer_response=answer)
+    response = messages.ModelStreamInferResponse(error_message=bounded(str(error)), infer_response=answer)
     return bytes(response.SerializeToString())
 
 

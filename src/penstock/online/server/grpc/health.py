@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.errors import InvalidArgument, NotFound, PenstockError
+from penstock.errors import InvalidArgument, NotFound, PenstockError, quoted
 from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.control import parse
 from penstock.protocol import messages
@@ -33,7 +33,7 @@ class Health:
         try:
             service = parse(messages.HealthCheckRequest, data).service
             if service not in self._services:
-                raise NotFound(f"unknown service '{service}'")
+                raise NotFound(f"unknown service {quoted(service)}")
         except PenstockError as error:
             call.finish(error)
             return

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 from penstock.clock import Clock
 from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.guard import FloodGuard
@@ -43,8 +44,10 @@ class H2Context:
         connections: Connections,
         clock: Clock,
         budget: ByteBudget | None = None,
+        web: WebAccess | None = None,
     ) -> None:
         self.methods = methods
+        self.web = web or WebAccess()
         self.config = config
         self.connections = connections
         self.clock = clock
@@ -82,7 +85,7 @@ class H2Connection(ServerConnection):
         self._shared = shared
         guard = FloodGuard(shared.clock)
         self._session = H2Session(
-            shared.methods, shared.config, shared.clock, guard, shared.budget, self._hang_up_later
+            shared.methods, shared.config, shared.clock, guard, shared.budget, shared.web, self._hang_up_later
         )
         self._reader = FrameReader(self._session, guard, MAX_FRAME, shared.max_control_frame)
         self._outbox = self._session.outbox

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from penstock.errors import InvalidArgument
 
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_MESSAGE_BYTES = 4096
+_MESSAGE_BYTES = 1000
 _PLAIN = frozenset(range(0x20, 0x7F)) - {ord("%")}
 _OF_TRANSPORT = frozenset((b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"))
 

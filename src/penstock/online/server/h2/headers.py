@@ -13,8 +13,9 @@ import msgspec
 from hpack.hpack import encode_integer
 from hpack.table import HeaderTable
 
-from penstock.errors import PenstockError, Unsupported
+from penstock.errors import PenstockError, Unsupported, bounded, quoted
 from penstock.online.server import status
+from penstock.online.server.access.web import Sender, WebAccess
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.grpc_headers import encode_message, parse_metadata, parse_timeout
 from penstock.online.server.h2.grpc_messages import ACCEPT_ENCODING, WINDOW_BITS
@@ -48,7 +49,7 @@ def trailers(error: PenstockError | None) -> bytes:
     if error is None:
         return OK_TRAILERS
     block = literal(b"grpc-status", b"%d" % status.GRPC[error.code])
-    block += literal(b"grpc-message", encode_message(str(error)))
+    block += literal(b"grpc-message", encode_message(bounded(str(error))))
     if error.retry_after_s is not None:
         block += literal(b"grpc-retry-pushback-ms", b"%d" % (error.retry_after_s * 1000))
     return block
@@ -83,10 +84,11 @@ class _CountingTable(HeaderTable):
 class HeaderReader:
     """Decodes the header blocks of one connection."""
 
-    __slots__ = ("_decoder", "_kept", "_methods", "_table", "_table_size")
+    __slots__ = ("_decoder", "_kept", "_methods", "_table", "_table_size", "_web")
 
-    def __init__(self, methods: Mapping[bytes, GrpcMethod], max_header_bytes: int) -> None:
+    def __init__(self, methods: Mapping[bytes, GrpcMethod], max_header_bytes: int, web: WebAccess) -> None:
         self._methods = methods
+        self._web = web
         self._decoder = hpack.Decoder(max_header_bytes)
         self._decoder.header_table = self._table = _CountingTable()
         self._table_size = self._table.maxsize
@@ -136,12 +138,13 @@ class HeaderReader:
         method, accepted = self._methods.get(pseudo[b":path"]), b""
         timeout, encoding = fields.get(b"grpc-timeout"), fields.get(b"grpc-encoding", b"identity")
         try:
+            self._web.check(b"POST", _sender(pseudo, fields))
             if method is None:
-                raise Unsupported(f"there is no method '{pseudo[b':path'].decode(errors='replace')}'")
+                raise Unsupported(f"there is no method {quoted(pseudo[b':path'].decode(errors='replace'))}")
             if encoding != b"identity" and encoding not in WINDOW_BITS:
                 accepted = literal(b"grpc-accept-encoding", ACCEPT_ENCODING)
                 raise Unsupported(
-                    f"compression '{encoding.decode(errors='replace')}' is not supported",
+                    f"compression {quoted(encoding.decode(errors='replace'))} is not supported",
                     "use gzip, deflate or identity",
                 )
             timeout_s = None if timeout is None else parse_timeout(timeout)
@@ -150,6 +153,13 @@ class HeaderReader:
         return CallHead(
             parse_metadata(headers), method, timeout_s=timeout_s, encoding=encoding, content_length=content_length
         )
+
+
+def _sender(pseudo: Mapping[bytes, bytes], fields: Mapping[bytes, bytes]) -> Sender:
+    """Who sends a call."""
+    host = pseudo.get(b":authority") or fields.get(b"host") or b""
+    site, mode = fields.get(b"sec-fetch-site", b""), fields.get(b"sec-fetch-mode", b"")
+    return Sender(host, fields.get(b"origin", b""), site, mode)
 
 
 def _sort_out(

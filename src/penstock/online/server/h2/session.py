@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from penstock.clock import Clock
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.grpc_messages import PREFIX
@@ -60,6 +61,7 @@ class H2Session:
         clock: Clock,
         guard: FloodGuard,
         budget: ByteBudget,
+        web: WebAccess,
         on_empty: Callable[[], None],
     ) -> None:
         self._max_message_bytes = config.max_request_bytes
@@ -69,7 +71,7 @@ class H2Session:
         self._guard = guard
         self._budget = budget
         self._on_empty = on_empty
-        self._headers = HeaderReader(methods, config.max_header_bytes)
+        self._headers = HeaderReader(methods, config.max_header_bytes, web)
         self.outbox = Outbox(self._sent)
         self.ready = self.outbox.ready
         self._allowance = CONNECTION_WINDOW

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidArgument, NotFound, Unsupported
+from penstock.errors import InvalidArgument, NotFound, Unsupported, quoted
+from penstock.online.repository.override import is_file
 from penstock.online.repository.triton.schema import to_json
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
@@ -147,6 +148,7 @@ class Api:
         """Load or reload a model."""
         _refuse_repository(route)
         parameters = (await exchange.read(_Load)).parameters
+        self._control.check_load(route.model, parameters)
         await self._control.load(route.model, await run(partial(_decode_files, parameters)))
 
     @later
@@ -180,7 +182,7 @@ class Api:
     def cuda_regions(self, exchange: Exchange, route: Route) -> None:
         """An empty list: CUDA shared memory is not supported."""
         if route.name:
-            raise NotFound(f"Unable to find cuda shared memory region: '{route.name}'")
+            raise NotFound(f"Unable to find cuda shared memory region: {quoted(route.name)}")
         exchange.reply_json([])
 
     def register_cuda(self, exchange: Exchange, route: Route) -> None:
@@ -226,11 +228,11 @@ def _decode_files(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a load. JSON encodes the files, ``file:…``, in base64. Raises InvalidArgument."""
     decoded = dict(parameters)
     for name, value in parameters.items():
-        if name.startswith("file:"):
+        if is_file(name):
             try:
                 # In pieces, between which other threads can run.
                 pieces = (value[start : start + _PIECE] for start in range(0, len(value), _PIECE))
                 decoded[name] = b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
             except (TypeError, ValueError):
-                raise InvalidArgument(f"'{name}' is not base64") from None
+                raise InvalidArgument(f"{quoted(name)} is not base64") from None
     return decoded

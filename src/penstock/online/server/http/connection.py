@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import httptools
 
-from penstock.errors import InvalidArgument, Unavailable
+from penstock.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.online.server import status
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.codec.encoder import encode_error
@@ -198,10 +199,15 @@ class Http1Connection(Responder):
                 raise _Refused from None
 
     def on_headers_complete(self) -> None:
-        """Check the size of the head, the URL, the client's rights and the announced size, before any of the body is kept."""
+        """Check the size of the head, its sender, the URL, the client's rights and the announced size, before the body is kept."""
         context, parser, head = self.context, self._parser, self._head
         self._check_head()
         head.method = parser.get_method()
+        try:
+            head.check(context.web, head.method, parser.get_http_version())
+        except PenstockError as error:
+            self._refuse(status.HTTP[error.code], str(error))
+            raise _Refused from None
         head.route = context.routes[self._url]
         head.handler = head.route.handlers.get(head.method)
         head.http_1_0 = parser.get_http_version() == "1.0"
@@ -296,7 +302,7 @@ class Http1Connection(Responder):
         self._drop_body()
         body = encode_error(message)
         exchange = Exchange(self, RequestHead(), keep_alive=False)
-        self._answer_later(exchange, compose(status, JSON + headers, CLOSE, body))
+        self._answer_later(exchange, compose(status, JSON + headers + self._head.cors, CLOSE, body))
 
     def _drop_body(self) -> None:
         self._body = b""

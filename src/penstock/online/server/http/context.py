@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.table import AccessTable
+from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.head import KnownHeads, RequestHead
 from penstock.online.server.http.routes import Resource, Routes
@@ -32,11 +33,13 @@ class HttpContext:
         config: ServerConfig,
         connections: Connections,
         budget: ByteBudget,
+        web: WebAccess | None = None,
     ) -> None:
-        """``budget`` bounds the bytes of all bodies together."""
+        """``budget`` bounds the bytes of all bodies together. By default requests may have any name in ``Host``."""
         self.config = config
         self.connections = connections
         self.budget = budget
+        self.web = web or WebAccess()
         self.keys = access.http_headers
         """Headers that unlock restricted parts of the API, in lower case."""
         self.routes = Routes(resources, access.of_path)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import orjson
 
-from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
+from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError, bounded
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server import status
 from penstock.online.server.answer_form import TEXT, AnswerForm
@@ -34,6 +34,7 @@ _MAX_MEMBERS = 1 << 16
 _SLICE = 64 << 10
 _LARGE_BYTES = 4 << 20
 _RETRY_AFTER_S = 1.0
+_PREFLIGHT = b"Access-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: *, Authorization\r\nAccess-Control-Max-Age: 600\r\n"
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
 
@@ -102,7 +103,9 @@ class Exchange(msgspec.Struct, eq=False):
             handler = head.handler
             if handler is None:
                 methods = b", ".join(sorted(head.route.handlers))
-                if methods:
+                if head.sender.is_preflight and head.cors:
+                    self.reply(200, _PREFLIGHT % (methods or b"GET, POST"))
+                elif methods:
                     self.fail_with(405, "Method Not Allowed", b"Allow: %b\r\n" % methods)
                 else:
                     self.fail_with(404, "Not Found")
@@ -250,7 +253,7 @@ class Exchange(msgspec.Struct, eq=False):
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
         """Answer with an error. The response to HEAD has no body."""
         error = self.head.route.error
-        body = encode_error(message) if error is None else error(status, message)
+        body = encode_error(message) if error is None else error(status, bounded(message))
         self.reply(status, JSON + headers, b"" if self.head.method == b"HEAD" else body)
 
     def fail_unexpected(self, error: Exception) -> None:

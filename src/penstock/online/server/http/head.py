@@ -9,12 +9,13 @@ import msgspec
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.access.auth import credential
+from penstock.online.server.access.web import Sender, WebAccess
 from penstock.online.server.http.compression import preferred
 from penstock.online.server.http.routes import NOWHERE, Handler, Route
 from penstock.online.server.request_layout import BoundedCache
 
 _MAX_DIGITS = 18
-_LENGTHS = frozenset({9, 10, 11, 12, 13, 15, 16, 31})
+_LENGTHS = frozenset({4, 6, 9, 10, 11, 12, 13, 14, 15, 16, 29, 31})
 """Lengths of the names of the headers that are read. Most other headers are skipped by their length."""
 
 MAX_KNOWN_BYTES = 2048
@@ -44,6 +45,9 @@ class RequestHead(msgspec.Struct, gc=False):
     """Headers that unlock restricted parts of the API, by name in lower case."""
     traceparent: str = ""
     tracestate: str = ""
+    sender: Sender = msgspec.field(default_factory=Sender)
+    cors: bytes = b""
+    """Header lines of every answer, also of errors."""
 
     def read(self, name: bytes, value: bytes) -> None:
         """Read one header; other headers than these are ignored. Raises InvalidArgument."""
@@ -69,6 +73,17 @@ class RequestHead(msgspec.Struct, gc=False):
                 self.traceparent = value.decode("latin-1")
             case b"tracestate":
                 self.tracestate = value.decode("latin-1")
+            case other:
+                self.sender.read(other, value.strip())
+
+    def check(self, web: WebAccess, method: bytes, version: str) -> None:
+        """Check that the sender of the complete head may ask. Raises InvalidArgument, PermissionDenied."""
+        if self.sender.host is None and version != "1.0":
+            raise InvalidArgument(
+                "the header Host is missing", "send it with the server's name (RFC 9112, section 3.2)"
+            )
+        self.cors = web.headers(self.sender.origin)
+        web.check(method, self.sender)
 
 
 class KnownHeads(BoundedCache[bytes, RequestHead]):

@@ -173,7 +173,7 @@ class Responder(ServerConnection):
             connection = CLOSE
         else:
             connection = KEEP_ALIVE if exchange.head.http_1_0 else b""
-        answer = compose(status, headers, connection, body, tensors)
+        answer = compose(status, headers + exchange.head.cors, connection, body, tensors)
         self._window = self.context.max_pipelined
         if (
             len(self._pending) == 1
@@ -197,6 +197,7 @@ class Responder(ServerConnection):
         is_chunked = not exchange.head.http_1_0
         exchange.keep_alive = exchange.keep_alive and is_chunked
         exchange.is_streaming = True
+        headers += exchange.head.cors
         self._push(exchange, compose_stream(headers, b"" if exchange.keep_alive else CLOSE, is_chunked))
 
     def send(self, exchange: Exchange, data: bytes) -> None:

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 
-from penstock.errors import InvalidArgument, NotFound, PenstockError, ResourceExhausted
+from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
 from penstock.tensor import Buffer
 
 _FOLDER = "/dev/shm"  # noqa: S108 - the home of POSIX shared memory, no temporary file

@@ -6,7 +6,7 @@ last lease is released.
 
 from __future__ import annotations
 
-from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported
+from penstock.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported, quoted
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.shared_memory.lease import Lease
 from penstock.online.server.shared_memory.region import Region
@@ -48,7 +48,7 @@ class SharedMemory:
         if not name:
             return [region.describe() for region in self._regions.values()]
         if name not in self._regions:
-            raise NotFound(f"Unable to find system shared memory region: '{name}'")
+            raise NotFound(f"Unable to find system shared memory region: {quoted(name)}")
         return [self._regions[name].describe()]
 
     def forget(self, name: str) -> None:
@@ -77,7 +77,7 @@ class SharedMemory:
         region = self._regions.get(name)
         if region is None:
             self._check_enabled()
-            raise NotFound(f"Unable to find shared memory region: '{name}'")
+            raise NotFound(f"Unable to find shared memory region: {quoted(name)}")
         return region
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class SharedMemory:
     def _check_new(self, name: str) -> None:
         self._check_enabled()
         if name in self._regions:
-            raise AlreadyExists(f"shared memory region '{name}' already in manager", "unregister it first")
+            raise AlreadyExists(f"shared memory region {quoted(name)} already in manager", "unregister it first")
         if not 0 < len(name) <= _MAX_NAME:
             raise InvalidArgument(
                 f"the name of a shared memory region must have 1 to {_MAX_NAME} characters, got {len(name)}"

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from penstock.errors import bounded
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec.json_tensor import to_json
@@ -94,8 +95,8 @@ def is_light(arrays: Iterable[Array]) -> bool:
 
 
 def encode_error(message: str) -> bytes:
-    """``{"error": message}``."""
-    return orjson.dumps({"error": message})
+    """``{"error": message}``, bounded."""
+    return orjson.dumps({"error": bounded(message)})
 
 
 def _write(response: InferResponse, form: AnswerForm) -> Encoded:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, shortened
 from penstock.online.server.http.dialects.nested import is_named, read_object, to_array, to_value, write_json
 from penstock.online.server.offload import Steps
 from penstock.tensor import Array, Buffer, TensorSpec
@@ -68,7 +68,9 @@ def check_signature(members: Mapping[str, Any]) -> None:
     if not isinstance(name, str):
         raise InvalidArgument("'signature_name' key must be a string value")
     if name not in ("", SIGNATURE):
-        raise InvalidArgument(f'Serving signature key "{name}" not found', f"the only signature is '{SIGNATURE}'")
+        raise InvalidArgument(
+            f'Serving signature key "{shortened(name)}" not found', f"the only signature is '{SIGNATURE}'"
+        )
 
 
 def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from penstock.errors import InvalidArgument, NotFound, Unsupported
+from penstock.errors import InvalidArgument, NotFound, Unsupported, quoted, shortened
 from penstock.online.repository.handle import Handle
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
@@ -88,7 +88,7 @@ class TensorFlowServing:
 
     def explain(self, exchange: Exchange, route: Route) -> None:
         """Not supported: models have no explainer."""
-        raise Unsupported(f"model '{route.model}' has no explainer", "use ':predict'")
+        raise Unsupported(f"model {quoted(route.model)} has no explainer", "use ':predict'")
 
     @later
     async def status(self, exchange: Exchange, route: Route) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class TensorFlowServing:
         ]
         if not rows:
             which = f"version {version}" if version else "any versions"
-            raise NotFound(f"Could not find {which} of model {route.model}")
+            raise NotFound(f"Could not find {which} of model {shortened(route.model)}")
         return {
             "model_version_status": [_state(row) for row in rows],
             "name": route.model,
@@ -152,7 +152,7 @@ class TensorFlowServing:
         version = versions.get(route.name)
         if not version:
             hint = f"add it to the parameter '{_LABELS}' of the model's configuration"
-            raise InvalidArgument(f"Unrecognized servable version label: {route.name}", hint)
+            raise InvalidArgument(f"Unrecognized servable version label: {shortened(route.name)}", hint)
         return version
 
 

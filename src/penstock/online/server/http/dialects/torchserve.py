@@ -11,7 +11,7 @@ from functools import partial
 
 import orjson
 
-from penstock.errors import InvalidArgument, Unavailable, Unsupported
+from penstock.errors import InvalidArgument, Unavailable, Unsupported, quoted
 from penstock.online.repository.handle import Handle
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.codec.decoder import whole_body
@@ -57,7 +57,7 @@ def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> Ste
     arrays: dict[str, Array] = {}
     for name, kind, content in parts:
         if name not in specs or name in arrays:
-            raise InvalidArgument(f"the part '{name}' is repeated, or not an input of the model: {list(specs)}")
+            raise InvalidArgument(f"the part {quoted(name)} is repeated, or not an input of the model: {list(specs)}")
         arrays |= yield from _read_body(kind, content, [specs[name]])
     return arrays
 
@@ -111,7 +111,7 @@ class TorchServe:
 
     def explain(self, exchange: Exchange, route: Route) -> None:
         """Not supported: models have no handler that explains."""
-        raise Unsupported(f"model '{route.model}' has no handler that explains", "use '/predictions'")
+        raise Unsupported(f"model {quoted(route.model)} has no handler that explains", "use '/predictions'")
 
     def ping(self, exchange: Exchange, route: Route) -> None:
         """200 when all models are loaded, else 503."""

@@ -1,0 +1,113 @@
+"""Which web pages may use the server.
+
+A browser sends the requests of every page from the machine that it runs on, so a page of any site could use a server that listens only
+there. Browsers say in ``Origin`` and ``Sec-Fetch-Site`` which page asks. A site that gives its own name the address 127.0.0.1 (DNS
+rebinding) is of the server's own origin to the browser; only ``Host`` shows its name. Other clients send none of these headers but
+``Host``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.errors import InvalidArgument, PermissionDenied, quoted
+from penstock.online.server.config import ServerConfig, is_loopback
+
+_HOST = re.compile(rb"(?:[\w.~%!$&'()*+,;=-]*|\[[\w.:]+\])(?::[0-9]*)?")
+
+
+class Sender(msgspec.Struct, gc=False):
+    """The headers of a request that say where it comes from; empty if they are missing."""
+
+    host: bytes | None = None
+    """None in a request of HTTP/1.0 without it."""
+    origin: bytes = b""
+    fetch_site: bytes = b""
+    fetch_mode: bytes = b""
+    is_preflight: bool = False
+    """True if a browser asks in advance what a page may send (CORS)."""
+
+    def read(self, name: bytes, value: bytes) -> None:
+        """Read a header with ``name`` in lower case; other headers than these are ignored. Raises InvalidArgument."""
+        match name:
+            case b"host":
+                if self.host is not None or not _HOST.fullmatch(value):
+                    raise InvalidArgument(
+                        "the header Host is repeated or malformed", "send it once, as name or name:port"
+                    )
+                self.host = value
+            case b"origin":
+                self.origin = value
+            case b"sec-fetch-site":
+                self.fetch_site = value
+            case b"sec-fetch-mode":
+                self.fetch_mode = value
+            case b"access-control-request-method":
+                self.is_preflight = True
+
+
+class WebAccess:
+    """Judges senders. Pure."""
+
+    def __init__(self, origins: Iterable[str] = (), hosts: Iterable[str] | None = None) -> None:
+        """``origins`` may send requests from a browser, ``*`` stands for all. ``hosts`` are the names that clients may use for the
+        server beside those of loopback addresses; None allows every name.
+        """
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._hosts = None if hosts is None else frozenset(host.lower().removesuffix(".") for host in hosts)
+
+    @classmethod
+    def of(cls, config: ServerConfig, host: str) -> WebAccess:
+        """What ``config`` allows on a port that listens on ``host``."""
+        is_open = "*" in config.allow_host or not (config.allow_host or (is_loopback(host) and not config.keys_file))
+        return cls(config.allow_origin, None if is_open else (host, *config.allow_host))
+
+    def check(self, method: bytes, sender: Sender) -> None:
+        """Raise PermissionDenied if ``sender`` may not send a request with ``method``."""
+        if sender.host is not None and not self._knows(sender.host):
+            raise PermissionDenied(
+                f"this server does not answer to the name {quoted(host_name(sender.host))}",
+                "use localhost or 127.0.0.1, or start the server with '--set allow_host=NAME'",
+            )
+        if not self._may_ask(method, sender):
+            page = f"a page of {quoted(sender.origin.decode('latin-1'))}" if sender.origin else "another site's page"
+            raise PermissionDenied(
+                f"{page} may not use this server", "start the server with '--allow-origin ORIGIN' if it may"
+            )
+
+    def headers(self, origin: bytes) -> bytes:
+        """The header lines of every answer to ``origin`` that let its page read the answer (CORS); empty if it may not."""
+        if not self._origins or (origin and not self._allows(origin)):
+            return b""
+        if not origin:
+            return b"Vary: Origin\r\n"
+        allowed = origin if origin in self._origins else b"*"
+        return b"Access-Control-Allow-Origin: %b\r\nAccess-Control-Expose-Headers: *\r\nVary: Origin\r\n" % allowed
+
+    def _allows(self, origin: bytes) -> bool:
+        return origin in self._origins or b"*" in self._origins
+
+    def _knows(self, host: bytes) -> bool:
+        if self._hosts is None:
+            return True
+        name = host_name(host).lower().removesuffix(".")
+        return is_loopback(name) or name in self._hosts
+
+    def _may_ask(self, method: bytes, sender: Sender) -> bool:
+        if sender.origin and self._allows(sender.origin):
+            return True
+        if site := sender.fetch_site.lower():
+            # A link that a user follows shows the answer to the user, not to the page.
+            is_visit = method in (b"GET", b"HEAD") and sender.fetch_mode.lower() == b"navigate"
+            return site in (b"same-origin", b"none") or is_visit
+        # The scheme may differ: a proxy may have decrypted the request.
+        return not sender.origin or sender.origin.partition(b"://")[2].lower() == (sender.host or b"").lower()
+
+
+def host_name(host: bytes) -> str:
+    """The name or address in a ``Host`` header, without port and brackets."""
+    text = host.decode("latin-1")
+    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]

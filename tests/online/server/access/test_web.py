@@ -1,0 +1,139 @@
+"""Which senders may ask, by the headers that browsers send."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidArgument, PermissionDenied
+from penstock.online.server.access.web import Sender, WebAccess, host_name
+from penstock.online.server.config import ServerConfig
+
+LOCAL = WebAccess.of(ServerConfig(), "127.0.0.1")
+APP = WebAccess(["https://app.example"])
+
+
+def admits(web: WebAccess, host: bytes = b"localhost:8000", method: bytes = b"POST", **sender: bytes) -> bool:
+    try:
+        web.check(method, Sender(host, **sender))
+    except PermissionDenied:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"localhost", b"LOCALHOST:8000", b"localhost.", b"a.localhost:1", b"127.0.0.1:8000", b"127.9.9.9", b"[::1]:8000"],
+)
+def test_a_server_on_loopback_answers_to_its_own_names(host: bytes) -> None:
+    assert admits(LOCAL, host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"evil.example:8000",
+        b"localhost.evil.example",
+        b"127.0.0.1.evil.example",
+        b"evillocalhost",
+        b"10.0.0.1",
+        b"0.0.0.0",
+        b"[::2]",
+        b"",
+        b"::1",
+        b"[::ffff:10.0.0.1]",
+    ],
+)
+def test_a_server_on_loopback_answers_to_no_other_name(host: bytes) -> None:
+    assert not admits(LOCAL, host)
+    assert admits(WebAccess(), host)
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "other_is_known"),
+    [
+        ({}, "127.0.0.1", False),
+        ({}, "localhost", False),
+        ({}, "::1", False),
+        ({}, "0.0.0.0", True),
+        ({}, "10.0.0.7", True),
+        ({"keys_file": "keys.toml"}, "127.0.0.1", True),
+        ({"allow_host": ("*",)}, "127.0.0.1", True),
+        ({"allow_host": ("api.example",)}, "127.0.0.1", False),
+        ({"allow_host": ("api.example",)}, "0.0.0.0", False),
+        ({"allow_host": ("api.example",), "keys_file": "keys.toml"}, "0.0.0.0", False),
+    ],
+)
+def test_names_matter_on_loopback_without_keys_and_where_they_are_listed(
+    settings: dict[str, object], host: str, other_is_known: bool
+) -> None:
+    web = WebAccess.of(ServerConfig(**settings), host)  # type: ignore[arg-type]
+    assert admits(web, b"evil.example") is other_is_known
+    assert admits(web, b"localhost:8000")
+    assert admits(web, host.encode() if ":" not in host else b"[%b]:80" % host.encode())
+    if settings.get("allow_host"):
+        assert admits(web, b"API.example:8000")
+
+
+@pytest.mark.parametrize(
+    ("sender", "is_admitted"),
+    [
+        ({}, True),
+        ({"origin": b"http://localhost:8000"}, True),
+        ({"origin": b"https://localhost:8000"}, True),
+        ({"origin": b"http://localhost:3000"}, False),
+        ({"origin": b"http://evil.example"}, False),
+        ({"origin": b"null"}, False),
+        ({"origin": b"localhost:8000"}, False),
+        ({"fetch_site": b"same-origin"}, True),
+        ({"fetch_site": b"none"}, True),
+        ({"fetch_site": b"same-site"}, False),
+        ({"fetch_site": b"cross-site"}, False),
+        ({"fetch_site": b"Cross-Site", "fetch_mode": b"navigate"}, False),
+        ({"fetch_site": b"what else"}, False),
+        ({"fetch_site": b"same-origin", "origin": b"https://behind.a.proxy"}, True),
+    ],
+)
+def test_pages_of_other_origins_may_not_ask(sender: dict[str, bytes], is_admitted: bool) -> None:
+    assert admits(LOCAL, **sender) is is_admitted
+    assert admits(WebAccess(), **sender) is is_admitted
+    assert admits(WebAccess(["*"]), **sender) is (is_admitted or "origin" in sender)
+
+
+@pytest.mark.parametrize(
+    ("method", "is_admitted"), [(b"GET", True), (b"HEAD", True), (b"POST", False), (b"OPTIONS", False)]
+)
+def test_a_link_may_be_followed(method: bytes, is_admitted: bool) -> None:
+    assert admits(LOCAL, method=method, fetch_site=b"cross-site", fetch_mode=b"navigate") is is_admitted
+    assert not admits(LOCAL, method=method, fetch_site=b"cross-site", fetch_mode=b"no-cors")
+
+
+def test_pages_of_allowed_origins_may_ask_and_read() -> None:
+    assert admits(APP, origin=b"https://app.example", fetch_site=b"cross-site")
+    assert not admits(APP, origin=b"http://app.example", fetch_site=b"cross-site")
+    assert not admits(APP, fetch_site=b"cross-site")
+    assert b"Access-Control-Allow-Origin: https://app.example\r\n" in APP.headers(b"https://app.example")
+    assert b"Access-Control-Allow-Origin: *\r\n" in WebAccess(["*"]).headers(b"https://any.example")
+    assert APP.headers(b"https://evil.example") == b""
+    assert APP.headers(b"") == b"Vary: Origin\r\n"
+    assert WebAccess().headers(b"https://app.example") == b""
+
+
+@pytest.mark.parametrize("host", [b"a b", b"a/b", b"user@name", b"name:port", b"[::1]x", b"caf\xe9", b"[zz", b"a:1:2"])
+def test_a_malformed_name_is_refused(host: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="malformed"):
+        Sender().read(b"host", host)
+
+
+@given(st.binary())
+def test_any_name_is_read_or_refused(host: bytes) -> None:
+    sender = Sender()
+    try:
+        sender.read(b"host", host)
+    except InvalidArgument:
+        return
+    assert sender.host == host
+    assert isinstance(host_name(host), str)
+    with pytest.raises(InvalidArgument, match="repeated"):
+        sender.read(b"host", host)
