@@ -31,7 +31,7 @@ ROOM_LINES = {
     "online/server": 11_540,
     "perf": 2_430,
     "pipeline": 450,
-    "protocol": 350,
+    "protocol": 360,
     "storage": 410,
     "telemetry": 1_960,
 }

@@ -27,6 +27,7 @@ from penstock.online.server.network.connections import LAST_REQUEST_S, Connectio
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import Factory
 from penstock.online.server.network.tls import make_context
+from penstock.online.server.network.unread import UnreadTotal
 from penstock.online.server.processes.supervisor import reserve
 
 _Name = Literal["http", "grpc", "metrics"]
@@ -68,7 +69,8 @@ class Endpoints:
         resources = make_resources(dataplane, control, access, config)
         http = HttpContext(resources, table, config, connections, budget)
         metrics = HttpContext(metrics_resources(control), table, config, for_metrics, budget)
-        h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget)
+        unread = UnreadTotal(config.max_unread_bytes, clock)
+        h2 = h2_connection.H2Context(self._service.methods, config, connections, clock, budget, unread)
         self._http: Factory | None = (lambda: http_connection.Http1Connection(http)) if config.allow_http else None
         self._grpc: Factory | None = (lambda: h2_connection.H2Connection(h2)) if config.allow_grpc else None
         self._metrics: Factory = lambda: http_connection.Http1Connection(metrics)

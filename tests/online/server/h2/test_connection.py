@@ -160,8 +160,11 @@ def test_curl(server: GrpcServer, tmp_path: Path) -> None:
     ).stdout  # fmt: skip
     assert answer.startswith(b"HTTP/2 200")
     assert message(b"hello") in answer
-    plain = real.run("curl", "-sS", "--http2-prior-knowledge", "-D", "-", f"http://{server.target}{ECHO}").stdout
-    assert plain.startswith(b"HTTP/2 405")
+    plain = real.run("curl", "-sS", "--http2-prior-knowledge", "-D", "-", f"http://{server.target}/v2/models/m").stdout
+    assert plain.startswith(b"HTTP/2 415")
+    assert b"with 'curl --http1.1'" in plain
+    head = real.run("curl", "-sS", "--http2-prior-knowledge", "-I", f"http://{server.target}/v2/models/m").stdout
+    assert head.startswith(b"HTTP/2 415")
 
 
 @pytest.mark.real

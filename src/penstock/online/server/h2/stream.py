@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -13,6 +14,7 @@ from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, 
 from penstock.online.server.grpc.call import Receiver
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, content_of
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
+from penstock.online.server.network.unread import Unread
 from penstock.protocol.h2_frames import ErrorCode, StreamFault
 from penstock.request import Deadline
 from penstock.tensor import Buffer
@@ -33,6 +35,19 @@ class Carrier(Protocol):
     def ready(self) -> Callable[[H2Stream], None]:
         """Takes a stream that has something to send."""
 
+    @property
+    def unread(self) -> Unread:
+        """Counts messages until they are sent; ``released`` takes them off."""
+
+    def admits(self, stream: H2Stream) -> bool:
+        """Whether ``stream`` may deliver a message now. If not, the carrier calls its ``go_on`` later."""
+
+    def delivered(self, size: int) -> None:
+        """Note that a stream has received a message of ``size`` bytes."""
+
+    def released(self, size: int) -> None:
+        """Note that a message which was counted with ``size`` bytes has been sent or dropped."""
+
     def charge(self, stream: H2Stream, size: int) -> None:
         """Count ``size`` bytes in addition to those received, until ``stream`` ends. Raises Unavailable."""
 
@@ -44,6 +59,14 @@ class Carrier(Protocol):
 
     def reset(self, stream: H2Stream, code: ErrorCode) -> None:
         """End ``stream`` with RST_STREAM."""
+
+
+class Unsent(NamedTuple):
+    """A message that has not been sent."""
+
+    size: int
+    """Bytes counted until all of it is sent: a part holds on to the memory of the whole."""
+    parts: list[Buffer]
 
 
 class H2Stream(msgspec.Struct, eq=False):
@@ -80,9 +103,10 @@ class H2Stream(msgspec.Struct, eq=False):
     """True once the call has its status; unsent messages are still sent."""
     gone: bool = False
     """True once no further frame is sent."""
-    unsent: list[list[Buffer]] = []
-    """Messages, each in parts."""
+    unsent: deque[Unsent] = msgspec.field(default_factory=deque)
     unsent_bytes: int = 0
+    kept: int = 0
+    """The sizes of ``unsent`` in sum, for the carrier."""
     is_cut: bool = False
     """True if a part of the first unsent message has been sent."""
     trailers: bytes = OK_TRAILERS
@@ -111,16 +135,17 @@ class H2Stream(msgspec.Struct, eq=False):
             views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
             message = [PREFIX.pack(0, size), *views]
-        if self.unsent:
-            kept = self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD
-            if kept + size > self.carrier.max_unsent_bytes:
-                self.abandon(
-                    ResourceExhausted(
-                        f"the client has left more than {self.carrier.max_unsent_bytes} bytes of answers unread"
-                    )
-                )
-                return
-        self.unsent.append(message)
+        kept, carrier = size + _MESSAGE_OVERHEAD, self.carrier
+        if self.unsent and self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD + size > carrier.max_unsent_bytes:
+            self.abandon(
+                ResourceExhausted(f"the client has left more than {carrier.max_unsent_bytes} bytes of answers unread")
+            )
+            return
+        if not carrier.unread.add(kept):
+            self.abandon(ResourceExhausted("the server's memory for unread answers is used up", "read the answers"))
+            return
+        self.unsent.append(Unsent(kept, message))
+        self.kept += kept
         self.unsent_bytes += size + PREFIX.size
         if not self.is_ready:
             self.carrier.ready(self)
@@ -145,8 +170,7 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.paused:
             self.paused = False
             if self.receiver is not None and not self.delivering:
-                self._deliver()
-                self.carrier.grant(self)
+                self.go_on()
 
     # The client's side
 
@@ -162,6 +186,12 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.receiver = None if self.finished else receiver
             except Exception:  # noqa: BLE001 - a bug must not end other calls
                 self._fail()
+
+    def go_on(self) -> None:
+        """Deliver messages that the carrier has not admitted before."""
+        if not self.paused:
+            self._deliver()
+            self.carrier.grant(self)
 
     def receive(self, data: Buffer) -> None:
         """Receive the next bytes of the request."""
@@ -210,8 +240,7 @@ class H2Stream(msgspec.Struct, eq=False):
     def lose(self) -> None:
         """The client has reset the stream, or the connection is lost."""
         self.gone = True
-        self.unsent.clear()
-        self.unsent_bytes = 0
+        self._drop(0)
         self._cancel()
         self._clear()
 
@@ -222,13 +251,8 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.finished:
             self.carrier.reset(self, ErrorCode.CANCEL)
             return
-        rest = self.unsent[0] if self.is_cut else None
-        self.unsent.clear()
-        self.unsent_bytes = 0
-        if rest is not None:
-            # Trailers in the middle of a message would be a protocol error.
-            self.unsent.append(rest)
-            self.unsent_bytes = sum(map(len, rest))
+        # Trailers in the middle of a message would be a protocol error.
+        self._drop(1 if self.is_cut else 0)
         self._cancel()
         self.finish(error)
 
@@ -257,7 +281,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.sent_bytes += size
         taken: list[Buffer] = []
         while size:
-            message = self.unsent[0]
+            message = self.unsent[0].parts
             part = message[0]
             if len(part) <= size:
                 taken.append(part)
@@ -265,7 +289,9 @@ class H2Stream(msgspec.Struct, eq=False):
                 del message[0]
                 self.is_cut = bool(message)
                 if not message:
-                    del self.unsent[0]
+                    kept = self.unsent.popleft().size
+                    self.kept -= kept
+                    self.carrier.released(kept)
             else:
                 view = memoryview(part)
                 taken.append(view[:size])
@@ -273,6 +299,15 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.is_cut = True
                 break
         return taken
+
+    def _drop(self, count: int) -> None:
+        """Drop all unsent messages except the first ``count``."""
+        dropped = 0
+        while len(self.unsent) > count:
+            dropped += self.unsent.pop().size
+        self.kept -= dropped
+        self.carrier.unread.remove(dropped)
+        self.unsent_bytes = sum(len(part) for each in self.unsent for part in each.parts)
 
     def _deliver(self) -> None:
         """Deliver complete messages."""
@@ -300,12 +335,16 @@ class H2Stream(msgspec.Struct, eq=False):
             return
         if self.message is None or (self.reader is not None and not self.reader.is_between):
             raise Unsupported("this method takes one message, but the client sent no complete one")
+        if not self.carrier.admits(self):
+            return
         message, self.message, self.reader = self.message, None, None
         self.call(*message)
 
     def _deliver_each(self, receiver: Receiver) -> None:
         reader = self.reader
         while not (self.paused or self.finished or self.gone):
+            if reader is not None and not reader.is_between and not self.carrier.admits(self):
+                return
             message = None if reader is None else reader.next()
             if message is None:
                 if self.half_closed:
@@ -317,6 +356,7 @@ class H2Stream(msgspec.Struct, eq=False):
             self.delivered += 1
             # The receiver counts the message from here on.
             self.carrier.count(self)
+            self.carrier.delivered(len(message[1]))
             if self.finished:
                 return
             receiver.message(content_of(*message, self.head.encoding, self.carrier.max_message_bytes))

@@ -8,6 +8,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import ClassVar
 
+from penstock.online.server.network.turns import Turns
+
 LAST_REQUEST_S = 0.5
 """Seconds that an idle connection of a draining server stays open for a request that may already be under way."""
 
@@ -57,6 +59,7 @@ class Connections:
         """True if a connection closes once its requests are answered."""
         self.leaving = False
         """True once the server no longer listens, so clients should send their next request elsewhere."""
+        self.turns = Turns()
         self._limit = limit
         self._open: set[ServerConnection] = set()
         self._empty = asyncio.Event()
