@@ -8,7 +8,7 @@ from typing import Any
 
 import hpack
 
-from h2_servers import Frame, GrpcServer, data_frame, message
+from h2_servers import ECHO, Frame, GrpcServer, data_frame, message
 from penstock.clock import ManualClock
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.h2.connection import H2Connection, H2Context
@@ -28,6 +28,7 @@ class Wire:
     def __init__(self) -> None:
         self.written = bytearray()
         self.closed = False
+        self.ended = False
         self.reading = True
 
     def write(self, data: bytes) -> None:
@@ -49,7 +50,10 @@ class Wire:
         """Bytes come to the connection in any case."""
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -108,9 +112,17 @@ class Lab:
         self.units: list[int] = []
         """The work of each iteration of the loop."""
 
-    def connect(self, **settings: int) -> Client:
-        client = Client(self.shared, settings)
+    def open(self) -> Client:
+        """A client that has sent nothing."""
+        client = Client(self.shared)
         self.clients.append(client)
+        return client
+
+    def connect(self, **settings: int) -> Client:
+        """A client that has greeted."""
+        client = self.open()
+        values = {getattr(h2, name.upper()): value for name, value in settings.items()}
+        client.connection.data_received(PREFACE + h2.settings(values))
         return client
 
     async def settle(self, until: Callable[[], bool] = lambda: False) -> None:
@@ -130,21 +142,24 @@ class Lab:
 class Client:
     """One client. What it sends arrives while the server reads, as much in each iteration as a loop reads."""
 
-    def __init__(self, shared: H2Context, settings: dict[str, int]) -> None:
+    def __init__(self, shared: H2Context) -> None:
         self.wire = Wire()
         self.connection = H2Connection(shared)
         self.encoder = hpack.Encoder()
         transport: Any = self.wire
         self.connection.connection_made(transport)
         self._to_send = bytearray()
-        values = {getattr(h2, name.upper()): value for name, value in settings.items()}
-        self.connection.data_received(PREFACE + h2.settings(values))
 
-    def headers(self, stream_id: int, path: str, flags: int = h2.END_HEADERS, **more: str) -> bytes:
+    def block(self, path: str = ECHO, **more: str | None) -> bytes:
+        """The header block of a request; None leaves a usual field out."""
         usual = {":method": "POST", ":scheme": "http", ":path": path, "content-type": "application/grpc"}
-        return h2.frame(h2.HEADERS, flags, stream_id, bytes(self.encoder.encode(list((usual | more).items()))))
+        fields = usual | {name.replace("_", "-"): value for name, value in more.items()}
+        return bytes(self.encoder.encode([(name, value) for name, value in fields.items() if value is not None]))
 
-    def request(self, stream_id: int, data: bytes, path: str) -> bytes:
+    def headers(self, stream_id: int, path: str = ECHO, flags: int = h2.END_HEADERS, **more: str | None) -> bytes:
+        return h2.frame(h2.HEADERS, flags, stream_id, self.block(path, **more))
+
+    def request(self, stream_id: int, data: bytes = b"hello", path: str = ECHO) -> bytes:
         return self.headers(stream_id, path) + data_frame(stream_id, message(data), h2.END_STREAM)
 
     def send(self, *data: bytes) -> None:
