@@ -10,7 +10,7 @@ class Client:
     """A connection that notes its end."""
 
     def __init__(self, total: UnreadTotal) -> None:
-        self.unread = Unread(total, 8 * MIB, self.evict)
+        self.unread = Unread(total, self.evict)
         self.is_evicted = False
 
     def evict(self) -> None:
@@ -78,13 +78,3 @@ def test_nobody_makes_room_for_himself() -> None:
     clock.advance(60)
     assert not client.answer(MIB)
     assert not client.is_evicted
-
-
-def test_from_its_limit_on_a_connection_is_full() -> None:
-    client = Client(UnreadTotal(100 * MIB, ManualClock()))
-    assert client.answer(8 * MIB - 1)
-    assert not client.unread.is_full
-    assert client.answer(1)
-    assert client.unread.is_full
-    client.read(1)
-    assert not client.unread.is_full

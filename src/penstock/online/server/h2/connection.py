@@ -18,6 +18,7 @@ from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
+from penstock.online.server.network.turns import FREE_UNITS
 from penstock.online.server.network.unread import Unread, UnreadTotal
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
@@ -79,11 +80,13 @@ class H2Connection(ServerConnection):
         "_shared",
         "_since",
         "_transport",
+        "_turns",
     )
 
     def __init__(self, shared: H2Context) -> None:
         self._shared = shared
-        unread = Unread(shared.unread, shared.config.max_unsent_bytes, self._evict)
+        self._turns = shared.connections.turns
+        unread = Unread(shared.unread, self._evict)
         self._session = H2Session(shared.methods, shared.config, shared.clock, shared.budget, unread, self)
         self._reader = FrameReader(self._session, MAX_FRAME, shared.max_control_frame)
         self._outbox = self._session.outbox
@@ -116,18 +119,18 @@ class H2Connection(ServerConnection):
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
-        self._receive(self._reader.feed, data)
+        used = self._receive(self._reader.feed, data)
+        if used > FREE_UNITS:
+            self._turns.spend(used)
         if self._reader.missing > _DIRECT_BYTES and self._transport is not None and self.place() is not None:
             self._transport.set_protocol(FrameReceiver(self))
 
-    def _receive(self, take: Callable[[T], None], what: T) -> None:
-        turns = self._shared.connections.turns
-        turns.spend(self._step(take, what, turns.units))
-
-    def _step(self, take: Callable[[T], None], what: T, units: int) -> int:
-        """Call ``take(what)`` with ``units`` for its work, and send what comes of it; returns the units used."""
+    def _receive(self, take: Callable[[T], None], what: T, units: int = 0) -> int:
+        """Call ``take(what)``, and send what comes of it. Returns the units used: of ``units``, or of those for new data."""
         self._reads += 1
-        outbox, session = self._outbox, self._session
+        outbox, session, turns = self._outbox, self._session, self._turns
+        if not units:
+            units = turns.left if turns.left > FREE_UNITS else FREE_UNITS
         session.units = units
         outbox.corked = True
         try:
@@ -146,7 +149,7 @@ class H2Connection(ServerConnection):
         self._is_queued = False
         # While the client does not read, more answers would only pile up; ``resume_writing`` goes on.
         idle = self._discarding or self._outbox.paused
-        used = 0 if idle else self._step(self._go_on, self._reader, units)
+        used = 0 if idle else self._receive(self._go_on, self._reader, units)
         self._read_or_not()
         return used
 
@@ -159,7 +162,7 @@ class H2Connection(ServerConnection):
         """See ``Owner``, also for the other methods without an underscore that end in "later"."""
         if not (self._is_queued or self._discarding):
             self._is_queued = True
-            self._shared.connections.turns.add(self)
+            self._turns.add(self)
             self._read_or_not()
 
     def _read_or_not(self) -> None:
@@ -179,7 +182,9 @@ class H2Connection(ServerConnection):
 
     def written(self, count: int) -> None:
         """Note that ``count`` bytes have been written to ``place()``."""
-        self._receive(self._reader.skip, count)
+        used = self._receive(self._reader.skip, count)
+        if used > FREE_UNITS:
+            self._turns.spend(used)
         if not self._reader.missing and self._transport is not None:
             self._transport.set_protocol(self)
 

@@ -34,7 +34,9 @@ class FloodGuard:
 
     def earn(self, count: int) -> None:
         """Add ``count`` for progress."""
-        self._left = min(BURST, self._left + count)
+        self._left += count
+        if self._left > BURST:
+            self._left = BURST
 
     def charge(self, count: int = 1) -> None:
         """Note such a frame. Raises ConnectionFault once the allowance is used up."""

@@ -120,12 +120,15 @@ class Outbox:
             self._frames.clear()
             self._bytes = 0
             return
-        left = _FLUSH_BYTES
+        ready, starved, left = self._ready, self._starved, _FLUSH_BYTES
         while True:
-            while self._bytes < _WRITE_BYTES and not self.paused and self._has_more:
-                # Those that have waited for the window are first.
-                starved = self._starved and self.window > 0
-                stream = self._starved.popitem(last=False)[1] if starved else self._ready.popleft()
+            while self._bytes < _WRITE_BYTES and not self.paused:
+                if starved and self.window > 0:  # they have waited longest
+                    stream = starved.popitem(last=False)[1]
+                elif ready:
+                    stream = ready.popleft()
+                else:
+                    break
                 stream.is_ready = False
                 if not stream.gone:
                     self._emit(stream)
@@ -139,16 +142,14 @@ class Outbox:
                 transport.write(b"".join(frames))
             else:
                 transport.writelines(frames)
-            if self.paused or not self._has_more:
+            if self.paused or not (ready or (starved and self.window > 0)):
                 break
             if left <= 0:
                 self._schedule()
                 break
-        self._unread.settle()
-
-    @property
-    def _has_more(self) -> bool:
-        return bool(self._ready) or (self.window > 0 and bool(self._starved))
+        unread = self._unread
+        if unread.count or unread.reported:
+            unread.settle()
 
     def close(self) -> None:
         """Drop everything: the transport is closed."""
@@ -188,7 +189,7 @@ class Outbox:
         """The common case, a short cut of the general one: one message that fits in one frame and the windows."""
         stream_id, frames = stream.id, self._frames
         frames.append(_ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id))
-        frames += stream.unsent.pop().parts
+        frames += stream.unsent.pop()[1]
         frames.append(_OK.pack(_OK_START, stream_id, OK_TRAILERS))
         self.window -= size
         self._bytes += size + _ANSWER.size + _OK.size
@@ -211,7 +212,7 @@ class Outbox:
             if not stream.started:
                 stream.started = True
                 self.headers(stream.id, RESPONSE, 0)
-            first = len(stream.unsent[0].parts[0])
+            first = len(stream.unsent[stream.first][1][0])
             if first > self.max_frame:
                 size = min(room, turn, first)
                 (part,) = stream.take(size)

@@ -110,9 +110,9 @@ class FrameReader:
 
     def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
         """Process complete frames, and DATA frames, from ``position`` on; returns their end."""
-        session, unpack, end = self._session, h2.HEADER.unpack_from, len(data)
-        while end - position >= 9 and session.units > 0:
-            session.units -= 1
+        session, unpack, end, frames = self._session, h2.HEADER.unpack_from, len(data), 0
+        while end - position >= 9 and session.units > frames:
+            frames += 1
             high, low, kind, flags, stream_id = unpack(data, position)
             stream_id &= h2.MAX_STREAM_ID
             size = high << 8 | low
@@ -148,6 +148,7 @@ class FrameReader:
                     session.on_control(kind, flags, stream_id, data[start:stop])
             except StreamFault as fault:
                 session.on_fault(fault)
+        session.units -= frames
         return position
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:

@@ -260,6 +260,9 @@ class H2Session:
         stream.charged += size
 
     def admits(self, stream: H2Stream) -> bool:
+        if self.units > 0 and self.unread.count < self.max_unsent_bytes:
+            self.units -= _MESSAGE_UNITS
+            return True
         is_unary = stream.receiver is None
         if is_unary and self._is_full:
             self._held[stream.id] = stream
@@ -269,7 +272,7 @@ class H2Session:
             self._owner.continue_later()
             return False
         self.units -= _MESSAGE_UNITS
-        if is_unary and self.unread.is_full:
+        if is_unary:
             self._lone = stream
         return True
 
@@ -330,7 +333,8 @@ class H2Session:
     @property
     def _is_full(self) -> bool:
         """True if no further unary call may start: answers are unread, and so is that of the one call started in spite of them."""
-        return self.unread.is_full and self._lone is not None and not self._lone.gone
+        is_full = self.unread.count >= self.max_unsent_bytes
+        return is_full and self._lone is not None and not self._lone.gone
 
     def _lose(self, stream: H2Stream) -> None:
         stream.lose()
@@ -346,8 +350,11 @@ class H2Session:
         del self.streams[stream.id]
         self._budget.give(stream.charged)
         if stream.kept:
-            self.released(stream.kept)
-        elif self._held:
+            unread = self.unread
+            unread.count -= stream.kept
+            unread.has_read = True
+            self.guard.earn(CALL)
+        if self._held:
             self._owner.continue_later()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -14,7 +13,7 @@ from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, 
 from penstock.online.server.grpc.call import Receiver
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, content_of
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
-from penstock.online.server.network.unread import Unread
+from penstock.online.server.network.unread import FLOOR_BYTES, Unread
 from penstock.protocol.h2_frames import ErrorCode, StreamFault
 from penstock.request import Deadline
 from penstock.tensor import Buffer
@@ -61,14 +60,6 @@ class Carrier(Protocol):
         """End ``stream`` with RST_STREAM."""
 
 
-class Unsent(NamedTuple):
-    """A message that has not been sent."""
-
-    size: int
-    """Bytes counted until all of it is sent: a part holds on to the memory of the whole."""
-    parts: list[Buffer]
-
-
 class H2Stream(msgspec.Struct, eq=False):
     """A ``GrpcCall``. The fields for sending, from ``started`` on, are shared with the outbox, which writes the frames."""
 
@@ -103,7 +94,10 @@ class H2Stream(msgspec.Struct, eq=False):
     """True once the call has its status; unsent messages are still sent."""
     gone: bool = False
     """True once no further frame is sent."""
-    unsent: deque[Unsent] = msgspec.field(default_factory=deque)
+    unsent: list[tuple[int, list[Buffer]]] = []
+    """Messages in parts, each with its bytes. These count until all of it is sent: a part holds on to the memory of the whole."""
+    first: int = 0
+    """The index of the first message of ``unsent`` that is not sent."""
     unsent_bytes: int = 0
     kept: int = 0
     """The sizes of ``unsent`` in sum, for the carrier."""
@@ -136,15 +130,19 @@ class H2Stream(msgspec.Struct, eq=False):
             size = sum(map(len, views))
             message = [PREFIX.pack(0, size), *views]
         kept, carrier = size + _MESSAGE_OVERHEAD, self.carrier
-        if self.unsent and self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD + size > carrier.max_unsent_bytes:
+        overhead = (len(self.unsent) - self.first) * _MESSAGE_OVERHEAD
+        if overhead and self.unsent_bytes + overhead + size > carrier.max_unsent_bytes:
             self.abandon(
                 ResourceExhausted(f"the client has left more than {carrier.max_unsent_bytes} bytes of answers unread")
             )
             return
-        if not carrier.unread.add(kept):
+        unread = carrier.unread
+        if unread.count + kept <= FLOOR_BYTES:
+            unread.count += kept
+        elif not unread.add(kept):
             self.abandon(ResourceExhausted("the server's memory for unread answers is used up", "read the answers"))
             return
-        self.unsent.append(Unsent(kept, message))
+        self.unsent.append((kept, message))
         self.kept += kept
         self.unsent_bytes += size + PREFIX.size
         if not self.is_ready:
@@ -281,7 +279,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.sent_bytes += size
         taken: list[Buffer] = []
         while size:
-            message = self.unsent[0].parts
+            message = self.unsent[self.first][1]
             part = message[0]
             if len(part) <= size:
                 taken.append(part)
@@ -289,9 +287,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 del message[0]
                 self.is_cut = bool(message)
                 if not message:
-                    kept = self.unsent.popleft().size
-                    self.kept -= kept
-                    self.carrier.released(kept)
+                    self._sent_first()
             else:
                 view = memoryview(part)
                 taken.append(view[:size])
@@ -300,14 +296,24 @@ class H2Stream(msgspec.Struct, eq=False):
                 break
         return taken
 
+    def _sent_first(self) -> None:
+        kept, _ = self.unsent[self.first]
+        self.kept -= kept
+        self.carrier.released(kept)
+        self.first += 1
+        if 2 * self.first >= len(self.unsent):  # not each time, which would be quadratic
+            del self.unsent[: self.first]
+            self.first = 0
+
     def _drop(self, count: int) -> None:
         """Drop all unsent messages except the first ``count``."""
-        dropped = 0
+        del self.unsent[: self.first]
+        self.first = dropped = 0
         while len(self.unsent) > count:
-            dropped += self.unsent.pop().size
+            dropped += self.unsent.pop()[0]
         self.kept -= dropped
         self.carrier.unread.remove(dropped)
-        self.unsent_bytes = sum(len(part) for each in self.unsent for part in each.parts)
+        self.unsent_bytes = sum(len(part) for _, parts in self.unsent for part in parts)
 
     def _deliver(self) -> None:
         """Deliver complete messages."""

@@ -28,24 +28,18 @@ class TurnTaker(Protocol):
 class Turns:
     """Belongs to the event loop."""
 
-    __slots__ = ("_is_scheduled", "_left", "_waiting")
+    __slots__ = ("_is_scheduled", "_waiting", "left")
 
     def __init__(self) -> None:
-        self._left = TURN_UNITS
-        """May be negative: a single step that was too large is paid for in later iterations."""
+        self.left = TURN_UNITS
+        """Units for data that has just arrived. May be negative: what one step has used too much is made up for in later iterations."""
         self._waiting: deque[TurnTaker] = deque()
         self._is_scheduled = False
 
-    @property
-    def units(self) -> int:
-        """Units for data that has just arrived."""
-        return max(FREE_UNITS, self._left)
-
     def spend(self, units: int) -> None:
-        """Note that data which has just arrived took ``units`` units."""
-        if units > FREE_UNITS:
-            self._left -= units
-            self._schedule()
+        """Note that data which has just arrived took ``units`` units. May be left out for up to ``FREE_UNITS``."""
+        self.left -= units
+        self._schedule()
 
     def add(self, worker: TurnTaker) -> None:
         """Let ``worker`` continue in a later iteration."""
@@ -59,12 +53,12 @@ class Turns:
 
     def _begin(self) -> None:
         self._is_scheduled = False
-        self._left = min(TURN_UNITS, self._left + TURN_UNITS)
+        self.left = min(TURN_UNITS, self.left + TURN_UNITS)
         count = len(self._waiting)
         share = max(SLICE_UNITS, TURN_UNITS // 2 // max(1, count))
         for _ in range(count):
-            if self._left <= TURN_UNITS // 2:
+            if self.left <= TURN_UNITS // 2:
                 break
-            self._left -= self._waiting.popleft().work(share)
-        if self._waiting or self._left < TURN_UNITS:
+            self.left -= self._waiting.popleft().work(share)
+        if self._waiting or self.left < TURN_UNITS:
             self._schedule()

@@ -24,8 +24,8 @@ class UnreadTotal:
         self.waiting: OrderedDict[Unread, float] = OrderedDict()
         """Connections that have left answers unread, and when each has last read something; that of the first is longest ago."""
 
-    def make_room(self, size: int, keep: Unread) -> bool:
-        """Disconnect clients other than ``keep`` that do not read, until there is room for ``size`` bytes; False if there is none."""
+    def has_room(self, size: int, keep: Unread) -> bool:
+        """Whether there is room for ``size`` bytes, if need be after clients other than ``keep`` that do not read are disconnected."""
         while self.count + size > self.limit:
             stalest = next(iter(self.waiting), None)
             if stalest is None or stalest is keep or self.clock.now() - self.waiting[stalest] < STALE_S:
@@ -39,46 +39,43 @@ class UnreadTotal:
 class Unread:
     """The unread answers of one connection."""
 
-    __slots__ = ("_has_read", "_limit", "_settled", "_total", "count", "evict")
+    __slots__ = ("_total", "count", "evict", "has_read", "reported")
 
-    def __init__(self, total: UnreadTotal, limit: int, evict: Callable[[], None]) -> None:
-        """From ``limit`` bytes on, ``is_full``. ``evict`` disconnects the client and removes all of its answers."""
+    def __init__(self, total: UnreadTotal, evict: Callable[[], None]) -> None:
+        """``evict`` disconnects the client and removes all of its answers."""
         self.count = 0
-        """Bytes."""
+        """Bytes; up to ``FLOOR_BYTES`` may be added to it without ``add``."""
+        self.has_read = False
+        """True if the client has read an answer since the last ``settle``."""
         self.evict = evict
         self._total = total
-        self._limit = limit
-        self._settled = 0
-        self._has_read = False
-
-    @property
-    def is_full(self) -> bool:
-        """True if no further request should be started until the client has read."""
-        return self.count >= self._limit
+        self.reported = 0
+        """The count when ``settle`` was last called; as long as both are 0, it need not be."""
 
     def add(self, size: int) -> bool:
         """Count an answer of ``size`` bytes. Returns False, and does not count it, if it must be dropped for lack of memory."""
-        total, more = self._total, self.count - self._settled + size
-        is_over = total.count + more > total.limit and not total.make_room(more, self)
-        if is_over and self.count and self.count + size > FLOOR_BYTES:
+        count = self.count + size
+        if count > FLOOR_BYTES and self.count and not self._total.has_room(count - self.reported, self):
             return False
-        self.count += size
+        self.count = count
         return True
 
     def remove(self, size: int) -> None:
         """Note that ``size`` bytes have been sent, or dropped."""
         self.count -= size
-        self._has_read = True
+        self.has_read = True
 
     def settle(self) -> None:
         """Report the count, once everything that could be sent is sent."""
-        count, waiting = self.count, self._total.waiting
-        if count or self._settled:
-            self._total.count += count - self._settled
-            self._settled = count
+        count, total = self.count, self._total
+        if count or self.reported:
+            total.count += count - self.reported
+            self.reported = count
             if not count:
-                waiting.pop(self, None)
-            elif self._has_read or self not in waiting:
-                waiting[self] = self._total.clock.now()
-                waiting.move_to_end(self)
-        self._has_read = False
+                total.waiting.pop(self, None)
+            else:
+                if self.has_read or self not in total.waiting:
+                    total.waiting[self] = total.clock.now()
+                    total.waiting.move_to_end(self)
+                total.has_room(0, self)
+        self.has_read = False
