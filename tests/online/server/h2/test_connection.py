@@ -314,7 +314,7 @@ def test_memory_of_a_connection_without_calls(server: GrpcServer) -> None:
     assert peer.answer(3999).status == 0
     connection: Any = next(iter(server.connections._open))
     assert connection._session.streams == {}
-    assert len(connection._session._ended_early) <= 1024
+    assert len(connection._session._closed) <= 1024
     assert connection._outbox._frames == []
 
 

@@ -35,7 +35,7 @@ class FloodGuard:
     def earn(self, count: int) -> None:
         """Add ``count`` for progress."""
         self._left += count
-        if self._left > BURST:
+        if self._left > BURST:  # noqa: PLR1730 - for every answer, and faster than min
             self._left = BURST
 
     def charge(self, count: int = 1) -> None:

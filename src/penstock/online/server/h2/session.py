@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from penstock.clock import Clock
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
+from penstock.online.server.h2.closed_streams import ClosedStreams
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.guard import CALL, FloodGuard
 from penstock.online.server.h2.headers import TABLE_SIZE_ZERO, CallHead, HeaderReader
@@ -27,8 +28,6 @@ MAX_FRAME = 1 << 20
 _COPIED_BYTES = 1 << 14
 _SMALL_BYTES = 256
 """A DATA frame with less is charged, unless it ends a request."""
-_REMEMBERED = 1024
-_REMEMBERED_GAPS = 64
 _MESSAGE_UNITS = 2
 _BYTES_A_UNIT = 8
 """Bytes of a header block that take about as long to decode as a frame."""
@@ -61,8 +60,7 @@ class H2Session:
         "_allowance",
         "_budget",
         "_clock",
-        "_ended_early",
-        "_gaps",
+        "_closed",
         "_headers",
         "_held",
         "_initial_window",
@@ -106,9 +104,7 @@ class H2Session:
         """Work left for this turn, about one unit per frame; see ``Turns``."""
         self._allowance = CONNECTION_WINDOW
         self._initial_window = h2.DEFAULT_WINDOW
-        # The client may not know yet that these streams have ended.
-        self._ended_early: OrderedDict[int, None] = OrderedDict()
-        self._gaps: deque[range] = deque(maxlen=_REMEMBERED_GAPS)  # ids that the client has left out
+        self._closed = ClosedStreams()
         self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams with messages, for units
         self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls, until the client reads its answers
         self._lone: H2Stream | None = None  # the one call that runs although answers are unread
@@ -192,7 +188,7 @@ class H2Session:
             self.guard.charge()
             return  # GOAWAY has told the client to send this request elsewhere
         if stream_id > self.last_id + 2:
-            self._gaps.append(range(self.last_id + 1, stream_id))
+            self._closed.leave_out(range(self.last_id + 1, stream_id))
         self.last_id = stream_id
         if head.malformed:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
@@ -364,9 +360,7 @@ class H2Session:
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
         """Reset a stream, and ignore frames that the client sent before it learns of that."""
         self.outbox.control(h2.rst_stream(stream_id, code))
-        self._ended_early[stream_id] = None
-        if len(self._ended_early) > _REMEMBERED:
-            self._ended_early.popitem(last=False)
+        self._closed.reset(stream_id)
 
     def _look_whether_empty(self) -> None:
         if self.ending and not self.streams:
@@ -407,12 +401,12 @@ class H2Session:
         allowed = self._headers.read_trailers(block)
         stream = self.streams.get(stream_id)
         if stream is None:
-            is_gap = any(stream_id in gap for gap in self._gaps)
-            h2.check(not is_gap, ErrorCode.PROTOCOL_ERROR, "a new stream with a number below those in use")
-            h2.check(stream_id in self._ended_early, ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            is_late = self._closed.is_left_out(stream_id)
+            h2.check(not is_late, ErrorCode.PROTOCOL_ERROR, "a new stream with a number below those in use")
+            h2.check(self._closed.is_reset(stream_id), ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
             self.guard.charge()
             if ended:
-                del self._ended_early[stream_id]
+                self._closed.end(stream_id)
         elif stream.half_closed:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
         elif not (allowed and ended):
@@ -426,9 +420,9 @@ class H2Session:
     def _on_closed_data(self, stream_id: int, ended: bool) -> None:
         """DATA on a stream that is not open."""
         self._check_not_idle(stream_id)
-        if stream_id in self._ended_early:
+        if self._closed.is_reset(stream_id):
             if ended:
-                del self._ended_early[stream_id]
+                self._closed.end(stream_id)
         elif not self.ending:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
 
@@ -447,7 +441,7 @@ class H2Session:
         stream = self.streams.pop(stream_id, None)
         if stream is None:
             self._check_not_idle(stream_id)
-            if self._ended_early.pop(stream_id, 0) is not None:
+            if not self._closed.end(stream_id):
                 self.guard.charge()
             return
         self._lose(stream)

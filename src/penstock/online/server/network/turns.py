@@ -32,7 +32,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.left = TURN_UNITS
-        """Units for data that has just arrived. May be negative: what one step has used too much is made up for in later iterations."""
+        """Units for data that has just arrived. Negative if a step used too much, which later iterations make up for."""
         self._waiting: deque[TurnTaker] = deque()
         self._is_scheduled = False
 
