@@ -1,5 +1,7 @@
 """What one client can cost the others: work in each iteration of the loop, frames that are handled at all, and memory."""
 
+from itertools import pairwise
+
 import pytest
 
 from h2_servers import CHAT, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
@@ -371,5 +373,51 @@ def test_each_window_is_used_by_as_many_streams_as_it_lasts_for() -> None:
             assert not client.connection._outbox._ready
         assert len(client.of(h2.DATA)) >= 100
         assert len(client.frames()) - before <= 3 * 100
+
+    on_loop(main)
+
+
+def test_the_headers_of_open_calls_are_bounded() -> None:
+    """A few bytes may stand for many, by way of the dynamic table."""
+
+    async def main() -> None:
+        lab = Lab(max_streams=1000)
+        client = lab.connect()
+        client.send(client.headers(1, HOLD, x="y" * 3000))
+        block = client.block(HOLD, x="y" * 3000)
+        block += b"\xbe" * 18
+        for n in range(1, 1000):
+            client.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 2 * n + 1, block + b"\0\x01n\x04%04d" % n))
+        await lab.settle()
+        session = client.connection._session
+        assert client.goaway is None
+        held = sum(len(str(stream.head.metadata)) for stream in session.streams.values() if stream.head.size)
+        known = sum(len(str(head.metadata)) for head in session._headers.known.values())
+        assert 3 * MIB < held < 5 * MIB
+        assert h2.UINT32.pack(ErrorCode.REFUSED_STREAM) in {frame.payload for frame in client.of(h2.RST_STREAM)}
+        assert known < MIB // 8
+        client.send(*(h2.rst_stream(2 * n + 1, ErrorCode.CANCEL) for n in range(100)))
+        await lab.settle()
+        for stream in list(session.streams.values()):
+            session.reset(stream, ErrorCode.CANCEL)
+        assert session._head_bytes == 0
+
+    on_loop(main)
+
+
+def test_the_time_of_thousands_of_streams_is_checked_by_and_by() -> None:
+    async def main() -> None:
+        lab = Lab(max_streams=1000, request_timeout_s=10)
+        client = lab.connect()
+        client.send(*(client.headers(2 * n + 1, HOLD) for n in range(1000)))
+        await lab.settle()
+        answered = []
+        for _ in range(60):
+            client.connection.check_time(lab.clock.now())
+            await lab.settle(until=lambda: True)
+            lab.clock.advance(1)
+            answered.append(len(client.of(h2.HEADERS)))
+        assert answered[-1] == 1000
+        assert max(after - before for before, after in pairwise(answered)) <= 128
 
     on_loop(main)

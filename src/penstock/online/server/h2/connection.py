@@ -17,6 +17,7 @@ from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
+from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
 from penstock.online.server.network.turns import FREE_UNITS
 from penstock.online.server.network.unread import Unread, UnreadTotal
@@ -31,6 +32,8 @@ _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
 """If more than this is missing of a DATA frame, the system writes it directly to the message."""
 _DISCARDED_BYTES = 1 << 16
+_CHECKED_STREAMS = 128
+"""Streams of one connection whose time is checked in one sweep; a client may have thousands."""
 _PROBE = h2.ping(b"penstock")
 
 
@@ -81,6 +84,7 @@ class H2Connection(ServerConnection):
         "_since",
         "_transport",
         "_turns",
+        "_unchecked",
     )
 
     def __init__(self, shared: H2Context) -> None:
@@ -97,6 +101,7 @@ class H2Connection(ServerConnection):
         self._probed = False
         self._seen: tuple[object, ...] = ()
         self._since = 0.0
+        self._unchecked: list[H2Stream] = []  # streams whose time is to be checked next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not derive from asyncio's.
@@ -113,6 +118,7 @@ class H2Connection(ServerConnection):
         self._transport = None
         self._discarding = True
         self._session.lose_all()
+        self._unchecked.clear()
         self._outbox.close()
         self._shared.connections.discard(self)
 
@@ -225,8 +231,11 @@ class H2Connection(ServerConnection):
         transport, session, config = self._transport, self._session, self._shared.config
         if transport is None:
             return
-        for stream in list(session.streams.values()):
+        if not self._unchecked:
+            self._unchecked = list(session.streams.values())
+        for stream in self._unchecked[-_CHECKED_STREAMS:]:
             stream.check_time(now, config.request_timeout_s, config.idle_timeout_s)
+        del self._unchecked[-_CHECKED_STREAMS:]
         unwritten = transport.get_write_buffer_size()
         asking = self._reader.is_waiting
         sent = (self._outbox.written - unwritten) // _PROGRESS_BYTES if unwritten else 0

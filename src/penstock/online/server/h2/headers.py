@@ -23,6 +23,7 @@ from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 _KEPT_BLOCKS = 64
 _KEPT_BLOCK_BYTES = 1024
+_KEPT_BYTES = 32 << 10
 _REQUIRED = frozenset((b":method", b":scheme", b":path"))
 _PSEUDO = _REQUIRED | {b":authority"}
 _OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
@@ -76,6 +77,8 @@ class CallHead(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     encoding: bytes = b""
     content_length: int | None = None
+    size: int = 0
+    """Bytes of the decoded headers, of which each request with them holds a copy; 0 if they are shared."""
 
 
 class _CountingTable(HeaderTable):
@@ -93,7 +96,7 @@ class _CountingTable(HeaderTable):
 class HeaderReader:
     """Decodes the header blocks of one connection."""
 
-    __slots__ = ("_decoder", "_methods", "_table", "_table_size", "known")
+    __slots__ = ("_decoder", "_known_bytes", "_methods", "_table", "_table_size", "known")
 
     def __init__(self, methods: Mapping[bytes, GrpcMethod], max_header_bytes: int) -> None:
         self._methods = methods
@@ -102,6 +105,7 @@ class HeaderReader:
         self._table_size = self._table.maxsize
         self.known: dict[bytes, CallHead] = {}
         """Requests by their blocks, which need not be decoded again."""
+        self._known_bytes = 0
 
     def read(self, block: bytes) -> CallHead:
         """The request with the header block ``block``. Raises ConnectionFault."""
@@ -109,12 +113,18 @@ class HeaderReader:
         if head is None:
             changes = self._table.changes
             headers = self._decode(block)
-            head = self._understand(headers)
-            if self._table.changes == changes and len(block) <= _KEPT_BLOCK_BYTES:
-                if len(self.known) >= _KEPT_BLOCKS:
-                    self.known.clear()
-                self.known[block] = head
+            head, size = self._understand(headers), sum(len(name) + len(value) for name, value in headers)
+            if self._table.changes != changes or len(block) > _KEPT_BLOCK_BYTES or size > _KEPT_BYTES:
+                return msgspec.structs.replace(head, size=size)
+            if len(self.known) >= _KEPT_BLOCKS or self._known_bytes + size > _KEPT_BYTES:
+                self._forget()
+            self.known[block] = head
+            self._known_bytes += size
         return head
+
+    def _forget(self) -> None:
+        self.known.clear()
+        self._known_bytes = 0
 
     def read_trailers(self, block: bytes) -> bool:
         """Decode the block after a request's messages; True if it is well-formed. Raises ConnectionFault."""
@@ -131,7 +141,7 @@ class HeaderReader:
         if self._table.changes != changes or self._table.maxsize != self._table_size:
             self._table_size = self._table.maxsize
             self._table.changes += 1  # a new size is a change as well
-            self.known.clear()
+            self._forget()
         return headers
 
     def _understand(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead:

@@ -32,9 +32,10 @@ _MESSAGE_UNITS = 2
 _BYTES_A_UNIT = 8
 """Bytes of a header block that take about as long to decode as a frame."""
 _MAX_SETTINGS = 64
+_HEAD_BYTES = 4 << 20
+"""Bytes of the headers of open streams; further streams are refused."""
 _STREAMS_A_UNIT = 8
 _STREAMS_A_FRAME = 64
-"""Open streams for which a change of their windows is charged like one more frame."""
 
 
 class Owner(Protocol):
@@ -61,6 +62,7 @@ class H2Session:
         "_budget",
         "_clock",
         "_closed",
+        "_head_bytes",
         "_headers",
         "_held",
         "_initial_window",
@@ -102,6 +104,7 @@ class H2Session:
         self.guard = FloodGuard(clock, lambda: self.outbox.written)
         self.units = 0
         """Work left for this turn, about one unit per frame; see ``Turns``."""
+        self._head_bytes = 0
         self._allowance = CONNECTION_WINDOW
         self._initial_window = h2.DEFAULT_WINDOW
         self._closed = ClosedStreams()
@@ -110,8 +113,7 @@ class H2Session:
         self._lone: H2Stream | None = None  # the one call that runs although answers are unread
         self.streams: dict[int, H2Stream] = {}
         """The open streams by id."""
-        self.last_id = 0
-        """The id of the newest accepted stream."""
+        self.last_id = 0  # of the newest accepted stream
         self.ending = False
         """True if no new streams are accepted."""
 
@@ -192,7 +194,7 @@ class H2Session:
         self.last_id = stream_id
         if head.malformed:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
-        if len(self.streams) >= self._max_streams:
+        if len(self.streams) >= self._max_streams or self._head_bytes > _HEAD_BYTES:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM)
         if head.method is None:
             self._refuse(stream_id, ended, head)
@@ -200,6 +202,7 @@ class H2Session:
         is_unary = head.method.unary is not None
         stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, is_untouched=is_unary)
         self.streams[stream_id] = stream
+        self._head_bytes += head.size
         if head.timeout_s is not None:
             stream.deadline = Deadline.after(head.timeout_s, self._clock)
         if head.timeout_s is not None or not is_unary:
@@ -285,8 +288,7 @@ class H2Session:
     def released(self, size: int) -> None:
         self.unread.remove(size)
         self.guard.earn(CALL)
-        if self._held:
-            self._owner.continue_later()
+        self._wake()
 
     def count(self, stream: H2Stream) -> None:
         reader = stream.reader
@@ -329,15 +331,19 @@ class H2Session:
     @property
     def _is_full(self) -> bool:
         """True if no further unary call may start: answers are unread, and so is that of the one call started in spite of them."""
-        is_full = self.unread.count >= self.max_unsent_bytes
-        return is_full and self._lone is not None and not self._lone.gone
+        lone = self._lone
+        return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
 
     def _lose(self, stream: H2Stream) -> None:
         stream.lose()
         self.outbox.forget(stream)
         self._budget.give(stream.charged)
+        self._head_bytes -= stream.head.size
         self._waiting.pop(stream.id, None)
         self._held.pop(stream.id, None)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._held:
             self._owner.continue_later()
 
@@ -345,13 +351,11 @@ class H2Session:
         """The outbox has sent the last frame of ``stream``."""
         del self.streams[stream.id]
         self._budget.give(stream.charged)
+        self._head_bytes -= stream.head.size
         if stream.kept:
-            unread = self.unread
-            unread.count -= stream.kept
-            unread.has_read = True
+            self.unread.remove(stream.kept)
             self.guard.earn(CALL)
-        if self._held:
-            self._owner.continue_later()
+        self._wake()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)
         if self.ending:
