@@ -31,7 +31,7 @@ ROOM_LINES = {
     "online/server": 11_900,
     "perf": 2_430,
     "pipeline": 450,
-    "protocol": 350,
+    "protocol": 360,
     "rows": 1_700,
     "storage": 550,
     "telemetry": 1_960,

@@ -122,6 +122,12 @@ def without_padding(payload: bytes, flags: int) -> bytes:
     return payload[start:stop]
 
 
+def dependency(payload: bytes, flags: int = 0) -> int:
+    """The stream that a PRIORITY frame, or a HEADERS frame with ``PRIORITISED``, depends on; 0 is none."""
+    start = 1 if flags & PADDED else 0
+    return int.from_bytes(payload[start : start + 4]) & MAX_STREAM_ID
+
+
 def parse_settings(payload: bytes) -> list[tuple[int, int]]:
     """Identifiers and values of SETTINGS, all of them allowed ones or unknown. Raises ConnectionFault."""
     check(len(payload) % SETTING.size == 0, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken length")

@@ -28,6 +28,7 @@ from penstock.online.server.network.connections import LAST_REQUEST_S, Connectio
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import Factory
 from penstock.online.server.network.tls import make_context
+from penstock.online.server.network.unread import UnreadTotal
 from penstock.online.server.processes.supervisor import reserve
 
 _Name = Literal["http", "grpc", "metrics"]
@@ -74,6 +75,7 @@ class Endpoints:
         # Browsers reach no Unix socket, and HTTP/2 over TLS only, where they compare the name with the certificate.
         any_name = WebAccess(config.allow_origin)
         web = {port: WebAccess.of(config, config.host) if port else any_name for port in tables}
+        unread = UnreadTotal(config.max_unread_bytes, clock)
 
         def http(port: str) -> Factory | None:
             context = HttpContext(resources, tables[port], config, connections, budget, web[port])
@@ -81,7 +83,7 @@ class Endpoints:
 
         def http2(port: str) -> Factory | None:
             methods = self._service.methods_of(tables[port])
-            context = h2_connection.H2Context(methods, config, connections, clock, budget, any_name)
+            context = h2_connection.H2Context(methods, config, connections, clock, budget, any_name, unread)
             return partial(h2_connection.H2Connection, context) if config.allow_grpc else None
 
         self._protocols = {port: (http(port), http2(port)) for port in tables}

@@ -160,8 +160,11 @@ def test_curl(server: GrpcServer, tmp_path: Path) -> None:
     ).stdout  # fmt: skip
     assert answer.startswith(b"HTTP/2 200")
     assert message(b"hello") in answer
-    plain = real.run("curl", "-sS", "--http2-prior-knowledge", "-D", "-", f"http://{server.target}{ECHO}").stdout
-    assert plain.startswith(b"HTTP/2 405")
+    plain = real.run("curl", "-sS", "--http2-prior-knowledge", "-D", "-", f"http://{server.target}/v2/models/m").stdout
+    assert plain.startswith(b"HTTP/2 415")
+    assert b"with 'curl --http1.1'" in plain
+    head = real.run("curl", "-sS", "--http2-prior-knowledge", "-I", f"http://{server.target}/v2/models/m").stdout
+    assert head.startswith(b"HTTP/2 415")
 
 
 @pytest.mark.real
@@ -323,7 +326,7 @@ def test_memory_of_a_connection_without_calls(server: GrpcServer) -> None:
     assert peer.answer(3999).status == 0
     connection: Any = next(iter(server.connections._open))
     assert connection._session.streams == {}
-    assert len(connection._session._ended_early) <= 1024
+    assert len(connection._session._closed) <= 1024
     assert connection._outbox._frames == []
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.online.server.h2.guard import BURST, RATE_PER_S, FloodGuard
+from penstock.online.server.h2.guard import BURST, CALL, RATE_PER_S, FloodGuard
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 
@@ -33,11 +33,22 @@ def test_a_long_time_gives_no_more_than_a_burst() -> None:
         guard.charge()
 
 
-def test_answered_calls_pay_for_as_many() -> None:
+def test_answers_pay_for_as_many() -> None:
     guard = FloodGuard(ManualClock())
     for _ in range(3 * BURST):
-        guard.earn()
-        guard.charge()
+        guard.earn(CALL)
+        guard.charge(CALL)
     for _ in range(BURST):
-        guard.earn()
+        guard.earn(CALL)
     spend(guard, BURST)
+
+
+def test_bytes_that_the_client_has_read_pay_too() -> None:
+    """A client with a small window acknowledges a large answer with many frames."""
+    written = 0
+    guard = FloodGuard(ManualClock(), lambda: written)
+    for _ in range(5 * BURST):
+        written += 1 << 12
+        guard.charge()
+    with pytest.raises(ConnectionFault):
+        spend(guard, 2 * BURST)

@@ -23,7 +23,7 @@ from h2_servers import (
     message,
 )
 from http_servers import LOOPS
-from penstock.online.server.h2.guard import BURST
+from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
@@ -250,8 +250,9 @@ def test_half_closed_and_closed_streams(peer: Peer, server: GrpcServer) -> None:
     assert peer.reset(3) == ErrorCode.STREAM_CLOSED
     assert peer.ask(5).status == 0
     peer.send(data_frame(5, b"late"))
+    assert peer.reset(5) == ErrorCode.STREAM_CLOSED
     assert peer.ask(7).status == 0
-    peer.send(peer.headers(5))
+    peer.send(peer.headers(7))
     assert peer.goaway()[1] == ErrorCode.STREAM_CLOSED
 
 
@@ -394,14 +395,14 @@ def calm(peer: Peer) -> None:
 
 
 def test_rapid_resets(peer: Peer, server: GrpcServer) -> None:
-    for stream_id in range(1, 2 * BURST + 9, 2):
+    for stream_id in range(1, 2 * BURST // CALL + 99, 2):
         peer.send(peer.request(stream_id, path=HOLD), h2.rst_stream(stream_id, ErrorCode.CANCEL))
     calm(peer)
     server.held.clear()
 
 
 def test_resets_beside_as_many_answers_are_fine(peer: Peer) -> None:
-    count = BURST + 200
+    count = BURST // CALL + 200
     for n in range(count):
         peer.send(peer.request(4 * n + 1), peer.headers(4 * n + 3), h2.rst_stream(4 * n + 3, ErrorCode.CANCEL))
         assert peer.answer(4 * n + 1).messages == [b"hello"]
@@ -420,12 +421,12 @@ def test_resets_beside_as_many_answers_are_fine(peer: Peer) -> None:
     ids=repr,
 )
 def test_floods(peer: Peer, frame: bytes) -> None:
-    peer.send(peer.headers(1, CHAT), frame * (BURST + 10))
+    peer.send(peer.headers(1, CHAT), frame * (BURST + 100))
     calm(peer)
 
 
 def test_streams_that_are_refused_or_faulty_are_not_free(peer: Peer) -> None:
-    peer.send(*(peer.headers(stream_id, "/none") for stream_id in range(1, 2 * BURST + 9, 2)))
+    peer.send(*(peer.headers(stream_id, "/none") for stream_id in range(1, 2 * BURST // CALL + 99, 2)))
     calm(peer)
 
 

@@ -2,7 +2,7 @@
 
 The reader (``h2/reader.py``) splits received bytes into frames, the session (``h2/session.py``) acts on them, and the outbox
 (``h2/outbox.py``) writes the results together. The cost of a client is limited: memory by windows and limits, work by
-``h2/guard.py``, and time by ``check_time`` below.
+``h2/guard.py`` and ``Turns``, and time by ``check_time`` below.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
-from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
+from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
+from penstock.online.server.network.turns import FREE_UNITS
+from penstock.online.server.network.unread import Unread, UnreadTotal
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
@@ -31,6 +33,8 @@ _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
 """If more than this is missing of a DATA frame, the system writes it directly to the message."""
 _DISCARDED_BYTES = 1 << 16
+_CHECKED_STREAMS = 128
+"""Streams of one connection whose time is checked in one sweep; a client may have thousands."""
 _PROBE = h2.ping(b"penstock")
 
 
@@ -45,6 +49,7 @@ class H2Context:
         clock: Clock,
         budget: ByteBudget | None = None,
         web: WebAccess | None = None,
+        unread: UnreadTotal | None = None,
     ) -> None:
         self.methods = methods
         self.web = web or WebAccess()
@@ -52,6 +57,7 @@ class H2Context:
         self.connections = connections
         self.clock = clock
         self.budget = budget or ByteBudget(0)
+        self.unread = unread or UnreadTotal(config.max_unread_bytes, clock)
         self.max_control_frame = max(h2.MIN_FRAME_SIZE, config.max_header_bytes + _PADDING_BYTES)
         self.greeting = h2.settings(
             {
@@ -70,6 +76,7 @@ class H2Connection(ServerConnection):
 
     __slots__ = (
         "_discarding",
+        "_is_queued",
         "_outbox",
         "_probed",
         "_reader",
@@ -79,22 +86,25 @@ class H2Connection(ServerConnection):
         "_shared",
         "_since",
         "_transport",
+        "_turns",
+        "_unchecked",
     )
 
     def __init__(self, shared: H2Context) -> None:
         self._shared = shared
-        guard = FloodGuard(shared.clock)
-        self._session = H2Session(
-            shared.methods, shared.config, shared.clock, guard, shared.budget, shared.web, self._hang_up_later
-        )
-        self._reader = FrameReader(self._session, guard, MAX_FRAME, shared.max_control_frame)
+        self._turns = shared.connections.turns
+        unread = Unread(shared.unread, self._evict)
+        self._session = H2Session(shared.methods, shared.config, shared.clock, shared.budget, shared.web, unread, self)
+        self._reader = FrameReader(self._session, MAX_FRAME, shared.max_control_frame)
         self._outbox = self._session.outbox
         self._transport: asyncio.Transport | None = None
         self._discarding = False
+        self._is_queued = False
         self._reads = 0
         self._probed = False
         self._seen: tuple[object, ...] = ()
         self._since = 0.0
+        self._unchecked: list[H2Stream] = []  # streams whose time is to be checked next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not derive from asyncio's.
@@ -111,27 +121,68 @@ class H2Connection(ServerConnection):
         self._transport = None
         self._discarding = True
         self._session.lose_all()
+        self._unchecked.clear()
         self._outbox.close()
         self._shared.connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
-        self._receive(self._reader.feed, data)
+        used = self._receive(self._reader.feed, data)
+        if used > FREE_UNITS:
+            self._turns.spend(used)
         if self._reader.missing > _DIRECT_BYTES and self._transport is not None and self.place() is not None:
             self._transport.set_protocol(FrameReceiver(self))
 
-    def _receive(self, take: Callable[[T], None], what: T) -> None:
+    def _receive(self, take: Callable[[T], None], what: T, units: int = 0) -> int:
+        """Call ``take(what)``, and send what comes of it. Returns the units used: of ``units``, or of those for new data."""
         self._reads += 1
-        outbox = self._outbox
+        outbox, session, turns = self._outbox, self._session, self._turns
+        if not units:
+            units = turns.left if turns.left > FREE_UNITS else FREE_UNITS
+        session.units = units
         outbox.corked = True
         try:
             take(what)
+            if self._reader.is_behind:
+                self.continue_later()
         except ConnectionFault as fault:
             self._fail(fault)
         finally:
             outbox.corked = False
         outbox.flush()
+        return units - session.units
+
+    def work(self, units: int) -> int:
+        """See ``TurnTaker``."""
+        self._is_queued = False
+        # While the client does not read, more answers would only pile up; ``resume_writing`` goes on.
+        idle = self._discarding or self._outbox.paused
+        used = 0 if idle else self._receive(self._go_on, self._reader, units)
+        self._read_or_not()
+        return used
+
+    def _go_on(self, reader: FrameReader) -> None:
+        self._session.go_on()
+        if reader.is_behind:
+            reader.go_on()
+
+    def continue_later(self) -> None:
+        """See ``Owner``, also for the other methods without an underscore that end in "later"."""
+        if not (self._is_queued or self._discarding):
+            self._is_queued = True
+            self._turns.add(self)
+            self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Read from the client unless it does not read, or has sent more than its share of the work."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._outbox.paused or self._is_queued:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def place(self) -> memoryview | None:
         """The memory for the rest of a large DATA frame; None if it is to be received as usual."""
@@ -140,7 +191,9 @@ class H2Connection(ServerConnection):
 
     def written(self, count: int) -> None:
         """Note that ``count`` bytes have been written to ``place()``."""
-        self._receive(self._reader.skip, count)
+        used = self._receive(self._reader.skip, count)
+        if used > FREE_UNITS:
+            self._turns.spend(used)
         if not self._reader.missing and self._transport is not None:
             self._transport.set_protocol(self)
 
@@ -153,14 +206,13 @@ class H2Connection(ServerConnection):
     def pause_writing(self) -> None:
         # Otherwise answers to PING and SETTINGS would accumulate for a client that reads nothing.
         self._outbox.paused = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._read_or_not()
 
     def resume_writing(self) -> None:
         self._outbox.paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
         self._outbox.flush()
+        if not self._outbox.paused:
+            self.continue_later()
 
     def begin_drain(self) -> None:
         """Tell the client to connect elsewhere; calls that it had sent by then are still accepted (RFC 9113, section 6.8)."""
@@ -188,8 +240,11 @@ class H2Connection(ServerConnection):
         transport, session, config = self._transport, self._session, self._shared.config
         if transport is None:
             return
-        for stream in list(session.streams.values()):
+        if not self._unchecked:
+            self._unchecked = list(session.streams.values())
+        for stream in self._unchecked[-_CHECKED_STREAMS:]:
             stream.check_time(now, config.request_timeout_s, config.idle_timeout_s)
+        del self._unchecked[-_CHECKED_STREAMS:]
         unwritten = transport.get_write_buffer_size()
         asking = self._reader.is_waiting
         sent = (self._outbox.written - unwritten) // _PROGRESS_BYTES if unwritten else 0
@@ -227,9 +282,19 @@ class H2Connection(ServerConnection):
         self._discarding = True
         self._session.lose_all()
         self._outbox.control(h2.goaway(self._session.last_id, fault.code, fault.reason))
-        self._hang_up_later()
+        self.hang_up_later()
 
-    def _hang_up_later(self) -> None:
+    def _evict(self) -> None:
+        self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers were left unread, and others need the memory"))
+
+    def fail_later(self, fault: ConnectionFault) -> None:
+        asyncio.get_running_loop().call_soon(self._fail_unless_discarding, fault)
+
+    def _fail_unless_discarding(self, fault: ConnectionFault) -> None:
+        if not self._discarding:
+            self._fail(fault)
+
+    def hang_up_later(self) -> None:
         """Close after everything sent in this iteration of the loop is written."""
         asyncio.get_running_loop().call_soon(self._hang_up)
 

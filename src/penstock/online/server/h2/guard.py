@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.clock import Clock
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
-BURST = 1000
-RATE_PER_S = 100.0
+BURST = 4000
+RATE_PER_S = 400.0
+CALL = 4
+"""The price of a call that is started in vain, and what an answer earns: it may cause some WINDOW_UPDATE and PING."""
+_EARNING_BYTES = 1 << 12
 
 
 class FloodGuard:
-    """An allowance for streams that the client resets ("rapid reset", CVE-2023-44487), PING, SETTINGS and PRIORITY, empty
-    frames, frames on closed streams, and faults for which the server resets a stream.
+    """An allowance for PING, SETTINGS, PRIORITY, WINDOW_UPDATE, GOAWAY, CONTINUATION and unknown frames; for frames with little or no
+    data, empty messages, and frames on closed streams. Calls that the client resets ("rapid reset", CVE-2023-44487), or that the
+    server resets for a fault, cost ``CALL``.
 
-    It refills with time and with every answered call: a client that cancels at most as many calls as it completes never runs out.
+    It refills with time and with answers: a client that cancels at most as many calls as it completes never runs out.
     """
 
-    __slots__ = ("_clock", "_left", "_since")
+    __slots__ = ("_clock", "_left", "_since", "_written", "_written_before")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, written: Callable[[], int] = lambda: 0) -> None:
+        """``written`` returns the bytes sent to the client so far."""
         self._clock = clock
+        self._written = written
+        self._written_before = 0
         self._left = BURST
         self._since = clock.now()
 
-    def earn(self) -> None:
-        """Note an answered call."""
-        if self._left < BURST:
-            self._left += 1
+    def earn(self, count: int) -> None:
+        """Add ``count`` for progress."""
+        self._left += count
+        if self._left > BURST:  # noqa: PLR1730 - for every answer, and faster than min
+            self._left = BURST
 
-    def charge(self) -> None:
-        """Note one such frame. Raises ConnectionFault once the allowance is used up."""
-        self._left -= 1
+    def charge(self, count: int = 1) -> None:
+        """Note such a frame. Raises ConnectionFault once the allowance is used up."""
+        self._left -= count
         if self._left < 0:
-            now = self._clock.now()
-            self._left += min(BURST, int((now - self._since) * RATE_PER_S))
-            self._since = now
+            self._refill()
             if self._left < 0:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that advance no call")
+
+    def _refill(self) -> None:
+        now, written = self._clock.now(), self._written()
+        earned = int((now - self._since) * RATE_PER_S) + (written - self._written_before) // _EARNING_BYTES
+        self._left += min(BURST, earned)
+        self._since, self._written_before = now, written

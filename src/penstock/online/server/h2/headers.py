@@ -6,6 +6,7 @@ which the meaning of a block depends. Answers use no dynamic table: their blocks
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import hpack
@@ -23,10 +24,12 @@ from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 
 _KEPT_BLOCKS = 64
 _KEPT_BLOCK_BYTES = 1024
+_KEPT_BYTES = 32 << 10
 _REQUIRED = frozenset((b":method", b":scheme", b":path"))
 _PSEUDO = _REQUIRED | {b":authority"}
 _OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-_FORBIDDEN_IN_VALUE = (b"\0", b"\r", b"\n")
+_NAME = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
+_VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
 
 TABLE_SIZE_ZERO = b"\x20"
 """Starts the first block after the client has reduced the dynamic table: we set its size to 0."""
@@ -40,8 +43,14 @@ def literal(name: bytes, value: bytes) -> bytes:
 RESPONSE = b"\x88" + literal(b"content-type", b"application/grpc")
 """The headers of every answer with messages: status 200 and the content type."""
 OK_TRAILERS = literal(b"grpc-status", b"0")
-_WRONG_TYPE = literal(b":status", b"415") + literal(b"accept", b"application/grpc")
-_WRONG_METHOD = literal(b":status", b"405") + literal(b"allow", b"POST")
+_TEXT = literal(b"content-type", b"text/plain; charset=utf-8")
+_WRONG_TYPE = literal(b":status", b"415") + literal(b"accept", b"application/grpc") + _TEXT
+_WRONG_TYPE_TEXT = (
+    b"This port answers gRPC over HTTP/2 (POST with content-type application/grpc), and REST over HTTP/1.1. "
+    b"For REST, repeat the request with HTTP/1.1, for example with 'curl --http1.1'.\n"
+)
+_WRONG_METHOD = literal(b":status", b"405") + literal(b"allow", b"POST") + _TEXT
+_WRONG_METHOD_TEXT = b"gRPC calls use the method POST.\n"
 
 
 def trailers(error: PenstockError | None) -> bytes:
@@ -62,11 +71,15 @@ class CallHead(msgspec.Struct, frozen=True):
     method: GrpcMethod | None = None
     refusal: bytes = b""
     """The block that answers the request if it has no method."""
+    text: bytes = b""
+    """The content of the refusal."""
     malformed: bool = False
     """True if the request violates HTTP/2, so that it gets no answer."""
     timeout_s: float | None = None
     encoding: bytes = b""
     content_length: int | None = None
+    size: int = 0
+    """Bytes of the decoded headers, of which each request with them holds a copy; 0 if they are shared."""
 
 
 class _CountingTable(HeaderTable):
@@ -84,7 +97,7 @@ class _CountingTable(HeaderTable):
 class HeaderReader:
     """Decodes the header blocks of one connection."""
 
-    __slots__ = ("_decoder", "_kept", "_methods", "_table", "_table_size", "_web")
+    __slots__ = ("_decoder", "_known_bytes", "_methods", "_table", "_table_size", "_web", "known")
 
     def __init__(self, methods: Mapping[bytes, GrpcMethod], max_header_bytes: int, web: WebAccess) -> None:
         self._methods = methods
@@ -92,20 +105,28 @@ class HeaderReader:
         self._decoder = hpack.Decoder(max_header_bytes)
         self._decoder.header_table = self._table = _CountingTable()
         self._table_size = self._table.maxsize
-        self._kept: dict[bytes, CallHead] = {}
+        self.known: dict[bytes, CallHead] = {}
+        """Requests by their blocks, which need not be decoded again."""
+        self._known_bytes = 0
 
     def read(self, block: bytes) -> CallHead:
         """The request with the header block ``block``. Raises ConnectionFault."""
-        head = self._kept.get(block)
+        head = self.known.get(block)
         if head is None:
             changes = self._table.changes
             headers = self._decode(block)
-            head = self._understand(headers)
-            if self._table.changes == changes and len(block) <= _KEPT_BLOCK_BYTES:
-                if len(self._kept) >= _KEPT_BLOCKS:
-                    self._kept.clear()
-                self._kept[block] = head
+            head, size = self._understand(headers), sum(len(name) + len(value) for name, value in headers)
+            if self._table.changes != changes or len(block) > _KEPT_BLOCK_BYTES or size > _KEPT_BYTES:
+                return msgspec.structs.replace(head, size=size)
+            if len(self.known) >= _KEPT_BLOCKS or self._known_bytes + size > _KEPT_BYTES:
+                self._forget()
+            self.known[block] = head
+            self._known_bytes += size
         return head
+
+    def _forget(self) -> None:
+        self.known.clear()
+        self._known_bytes = 0
 
     def read_trailers(self, block: bytes) -> bool:
         """Decode the block after a request's messages; True if it is well-formed. Raises ConnectionFault."""
@@ -122,7 +143,7 @@ class HeaderReader:
         if self._table.changes != changes or self._table.maxsize != self._table_size:
             self._table_size = self._table.maxsize
             self._table.changes += 1  # a new size is a change as well
-            self._kept.clear()
+            self._forget()
         return headers
 
     def _understand(self, headers: Sequence[tuple[bytes, bytes]]) -> CallHead:
@@ -130,11 +151,11 @@ class HeaderReader:
         if sorted_out is None:
             return CallHead(malformed=True)
         pseudo, fields, content_length = sorted_out
-        kind = fields.get(b"content-type", b"").lower()
-        if pseudo[b":method"] != b"POST":
-            return CallHead(refusal=_WRONG_METHOD)
+        kind, is_head = fields.get(b"content-type", b"").lower(), pseudo[b":method"] == b"HEAD"
         if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
-            return CallHead(refusal=_WRONG_TYPE)
+            return CallHead(refusal=_WRONG_TYPE, text=b"" if is_head else _WRONG_TYPE_TEXT)
+        if pseudo[b":method"] != b"POST":
+            return CallHead(refusal=_WRONG_METHOD, text=b"" if is_head else _WRONG_METHOD_TEXT)
         method, accepted = self._methods.get(pseudo[b":path"]), b""
         timeout, encoding = fields.get(b"grpc-timeout"), fields.get(b"grpc-encoding", b"identity")
         try:
@@ -173,7 +194,7 @@ def _sort_out(
             if fields or name in pseudo or name not in _PSEUDO or not value:
                 return None
             pseudo[name] = value
-        elif not _is_well_formed(name, value):
+        elif not _is_well_formed(name, value) or (name == b"content-length" and fields.get(name, value) != value):
             return None
         else:
             fields[name] = value
@@ -185,6 +206,6 @@ def _sort_out(
 
 def _is_well_formed(name: bytes, value: bytes) -> bool:
     """RFC 9113, section 8.2."""
-    if not name or name in _OF_CONNECTION or name != name.lower() or (name == b"te" and value != b"trailers"):
+    if name in _OF_CONNECTION or (name == b"te" and value != b"trailers"):
         return False
-    return not any(each in name or each in value for each in _FORBIDDEN_IN_VALUE) and not name.count(b" ")
+    return _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None

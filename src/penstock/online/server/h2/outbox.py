@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE
 from penstock.online.server.h2.stream import H2Stream
+from penstock.online.server.network.unread import Unread
 from penstock.protocol.h2_frames import (
     DATA,
     DEFAULT_WINDOW,
@@ -25,6 +26,7 @@ from penstock.tensor import Buffer
 
 _TURN_BYTES = 1 << 16
 _WRITE_BYTES = 1 << 18
+_FLUSH_BYTES = 1 << 21
 _JOINED_BYTES = 1 << 16
 _JOINED_PART = 1 << 12
 
@@ -46,6 +48,7 @@ class Outbox:
         "_scheduled",
         "_starved",
         "_transport",
+        "_unread",
         "block_start",
         "corked",
         "max_frame",
@@ -54,13 +57,14 @@ class Outbox:
         "written",
     )
 
-    def __init__(self, on_sent: Callable[[H2Stream], None]) -> None:
+    def __init__(self, on_sent: Callable[[H2Stream], None], unread: Unread) -> None:
         self._transport: asyncio.Transport | None = None
         self._on_sent = on_sent
+        self._unread = unread
         self._frames: list[Buffer] = []
         self._bytes = 0
         self._ready: deque[H2Stream] = deque()
-        self._starved: list[H2Stream] = []
+        self._starved: OrderedDict[int, H2Stream] = OrderedDict()  # until the connection's window is enlarged
         self._scheduled = False
         self.window = DEFAULT_WINDOW
         """Bytes that may be sent on all streams together."""
@@ -103,34 +107,49 @@ class Outbox:
         """Enlarge the connection's window by ``increment`` bytes."""
         self.window += increment
         if self._starved:
-            self._ready.extend(self._starved)
-            self._starved.clear()
             self._schedule()
 
-    def flush(self) -> None:
-        """Write as much as the windows and the socket allow."""
+    def forget(self, stream: H2Stream) -> None:
+        """Drop ``stream``, which is lost."""
+        self._starved.pop(stream.id, None)
+
+    def flush(self) -> None:  # noqa: PLR0912 - each call saved here counts
+        """Write as much as the windows and the socket allow, up to ``_FLUSH_BYTES``; the rest follows in the next iteration."""
         transport = self._transport
         if transport is None or transport.is_closing():
             self._frames.clear()
             self._bytes = 0
             return
+        ready, starved, left = self._ready, self._starved, _FLUSH_BYTES
         while True:
-            while self._ready and self._bytes < _WRITE_BYTES and not self.paused:
-                stream = self._ready.popleft()
+            while self._bytes < _WRITE_BYTES and not self.paused:
+                if starved and self.window > 0:  # they have waited longest
+                    stream = starved.popitem(last=False)[1]
+                elif ready:
+                    stream = ready.popleft()
+                else:
+                    break
                 stream.is_ready = False
                 if not stream.gone:
                     self._emit(stream)
             frames, size = self._frames, self._bytes
             if not frames:
-                return
+                break
             self._frames, self._bytes = [], 0
             self.written += size
+            left -= size
             if size <= _JOINED_BYTES or size < len(frames) * _JOINED_PART:
                 transport.write(b"".join(frames))
             else:
                 transport.writelines(frames)
-            if not self._ready or self.paused:
-                return
+            if self.paused or not (ready or (starved and self.window > 0)):
+                break
+            if left <= 0:
+                self._schedule()
+                break
+        unread = self._unread
+        if unread.count or unread.reported:
+            unread.settle()
 
     def close(self) -> None:
         """Drop everything: the transport is closed."""
@@ -170,7 +189,7 @@ class Outbox:
         """The common case, a short cut of the general one: one message that fits in one frame and the windows."""
         stream_id, frames = stream.id, self._frames
         frames.append(_ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id))
-        frames += stream.unsent.pop()
+        frames += stream.unsent.pop()[1]
         frames.append(_OK.pack(_OK_START, stream_id, OK_TRAILERS))
         self.window -= size
         self._bytes += size + _ANSWER.size + _OK.size
@@ -188,12 +207,12 @@ class Outbox:
                     self._ready.append(stream)
                 elif self.window <= 0:
                     stream.is_ready = True
-                    self._starved.append(stream)
+                    self._starved[stream.id] = stream
                 return False
             if not stream.started:
                 stream.started = True
                 self.headers(stream.id, RESPONSE, 0)
-            first = len(stream.unsent[0][0])
+            first = len(stream.unsent[stream.first][1][0])
             if first > self.max_frame:
                 size = min(room, turn, first)
                 (part,) = stream.take(size)

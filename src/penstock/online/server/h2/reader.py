@@ -6,7 +6,6 @@ that of a header block in several frames.
 
 from __future__ import annotations
 
-from penstock.online.server.h2.guard import FloodGuard
 from penstock.online.server.h2.session import H2Session
 from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import h2_frames as h2
@@ -32,31 +31,36 @@ class FrameReader:
         "_padding_left",
         "_rest",
         "_session",
+        "_start",
         "_unusual",
+        "is_behind",
         "progress",
     )
 
-    def __init__(self, session: H2Session, guard: FloodGuard, max_frame: int, max_control: int) -> None:
+    def __init__(self, session: H2Session, max_frame: int, max_control: int) -> None:
         self._session = session
-        self._guard = guard
+        self._guard = session.guard
         self._max_frame = max_frame
         self._max_control = max_control
         self._rest = b""
+        self._start = 0  # of what has not been processed in ``_rest``
         self._unusual = True  # the next frame must be the first SETTINGS, or CONTINUATION
-        self._block = b""
+        self._block = bytearray()
         self._block_stream = 0
         self._block_ended = False
         self._data_left = self._padding_left = 0
         self._data_stream = 0
         self._data_ended = False
         self._is_greeted = False  # the client's preface has arrived
+        self.is_behind = False
+        """True if the session's units were used up before the received data."""
         self.progress = 0
         """Grows whenever a frame is complete."""
 
     @property
     def is_waiting(self) -> bool:
         """True if the client has begun something that is not complete."""
-        return bool(self._rest) or self._unusual
+        return not self.is_behind and (bool(self._rest) or self._unusual)
 
     @property
     def missing(self) -> int:
@@ -78,29 +82,37 @@ class FrameReader:
             self._session.on_fault(fault)
 
     def feed(self, data: bytes) -> None:
-        """Process the next bytes. Raises ConnectionFault."""
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        position = 0
+        """Process the next bytes, for as long as the session has units. Raises ConnectionFault."""
+        self._rest = self._rest[self._start :] + data if self._rest else data
+        self._start = 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Process bytes that an earlier call has left. Raises ConnectionFault."""
+        data, position = self._rest, self._start
         if not self._is_greeted:
             is_preface = data.startswith(PREFACE[: len(data)])
             h2.check(is_preface, ErrorCode.PROTOCOL_ERROR, "the client did not send the HTTP/2 preface")
             if len(data) < len(PREFACE):
-                self._rest = data
                 return
             self._is_greeted = True
             position = len(PREFACE)
         if self._data_left or self._padding_left:
             position = self._more_data(data, position)
         position = self._walk(data, position)
-        if position and not self._unusual:
+        if position > self._start and not self._unusual:
             self.progress += 1
-        self._rest = data[position:]
+        self.is_behind = self._session.units <= 0 and position < len(data)
+        if self.is_behind:
+            self._start = position  # without a copy: there may be many turns
+        else:
+            self._rest, self._start = data[position:], 0
 
     def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
         """Process complete frames, and DATA frames, from ``position`` on; returns their end."""
-        session, unpack, end = self._session, h2.HEADER.unpack_from, len(data)
-        while end - position >= 9:
+        session, unpack, end, frames = self._session, h2.HEADER.unpack_from, len(data), 0
+        while end - position >= 9 and session.units > frames:
+            frames += 1
             high, low, kind, flags, stream_id = unpack(data, position)
             stream_id &= h2.MAX_STREAM_ID
             size = high << 8 | low
@@ -136,6 +148,7 @@ class FrameReader:
                     session.on_control(kind, flags, stream_id, data[start:stop])
             except StreamFault as fault:
                 session.on_fault(fault)
+        session.units -= frames
         return position
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
@@ -150,20 +163,28 @@ class FrameReader:
     def _headers(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == h2.HEADERS:
             h2.check(stream_id != 0, ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
+            depends_on = h2.dependency(payload, flags) if flags & h2.PRIORITISED else 0
             if flags & (h2.PADDED | h2.PRIORITISED):
                 payload = h2.without_padding(payload, flags)
             ended = bool(flags & h2.END_STREAM)
             if flags & h2.END_HEADERS:
                 self._session.on_headers(stream_id, ended, payload)
+                if depends_on == stream_id:
+                    raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
                 return
-            self._block, self._block_stream, self._block_ended, self._unusual = payload, stream_id, ended, True
+            self._block, self._block_stream, self._block_ended, self._unusual = (
+                bytearray(payload),
+                stream_id,
+                ended,
+                True,
+            )
             return
         h2.check(self._block_stream != 0, ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._guard.charge()
         self._block += payload
         h2.check(len(self._block) <= self._max_control, ErrorCode.ENHANCE_YOUR_CALM, "the headers exceed the limit")
         if flags & h2.END_HEADERS:
-            block, self._block = self._block, b""
+            block, self._block = bytes(self._block), bytearray()
             self._block_stream, self._unusual = 0, False
             self._session.on_headers(stream_id, self._block_ended, block)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Protocol
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, ResourceExhausted
@@ -11,11 +13,13 @@ from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
+from penstock.online.server.h2.closed_streams import ClosedStreams
 from penstock.online.server.h2.grpc_messages import PREFIX
-from penstock.online.server.h2.guard import FloodGuard
+from penstock.online.server.h2.guard import CALL, FloodGuard
 from penstock.online.server.h2.headers import RESPONSE, TABLE_SIZE_ZERO, CallHead, HeaderReader, trailers
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.stream import H2Stream
+from penstock.online.server.network.unread import Unread
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
 from penstock.request import Deadline
@@ -25,33 +29,60 @@ CONNECTION_WINDOW = 16 << 20
 MAX_FRAME = 1 << 20
 
 _COPIED_BYTES = 1 << 14
-_REMEMBERED = 1024
+_SMALL_BYTES = 256
+"""A DATA frame with less is charged, unless it ends a request."""
+_MESSAGE_UNITS = 2
+_BYTES_A_UNIT = 8
+"""Bytes of a header block that take about as long to decode as a frame."""
+_MAX_SETTINGS = 64
+_HEAD_BYTES = 4 << 20
+"""Bytes of the headers of open streams; further streams are refused."""
+_STREAMS_A_UNIT = 8
+_STREAMS_A_FRAME = 64
+
+
+class Owner(Protocol):
+    """The connection, as its session uses it."""
+
+    def hang_up_later(self) -> None:
+        """Called when the last stream has ended and no new ones are accepted."""
+
+    def continue_later(self) -> None:
+        """Give the session further units, and call ``go_on``, in a later iteration of the event loop."""
+
+    def fail_later(self, fault: ConnectionFault) -> None:
+        """End the connection after the running callback."""
 
 
 class H2Session:
     """Handles the frames of one client, and is the ``Carrier`` of its streams. Belongs to the event loop.
 
-    Its handlers of frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``. ``on_empty`` is
-    called when the last stream has ended and no new ones are accepted.
+    Its handlers of frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``.
     """
 
     __slots__ = (
         "_allowance",
         "_budget",
         "_clock",
-        "_ended_early",
-        "_guard",
+        "_closed",
+        "_head_bytes",
         "_headers",
+        "_held",
         "_initial_window",
+        "_lone",
         "_max_message_bytes",
         "_max_streams",
-        "_on_empty",
+        "_owner",
+        "_waiting",
         "ending",
+        "guard",
         "last_id",
         "max_unsent_bytes",
         "outbox",
         "ready",
         "streams",
+        "units",
+        "unread",
     )
 
     def __init__(
@@ -59,28 +90,34 @@ class H2Session:
         methods: Mapping[bytes, GrpcMethod],
         config: ServerConfig,
         clock: Clock,
-        guard: FloodGuard,
         budget: ByteBudget,
         web: WebAccess,
-        on_empty: Callable[[], None],
+        unread: Unread,
+        owner: Owner,
     ) -> None:
         self._max_message_bytes = config.max_request_bytes
         self.max_unsent_bytes = config.max_unsent_bytes
         self._max_streams = config.max_streams
         self._clock = clock
-        self._guard = guard
         self._budget = budget
-        self._on_empty = on_empty
+        self._owner = owner
         self._headers = HeaderReader(methods, config.max_header_bytes, web)
-        self.outbox = Outbox(self._sent)
+        self.unread = unread
+        self.outbox = Outbox(self._sent, unread)
         self.ready = self.outbox.ready
+        self.guard = FloodGuard(clock, lambda: self.outbox.written)
+        self.units = 0
+        """Work left for this turn, about one unit per frame; see ``Turns``."""
+        self._head_bytes = 0
         self._allowance = CONNECTION_WINDOW
         self._initial_window = h2.DEFAULT_WINDOW
-        self._ended_early: dict[int, None] = {}  # the client may not know yet that these streams have ended
+        self._closed = ClosedStreams()
+        self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams with messages, for units
+        self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls, until the client reads its answers
+        self._lone: H2Stream | None = None  # the one call that runs although answers are unread
         self.streams: dict[int, H2Stream] = {}
         """The open streams by id."""
-        self.last_id = 0
-        """The id of the newest accepted stream."""
+        self.last_id = 0  # of the newest accepted stream
         self.ending = False
         """True if no new streams are accepted."""
 
@@ -95,8 +132,10 @@ class H2Session:
             self.outbox.control(h2.window_update(0, CONNECTION_WINDOW - self._allowance))
             self._allowance = CONNECTION_WINDOW
         stream = self.streams.get(stream_id)
+        if size < _SMALL_BYTES and not (ended and stream is not None):
+            self.guard.charge()
         if stream is None:
-            self._on_closed_stream(stream_id)
+            self._on_closed_data(stream_id, ended)
             return
         if stream.half_closed:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
@@ -111,6 +150,7 @@ class H2Session:
                 length == content - PREFIX.size
                 and length <= stream.limit
                 and (said is None or said == content)
+                and self.admits(stream)
                 and self._budget.take(content)
             ):
                 # The common case, a short cut of the general one: the only message, complete in one frame.
@@ -119,8 +159,6 @@ class H2Session:
                 start += PREFIX.size
                 stream.call(flag, data[start:stop] if length <= _COPIED_BYTES else memoryview(data)[start:stop])
                 return
-        if not content and not ended:
-            self._guard.charge()
         self._receive(stream, ended, data, start, stop)
 
     def on_more_data(self, stream_id: int, ended: bool, data: bytes, start: int, stop: int) -> None:
@@ -148,16 +186,22 @@ class H2Session:
             return
         if not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"client stream with the even number {stream_id}")
-        head = self._headers.read(block)
+        head = self._headers.known.get(block)
+        if head is None:
+            self.units -= len(block) // _BYTES_A_UNIT
+            head = self._headers.read(block)
         if self.ending:
+            self.guard.charge()
             return  # GOAWAY has told the client to send this request elsewhere
+        if stream_id > self.last_id + 2:
+            self._closed.leave_out(range(self.last_id + 1, stream_id))
         self.last_id = stream_id
         if head.malformed:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
-        if len(self.streams) >= self._max_streams:
+        if len(self.streams) >= self._max_streams or self._head_bytes > _HEAD_BYTES:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM)
         if head.method is None:
-            self._refuse(stream_id, head.refusal, ended)
+            self._refuse(stream_id, head.refusal, ended, head.text)
         else:
             self._open(stream_id, head, head.method, ended)
 
@@ -170,12 +214,13 @@ class H2Session:
             except PenstockError as error:
                 self._refuse(stream_id, RESPONSE + trailers(error), ended)
                 if isinstance(error, ResourceExhausted):
-                    self._guard.earn()  # a known client, which shall try again on this connection
+                    self.guard.earn(CALL)  # a known client, which shall try again on this connection
                 return
         is_unary = method.unary is not None
         limit = self._max_message_bytes if method.max_bytes is None else min(method.max_bytes, self._max_message_bytes)
         stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, is_unary, client, limit)
         self.streams[stream_id] = stream
+        self._head_bytes += head.size
         if head.timeout_s is not None:
             stream.deadline = Deadline.after(head.timeout_s, self._clock)
         if head.timeout_s is not None or not is_unary:
@@ -183,46 +228,46 @@ class H2Session:
         if ended:
             stream.half_close()
 
-    def _refuse(self, stream_id: int, block: bytes, ended: bool) -> None:
-        """Answer a request with nothing but ``block``, and keep nothing of it."""
-        self.outbox.headers(stream_id, block, h2.END_STREAM)
-        self._guard.charge()
-        if not ended:
-            self._end_early(stream_id, ErrorCode.NO_ERROR)
-
     def on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Any other frame, of known or unknown type."""
+        if kind == h2.RST_STREAM:
+            self._on_reset(stream_id, payload)
+            return
+        self.guard.charge()
         if kind == h2.WINDOW_UPDATE:
             self._on_window_update(stream_id, payload)
-        elif kind == h2.RST_STREAM:
-            self._on_reset(stream_id, payload)
         elif kind == h2.SETTINGS:
             self._on_settings(flags, stream_id, payload)
         elif kind == h2.PING:
             h2.check(len(payload) == 8, ErrorCode.FRAME_SIZE_ERROR, f"a PING of {len(payload)} bytes")
             h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "a PING on a stream")
             if not flags & h2.ACK:
-                self._guard.charge()
                 self.outbox.control(h2.ping(payload, h2.ACK))
         elif kind == h2.GOAWAY:
             h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "a GOAWAY on a stream")
             h2.check(len(payload) >= 8, ErrorCode.FRAME_SIZE_ERROR, f"a GOAWAY of {len(payload)} bytes")
+        elif kind == h2.PRIORITY:
+            self._on_priority(stream_id, payload)
         else:
             h2.check(kind != h2.PUSH_PROMISE, ErrorCode.PROTOCOL_ERROR, "a client cannot push")
-            self._guard.charge()
-            if kind == h2.PRIORITY:
-                h2.check(stream_id != 0, ErrorCode.PROTOCOL_ERROR, "a PRIORITY on stream 0")
-                if len(payload) != 5:
-                    raise StreamFault(stream_id, ErrorCode.FRAME_SIZE_ERROR)
 
     def on_fault(self, fault: StreamFault) -> None:
         """Reset the stream of ``fault``."""
-        self._guard.charge()
+        self.guard.charge(CALL)
         stream = self.streams.get(fault.stream_id)
         if stream is None:
             self._end_early(fault.stream_id, fault.code)
         else:
             self.reset(stream, fault.code)
+
+    def go_on(self) -> None:
+        """Continue the streams that wait, for as long as there are units."""
+        while self._waiting and self.units > 0:
+            self._waiting.popitem(last=False)[1].go_on()
+        while self._held and self.units > 0 and not self._is_full:
+            self._held.popitem(last=False)[1].go_on()
+        if self._waiting or (self._held and not self._is_full):
+            self._owner.continue_later()
 
     # Streams: see ``Carrier``
 
@@ -234,6 +279,38 @@ class H2Session:
     @property
     def turn(self) -> asyncio.Lock:
         return self._budget.turn
+
+    def admits(self, stream: H2Stream) -> bool:
+        if self.units > 0 and self.unread.count < self.max_unsent_bytes:
+            self.units -= _MESSAGE_UNITS
+            return True
+        is_unary = stream.receiver is None
+        if is_unary and self._is_full:
+            self._held[stream.id] = stream
+            return False
+        if self.units <= 0:
+            self._waiting[stream.id] = stream
+            self._owner.continue_later()
+            return False
+        self.units -= _MESSAGE_UNITS
+        if is_unary:
+            self._lone = stream
+        return True
+
+    def delivered(self, size: int) -> None:
+        if size:
+            self.guard.earn(1)
+            return
+        try:
+            self.guard.charge(2 * CALL)  # more than an answer to it earns
+        except ConnectionFault as fault:
+            self.units = 0
+            self._owner.fail_later(fault)
+
+    def released(self, size: int) -> None:
+        self.unread.remove(size)
+        self.guard.earn(CALL)
+        self._wake()
 
     def count(self, stream: H2Stream) -> None:
         reader = stream.reader
@@ -251,9 +328,9 @@ class H2Session:
         stream.charged = held
 
     def grant(self, stream: H2Stream) -> None:
-        if stream.allowance < STREAM_WINDOW // 2 and not (
-            stream.half_closed or stream.paused or stream.inflating is not None or stream.finished
-        ):
+        if stream.allowance >= STREAM_WINDOW // 2 or stream.id in self._waiting or stream.inflating is not None:
+            return
+        if not (stream.half_closed or stream.paused or stream.finished):
             self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
             stream.allowance = STREAM_WINDOW
 
@@ -273,16 +350,36 @@ class H2Session:
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             self._lose(stream)
+        self.unread.settle()
+
+    @property
+    def _is_full(self) -> bool:
+        """True if no further unary call may start: answers are unread, and so is that of the one call started in spite of them."""
+        lone = self._lone
+        return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
 
     def _lose(self, stream: H2Stream) -> None:
         stream.lose()
+        self.outbox.forget(stream)
         self._budget.give(stream.charged)
+        self._head_bytes -= stream.head.size
+        self._waiting.pop(stream.id, None)
+        self._held.pop(stream.id, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._held:
+            self._owner.continue_later()
 
     def _sent(self, stream: H2Stream) -> None:
         """The outbox has sent the last frame of ``stream``."""
         del self.streams[stream.id]
         self._budget.give(stream.charged)
-        self._guard.earn()
+        self._head_bytes -= stream.head.size
+        if stream.kept:
+            self.unread.remove(stream.kept)
+            self.guard.earn(CALL)
+        self._wake()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)
         if self.ending:
@@ -291,13 +388,11 @@ class H2Session:
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
         """Reset a stream, and ignore frames that the client sent before it learns of that."""
         self.outbox.control(h2.rst_stream(stream_id, code))
-        self._ended_early[stream_id] = None
-        if len(self._ended_early) > _REMEMBERED:
-            del self._ended_early[next(iter(self._ended_early))]
+        self._closed.reset(stream_id)
 
     def _look_whether_empty(self) -> None:
         if self.ending and not self.streams:
-            self._on_empty()
+            self._owner.hang_up_later()
 
     # Details
 
@@ -315,13 +410,31 @@ class H2Session:
         else:
             self.grant(stream)
 
+    def _refuse(self, stream_id: int, block: bytes, ended: bool, text: bytes = b"") -> None:
+        """Answer a request with the header ``block``, and with ``text`` if the windows allow it; keep nothing of the request."""
+        self.guard.charge(CALL)
+        size = len(text)
+        if 0 < size <= min(self.outbox.window, self._initial_window):
+            self.outbox.headers(stream_id, block, 0)
+            self.outbox.control(h2.frame(h2.DATA, h2.END_STREAM, stream_id, text))
+            self.outbox.window -= size
+        else:
+            self.outbox.headers(stream_id, block, h2.END_STREAM)
+        if not ended:
+            self._end_early(stream_id, ErrorCode.NO_ERROR)
+
     def _on_trailers(self, stream_id: int, ended: bool, block: bytes) -> None:
         """Headers on a stream that exists or has existed."""
+        self.units -= len(block) // _BYTES_A_UNIT
         allowed = self._headers.read_trailers(block)
         stream = self.streams.get(stream_id)
         if stream is None:
-            if stream_id not in self._ended_early:
-                raise ConnectionFault(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            is_late = self._closed.is_left_out(stream_id)
+            h2.check(not is_late, ErrorCode.PROTOCOL_ERROR, "a new stream with a number below those in use")
+            h2.check(self._closed.is_reset(stream_id), ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            self.guard.charge()
+            if ended:
+                self._closed.end(stream_id)
         elif stream.half_closed:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
         elif not (allowed and ended):
@@ -329,20 +442,38 @@ class H2Session:
         else:
             stream.half_close()
 
-    def _on_closed_stream(self, stream_id: int) -> None:
-        """DATA or RST_STREAM on a stream that is not open."""
+    def _check_not_idle(self, stream_id: int) -> None:
         h2.check(0 < stream_id <= self.last_id or self.ending, ErrorCode.PROTOCOL_ERROR, "a frame on an idle stream")
-        if stream_id not in self._ended_early:
-            self._guard.charge()
+
+    def _on_closed_data(self, stream_id: int, ended: bool) -> None:
+        """DATA on a stream that is not open."""
+        self._check_not_idle(stream_id)
+        if self._closed.is_reset(stream_id):
+            if ended:
+                self._closed.end(stream_id)
+        elif not self.ending:
+            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
+
+    def _on_priority(self, stream_id: int, payload: bytes) -> None:
+        h2.check(stream_id != 0, ErrorCode.PROTOCOL_ERROR, "a PRIORITY on stream 0")
+        code = ErrorCode.FRAME_SIZE_ERROR if len(payload) != 5 else None
+        if code is None and h2.dependency(payload) == stream_id:
+            code = ErrorCode.PROTOCOL_ERROR
+        if code is not None:
+            # An idle stream cannot be reset.
+            h2.check(stream_id <= self.last_id, code, "a faulty PRIORITY on an idle stream")
+            raise StreamFault(stream_id, code)
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, f"a RST_STREAM of {len(payload)} bytes")
         stream = self.streams.pop(stream_id, None)
         if stream is None:
-            self._on_closed_stream(stream_id)
+            self._check_not_idle(stream_id)
+            if not self._closed.end(stream_id):
+                self.guard.charge()
             return
         self._lose(stream)
-        self._guard.charge()
+        self.guard.charge(CALL)
         self._look_whether_empty()
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
@@ -356,7 +487,7 @@ class H2Session:
             return
         stream = self.streams.get(stream_id)
         if stream is None:
-            self._on_closed_stream(stream_id)
+            self._check_not_idle(stream_id)
             return
         if increment == 0:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
@@ -371,18 +502,20 @@ class H2Session:
         if flags & h2.ACK:
             h2.check(not payload, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
             return
-        self._guard.charge()
-        for name, value in h2.parse_settings(payload):
-            if name == h2.INITIAL_WINDOW_SIZE:
-                self._set_initial_window(value)
-            elif name == h2.MAX_FRAME_SIZE:
-                self.outbox.max_frame = value
-            elif name == h2.HEADER_TABLE_SIZE and value < h2.DEFAULT_TABLE_SIZE:
-                self.outbox.block_start = TABLE_SIZE_ZERO
+        h2.check(len(payload) <= _MAX_SETTINGS * h2.SETTING.size, ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
+        values = dict(h2.parse_settings(payload))  # of repeated ones the last counts
+        if h2.INITIAL_WINDOW_SIZE in values:
+            self._set_initial_window(values[h2.INITIAL_WINDOW_SIZE])
+        self.outbox.max_frame = values.get(h2.MAX_FRAME_SIZE, self.outbox.max_frame)
+        if values.get(h2.HEADER_TABLE_SIZE, h2.DEFAULT_TABLE_SIZE) < h2.DEFAULT_TABLE_SIZE:
+            self.outbox.block_start = TABLE_SIZE_ZERO
         self.outbox.control(h2.SETTINGS_ACK)
 
     def _set_initial_window(self, size: int) -> None:
         """Apply the setting to open streams too; their windows may become negative (RFC 9113, section 6.9.2)."""
+        count = len(self.streams)
+        self.units -= count // _STREAMS_A_UNIT
+        self.guard.charge(count // _STREAMS_A_FRAME)
         change, self._initial_window = size - self._initial_window, size
         for stream in self.streams.values():
             stream.window += change

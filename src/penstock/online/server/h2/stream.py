@@ -14,6 +14,7 @@ from penstock.online.server.grpc.call import Receiver
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, inflater_of
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
 from penstock.online.server.inflating import STEP_BYTES, Inflater
+from penstock.online.server.network.unread import FLOOR_BYTES, Unread
 from penstock.protocol.h2_frames import ErrorCode, StreamFault
 from penstock.request import Deadline
 from penstock.tensor import Buffer
@@ -38,6 +39,19 @@ class Carrier(Protocol):
     @property
     def turn(self) -> asyncio.Lock:
         """Held while a message is decompressed: one at a time in the whole server."""
+
+    @property
+    def unread(self) -> Unread:
+        """Counts messages until they are sent; ``released`` takes them off."""
+
+    def admits(self, stream: H2Stream) -> bool:
+        """Whether ``stream`` may deliver a message now. If not, the carrier calls its ``go_on`` later."""
+
+    def delivered(self, size: int) -> None:
+        """Note that a stream has received a message of ``size`` bytes."""
+
+    def released(self, size: int) -> None:
+        """Note that a message which was counted with ``size`` bytes has been sent or dropped."""
 
     def charge(self, stream: H2Stream, size: int) -> None:
         """Count ``size`` bytes, or fewer than before if it is negative, until ``stream`` ends. Raises Unavailable."""
@@ -96,9 +110,13 @@ class H2Stream(msgspec.Struct, eq=False):
     """True once the call has its status; unsent messages are still sent."""
     gone: bool = False
     """True once no further frame is sent."""
-    unsent: list[list[Buffer]] = []
-    """Messages, each in parts."""
+    unsent: list[tuple[int, list[Buffer]]] = []
+    """Messages in parts, each with its bytes. These count until all of it is sent: a part holds on to the memory of the whole."""
+    first: int = 0
+    """The index of the first message of ``unsent`` that is not sent."""
     unsent_bytes: int = 0
+    kept: int = 0
+    """The sizes of ``unsent`` in sum, for the carrier."""
     is_cut: bool = False
     """True if a part of the first unsent message has been sent."""
     trailers: bytes = OK_TRAILERS
@@ -131,16 +149,21 @@ class H2Stream(msgspec.Struct, eq=False):
             views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
             message = [PREFIX.pack(0, size), *views]
-        if self.unsent:
-            kept = self.unsent_bytes + len(self.unsent) * _MESSAGE_OVERHEAD
-            if kept + size > self.carrier.max_unsent_bytes:
-                self.abandon(
-                    ResourceExhausted(
-                        f"the client has left more than {self.carrier.max_unsent_bytes} bytes of answers unread"
-                    )
-                )
-                return
-        self.unsent.append(message)
+        kept, carrier = size + _MESSAGE_OVERHEAD, self.carrier
+        overhead = (len(self.unsent) - self.first) * _MESSAGE_OVERHEAD
+        if overhead and self.unsent_bytes + overhead + size > carrier.max_unsent_bytes:
+            self.abandon(
+                ResourceExhausted(f"the client has left more than {carrier.max_unsent_bytes} bytes of answers unread")
+            )
+            return
+        unread = carrier.unread
+        if unread.count + kept <= FLOOR_BYTES:
+            unread.count += kept
+        elif not unread.add(kept):
+            self.abandon(ResourceExhausted("the server's memory for unread answers is used up", "read the answers"))
+            return
+        self.unsent.append((kept, message))
+        self.kept += kept
         self.unsent_bytes += size + PREFIX.size
         if not self.is_ready:
             self.carrier.ready(self)
@@ -165,8 +188,7 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.paused:
             self.paused = False
             if self.receiver is not None and not self.delivering:
-                self._deliver()
-                self.carrier.grant(self)
+                self.go_on()
 
     # The client's side
 
@@ -182,6 +204,12 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.receiver = None if self.finished else receiver
             except Exception:  # noqa: BLE001 - a bug must not end other calls
                 self._fail()
+
+    def go_on(self) -> None:
+        """Deliver messages that the carrier has not admitted before."""
+        if not self.paused:
+            self._deliver()
+            self.carrier.grant(self)
 
     def receive(self, data: Buffer) -> None:
         """Receive the next bytes of the request."""
@@ -231,8 +259,7 @@ class H2Stream(msgspec.Struct, eq=False):
     def lose(self) -> None:
         """The client has reset the stream, or the connection is lost."""
         self.gone = True
-        self.unsent.clear()
-        self.unsent_bytes = 0
+        self._drop(0)
         self._cancel()
         self._clear()
 
@@ -243,13 +270,8 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.finished:
             self.carrier.reset(self, ErrorCode.CANCEL)
             return
-        rest = self.unsent[0] if self.is_cut else None
-        self.unsent.clear()
-        self.unsent_bytes = 0
-        if rest is not None:
-            # Trailers in the middle of a message would be a protocol error.
-            self.unsent.append(rest)
-            self.unsent_bytes = sum(map(len, rest))
+        # Trailers in the middle of a message would be a protocol error.
+        self._drop(1 if self.is_cut else 0)
         self._cancel()
         self.finish(error)
 
@@ -278,7 +300,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.sent_bytes += size
         taken: list[Buffer] = []
         while size:
-            message = self.unsent[0]
+            message = self.unsent[self.first][1]
             part = message[0]
             if len(part) <= size:
                 taken.append(part)
@@ -286,7 +308,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 del message[0]
                 self.is_cut = bool(message)
                 if not message:
-                    del self.unsent[0]
+                    self._sent_first()
             else:
                 view = memoryview(part)
                 taken.append(view[:size])
@@ -294,6 +316,25 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.is_cut = True
                 break
         return taken
+
+    def _sent_first(self) -> None:
+        kept, _ = self.unsent[self.first]
+        self.kept -= kept
+        self.carrier.released(kept)
+        self.first += 1
+        if 2 * self.first >= len(self.unsent):  # not each time, which would be quadratic
+            del self.unsent[: self.first]
+            self.first = 0
+
+    def _drop(self, count: int) -> None:
+        """Drop all unsent messages except the first ``count``."""
+        del self.unsent[: self.first]
+        self.first = dropped = 0
+        while len(self.unsent) > count:
+            dropped += self.unsent.pop()[0]
+        self.kept -= dropped
+        self.carrier.unread.remove(dropped)
+        self.unsent_bytes = sum(len(part) for _, parts in self.unsent for part in parts)
 
     def _deliver(self) -> None:
         """Deliver complete messages."""
@@ -321,6 +362,8 @@ class H2Stream(msgspec.Struct, eq=False):
             return
         if self.message is None or (self.reader is not None and not self.reader.is_between):
             raise Unsupported("this method takes one message, but the client sent no complete one")
+        if not self.carrier.admits(self):
+            return
         message, self.message, self.reader = self.message, None, None
         self.call(*message)
 
@@ -328,7 +371,10 @@ class H2Stream(msgspec.Struct, eq=False):
         while not (self.paused or self.finished or self.gone):
             content, self.content = self.content, None
             if content is None:
-                message = None if self.reader is None else self.reader.next()
+                reader = self.reader
+                if reader is not None and not reader.is_between and not self.carrier.admits(self):
+                    return
+                message = None if reader is None else reader.next()
                 if message is None:
                     self._deliver_end(receiver)
                     return
@@ -352,6 +398,7 @@ class H2Stream(msgspec.Struct, eq=False):
         # The receiver counts the message from here on, but for one that has to be decompressed.
         self.message = (flag, message) if flag else None
         self.carrier.count(self)
+        self.carrier.delivered(len(message))
         if self.finished:
             return None
         is_admitted = receiver.admit(None if flag else message)

@@ -9,6 +9,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import ClassVar
 
+from penstock.online.server.network.turns import Turns
+
 LAST_REQUEST_S = 0.5
 """Seconds that an idle connection of a draining server stays open for a request that may already be under way."""
 
@@ -67,6 +69,7 @@ class Connections:
         """True if a connection closes once its requests are answered."""
         self.leaving = False
         """True once the server no longer listens, so clients should send their next request elsewhere."""
+        self.turns = Turns()
         self._limit = limit
         self._open: dict[ServerConnection, None] = {}
         self._evicted: set[ServerConnection] = set()

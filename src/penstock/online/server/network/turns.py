@@ -1,0 +1,64 @@
+"""Shares the event loop among connections, so that the data of one client cannot keep it from the others.
+
+The work that data causes is counted in units; a unit is about one frame. The units of one iteration of the loop are limited, over all
+connections. A connection with more to do stops reading and waits, and those that wait take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+TURN_UNITS = 512
+"""Units of one iteration; half of them are for connections that wait."""
+SLICE_UNITS = 64
+"""Units that a waiting connection gets at least."""
+FREE_UNITS = 8
+"""Units that every connection gets for data that has just arrived, so that a few small requests never wait for others."""
+
+
+class TurnTaker(Protocol):
+    """A connection with more to do."""
+
+    def work(self, units: int) -> int:
+        """Continue with about ``units`` units, and return how many were used. ``Turns.add`` asks for another turn."""
+
+
+class Turns:
+    """Belongs to the event loop."""
+
+    __slots__ = ("_is_scheduled", "_waiting", "left")
+
+    def __init__(self) -> None:
+        self.left = TURN_UNITS
+        """Units for data that has just arrived. Negative if a step used too much, which later iterations make up for."""
+        self._waiting: deque[TurnTaker] = deque()
+        self._is_scheduled = False
+
+    def spend(self, units: int) -> None:
+        """Note that data which has just arrived took ``units`` units. May be left out for up to ``FREE_UNITS``."""
+        self.left -= units
+        self._schedule()
+
+    def add(self, worker: TurnTaker) -> None:
+        """Let ``worker`` continue in a later iteration."""
+        self._waiting.append(worker)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._is_scheduled = False
+        self.left = min(TURN_UNITS, self.left + TURN_UNITS)
+        count = len(self._waiting)
+        share = max(SLICE_UNITS, TURN_UNITS // 2 // max(1, count))
+        for _ in range(count):
+            if self.left <= TURN_UNITS // 2:
+                break
+            self.left -= self._waiting.popleft().work(share)
+        if self._waiting or self.left < TURN_UNITS:
+            self._schedule()

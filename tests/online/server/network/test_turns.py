@@ -1,0 +1,93 @@
+"""Work is shared by connections: how much there is in one iteration of the loop, and who gets it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.online.server.network.turns import SLICE_UNITS, TURN_UNITS, Turns
+
+
+class Load:
+    """A worker with ``left`` units of work, in steps of ``step`` units; notes who works when."""
+
+    def __init__(self, turns: Turns, left: int, order: list["Load"], step: int = 1) -> None:
+        self.turns, self.left, self.order, self.step = turns, left, order, step
+
+    def work(self, units: int) -> int:
+        used = 0
+        while used < units and used < self.left:
+            used += self.step
+        self.left -= used
+        self.order.append(self)
+        if self.left > 0:
+            self.turns.add(self)
+        return used
+
+
+def on_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
+def test_the_work_of_one_iteration_is_bounded(loads: list[int]) -> None:
+    async def main() -> None:
+        turns, order = Turns(), list[Load]()
+        workers = [Load(turns, left, order) for left in loads]
+        for worker in workers:
+            turns.add(worker)
+        while any(worker.left > 0 for worker in workers):
+            before = sum(worker.left for worker in workers)
+            await asyncio.sleep(0)
+            done = before - sum(worker.left for worker in workers)
+            assert 0 < done <= TURN_UNITS // 2 + max(SLICE_UNITS, TURN_UNITS // 2 // len(loads))
+
+    on_loop(main)
+
+
+def test_they_take_turns() -> None:
+    async def main() -> None:
+        turns, order = Turns(), list[Load]()
+        long, *others = (Load(turns, left, order) for left in (100_000, 10, 10, 10))
+        for worker in (long, *others):
+            turns.add(worker)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert [worker.left for worker in others] == [0, 0, 0]
+        assert long.left > 0
+
+    on_loop(main)
+
+
+def test_new_data_uses_what_is_left() -> None:
+    async def main() -> None:
+        turns = Turns()
+        assert turns.left == TURN_UNITS
+        turns.spend(TURN_UNITS - 100)
+        assert turns.left == 100
+        turns.spend(5000)
+        assert turns.left < 0
+        await asyncio.sleep(0)
+        assert turns.left < 0  # one step was too large, which is made up for by and by
+        for _ in range(5000 // TURN_UNITS + 1):
+            await asyncio.sleep(0)
+        assert turns.left == TURN_UNITS
+
+    on_loop(main)
+
+
+def test_a_step_that_was_too_large_keeps_those_that_wait_waiting() -> None:
+    async def main() -> None:
+        turns, order = Turns(), list[Load]()
+        turns.add(Load(turns, 5000, order, step=5000))
+        turns.add(Load(turns, 1, order))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(order) == 1
+        for _ in range(5000 // TURN_UNITS + 2):
+            await asyncio.sleep(0)
+        assert len(order) == 2
+
+    on_loop(main)
