@@ -32,7 +32,7 @@ ROOM_LINES = {
     "perf": 2_430,
     "pipeline": 450,
     "protocol": 360,
-    "rows": 1_700,
+    "rows": 2_140,
     "storage": 550,
     "telemetry": 1_960,
 }

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.rows.call import Call
 from penstock.rows.facts import Dependent, Fact
-from penstock.rows.graph import Node
+from penstock.rows.graph import OnnxNode
 from penstock.rows.sizes import BATCH, symbol
 
 ROWS, CONSTANT, COUNT = Fact([BATCH, 3]), Fact([3]), Fact.of([BATCH])
@@ -14,7 +14,7 @@ ROWS, CONSTANT, COUNT = Fact([BATCH, 3]), Fact([3]), Fact.of([BATCH])
 def call(*inputs: Fact | None, **attributes: object) -> Call:
     names = tuple("abc"[: len(inputs)])
     return Call(
-        Node("n", "", "Op", "", names, ("y",), attributes), 17, inputs, map(symbol, map(str, itertools.count()))
+        OnnxNode("n", "", "Op", "", names, ("y",), attributes), 17, inputs, map(symbol, map(str, itertools.count()))
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import models
-from penstock.rows.graph import Graph, Reference, Tensor, read_graph
+from penstock.rows.graph import AttributeReference, OnnxGraph, OnnxTensor, read_graph
 from penstock.tensor import DataType
 from row_graphs import RandomGraph, parsed
 
@@ -28,9 +28,9 @@ def test_nodes_and_tensors_are_those_that_onnx_reads(seed: int) -> None:
         )
         for attribute in like.attribute:
             expected, found = helper.get_attribute_value(attribute), node.attributes[attribute.name]
-            if isinstance(found, Graph):
+            if isinstance(found, OnnxGraph):
                 assert found.outputs == tuple(each.name for each in expected.output)
-            elif not isinstance(found, Tensor):
+            elif not isinstance(found, OnnxTensor):
                 assert found == (
                     expected.decode()
                     if isinstance(expected, bytes)
@@ -80,7 +80,7 @@ def test_functions_and_references() -> None:
     model = read_graph(parsed(body).data)
     function = model.functions["local", "f", ""]
     assert (function.body.inputs, function.body.outputs, function.opsets) == (("a",), ("b",), {"": 17})
-    assert function.body.nodes[0].attributes == {"axis": Reference("k")}
+    assert function.body.nodes[0].attributes == {"axis": AttributeReference("k")}
 
 
 def test_weights_are_not_copied() -> None:

@@ -95,7 +95,7 @@ class ServingConfig(msgspec.Struct, frozen=True):
     threads: int
     instances: int
     max_batch: int
-    """Largest batch to form; 1 if the model cannot be batched."""
+    """Largest batch to form; 1 if requests are not merged."""
     latency: tuple[LatencyPoint, ...] = ()
     """Measured profile of the chosen variant, by rising batch size."""
     p99_ms: float | None = None

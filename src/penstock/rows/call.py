@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.rows.facts import Fact, stop
-from penstock.rows.graph import Node
+from penstock.rows.graph import OnnxNode
 from penstock.rows.sizes import Number, Size, depends_on_batch
 
 Facts = list[Fact | None]
@@ -20,7 +20,7 @@ Facts = list[Fact | None]
 class Call:
     """``node`` with the facts of its inputs; the version is that of the operator set, and ``unknowns`` makes new symbols."""
 
-    def __init__(self, node: Node, version: int, inputs: Sequence[Fact | None], unknowns: Iterator[Size]) -> None:
+    def __init__(self, node: OnnxNode, version: int, inputs: Sequence[Fact | None], unknowns: Iterator[Size]) -> None:
         self.node = node
         self.operator = node.operator
         self.version = version

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from penstock.rows.graph import Node, Tensor
+from penstock.rows.graph import OnnxNode, OnnxTensor
 from penstock.rows.sizes import Number, Size, depends_on_batch, result
 from penstock.tensor import Array, DataType
 
@@ -29,7 +29,7 @@ _KNOWN = {DataType.INT32, DataType.INT64, DataType.FP32, DataType.FP64, DataType
 class Dependent(Exception):
     """The proof stops at ``node``: the rows may depend on each other. ``reason`` follows the name of the node in a sentence."""
 
-    def __init__(self, reason: str, node: Node | None = None) -> None:
+    def __init__(self, reason: str, node: OnnxNode | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.node = node
@@ -48,7 +48,7 @@ class Fact:
 
     __slots__ = ("_tensor", "_value", "axis", "shape")
 
-    def __init__(self, shape: Iterable[Number], value: Array | None = None, tensor: Tensor | None = None) -> None:
+    def __init__(self, shape: Iterable[Number], value: Array | None = None, tensor: OnnxTensor | None = None) -> None:
         self.shape: Shape = tuple(shape)
         self._value = value
         self._tensor = tensor

@@ -45,13 +45,13 @@ _ATTRIBUTE_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "int
 _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
-class Reference(NamedTuple):
+class AttributeReference(NamedTuple):
     """The value of the attribute ``name`` of the function's caller."""
 
     name: str
 
 
-class Tensor(NamedTuple):
+class OnnxTensor(NamedTuple):
     """A constant of the model; ``data`` is the whole model."""
 
     name: str
@@ -80,7 +80,7 @@ class Tensor(NamedTuple):
         return found.reshape(self.dims) if found.size == count else None
 
 
-class Node(NamedTuple):
+class OnnxNode(NamedTuple):
     """One use of an operator, or of a function of the model."""
 
     name: str
@@ -92,49 +92,49 @@ class Node(NamedTuple):
     attributes: Mapping[str, Attribute]
 
 
-class Graph(NamedTuple):
+class OnnxGraph(NamedTuple):
     """Nodes in their order, and the constants that they read."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    tensors: Mapping[str, Tensor]
+    nodes: tuple[OnnxNode, ...]
+    tensors: Mapping[str, OnnxTensor]
     """By name."""
 
 
-class Function(NamedTuple):
+class OnnxFunction(NamedTuple):
     """An operator that the model defines itself."""
 
-    body: Graph
+    body: OnnxGraph
     opsets: Mapping[str, int]
     defaults: Mapping[str, Attribute]
 
 
-class Model(NamedTuple):
+class OnnxModel(NamedTuple):
     """A graph, and what its operators mean."""
 
-    graph: Graph
+    graph: OnnxGraph
     opsets: Mapping[str, int]
     """Version by domain; the default domain is empty."""
-    functions: Mapping[tuple[str, str, str], Function]
+    functions: Mapping[tuple[str, str, str], OnnxFunction]
     """By domain, name and overload."""
 
 
-def read_graph(model: bytes) -> Model:
+def read_graph(model: bytes) -> OnnxModel:
     """The graph of ``model``, a serialized ModelProto. Raises ValueError if the bytes are not well-formed protobuf."""
     try:
         found = _message(model, 0, len(model), "Model", 0)
     except IndexError:
         raise ValueError("the model is cut off") from None
     functions = {
-        (_domain(each), _one(each, "name", ""), _one(each, "overload", "")): Function(
-            Graph(tuple(each["inputs"]), tuple(each["outputs"]), tuple(each["nodes"]), {}),
+        (_domain(each), _one(each, "name", ""), _one(each, "overload", "")): OnnxFunction(
+            OnnxGraph(tuple(each["inputs"]), tuple(each["outputs"]), tuple(each["nodes"]), {}),
             _opsets(each),
             dict(each["defaults"]),
         )
         for each in found["functions"]
     }
-    return Model(_one(found, "graph", Graph((), (), (), {})), _opsets(found), functions)
+    return OnnxModel(_one(found, "graph", OnnxGraph((), (), (), {})), _opsets(found), functions)
 
 
 def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dict[str, list[Any]]:
@@ -218,28 +218,28 @@ def _opsets(found: Mapping[str, list[Any]]) -> dict[str, int]:
     return dict(found["opset"])
 
 
-def _tensor(found: dict[str, list[Any]], data: bytes) -> Tensor:
+def _tensor(found: dict[str, list[Any]], data: bytes) -> OnnxTensor:
     datatype = _BY_NUMBER.get(_one(found, "datatype", 0))
     name, dims = _one(found, "name", ""), tuple(found["dims"])
     spans = [(field, span) for field in ("small", "int64", "float32", "raw", "float64") for span in found[field]]
     if len(spans) != 1 or spans[0][1] is None or _one(found, "location", 0):
-        return Tensor(name, dims, datatype, "", 0, 0, b"")
+        return OnnxTensor(name, dims, datatype, "", 0, 0, b"")
     field, (start, end) = spans[0]
-    return Tensor(name, dims, datatype, field, start, end, data)
+    return OnnxTensor(name, dims, datatype, field, start, end, data)
 
 
 def _attribute(found: dict[str, list[Any]], _: bytes) -> tuple[str, Attribute]:
     name, number = _one(found, "name", ""), _one(found, "type", 0)
     if reference := _one(found, "reference", ""):
-        return name, Reference(reference)
+        return name, AttributeReference(reference)
     kind = _ATTRIBUTE_KINDS.get(number) if number else next((k for k in _ATTRIBUTE_KINDS.values() if found[k]), None)
     if kind in {"floats", "ints", "strings"}:
         return name, tuple(found[kind])
     return name, _one(found, kind, {"i": 0, "f": 0.0, "s": ""}.get(kind)) if kind else None
 
 
-def _node(found: dict[str, list[Any]], _: bytes) -> Node:
-    return Node(
+def _node(found: dict[str, list[Any]], _: bytes) -> OnnxNode:
+    return OnnxNode(
         _one(found, "name", ""),
         _domain(found),
         _one(found, "operator", ""),
@@ -250,9 +250,9 @@ def _node(found: dict[str, list[Any]], _: bytes) -> Node:
     )
 
 
-def _graph(found: dict[str, list[Any]], _: bytes) -> Graph:
+def _graph(found: dict[str, list[Any]], _: bytes) -> OnnxGraph:
     tensors = {tensor.name: tensor for tensor in found["tensors"]}
-    return Graph(tuple(found["inputs"]), tuple(found["outputs"]), tuple(found["nodes"]), tensors)
+    return OnnxGraph(tuple(found["inputs"]), tuple(found["outputs"]), tuple(found["nodes"]), tensors)
 
 
 _MAKERS: dict[str, Any] = {

@@ -10,7 +10,7 @@ import itertools
 
 from penstock.artifact import Artifact, Format
 from penstock.rows.facts import Dependent, Fact
-from penstock.rows.graph import Model, Node, read_graph
+from penstock.rows.graph import OnnxModel, OnnxNode, read_graph
 from penstock.rows.sizes import BATCH, symbol
 from penstock.rows.walk import Walk
 from penstock.tensor import Signature
@@ -40,7 +40,7 @@ def unproven(artifact: Artifact, signature: Signature) -> str:
     return next((reason for left_out in choices if (reason := _reason(model, signature, left_out))), "")
 
 
-def _reason(model: Model, signature: Signature, left_out: tuple[str, ...]) -> str:
+def _reason(model: OnnxModel, signature: Signature, left_out: tuple[str, ...]) -> str:
     """As ``unproven``, for requests that leave these inputs out."""
     inputs = {
         spec.name: Fact(
@@ -60,7 +60,7 @@ def _reason(model: Model, signature: Signature, left_out: tuple[str, ...]) -> st
     return ""
 
 
-def _place(node: Node | None) -> str:
+def _place(node: OnnxNode | None) -> str:
     if node is None:
         return "the graph"
     return f"node {_shown(node.name or next(iter(node.outputs), ''))} ({_shown(node.operator)[1:-1]})"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.rows.call import RULES, Call, Facts
 from penstock.rows.facts import Dependent, Fact, join, stop
-from penstock.rows.graph import Attribute, Graph, Model, Node, Reference
+from penstock.rows.graph import Attribute, AttributeReference, OnnxGraph, OnnxModel, OnnxNode
 from penstock.rows.rules import attention, axes, classical, elementwise, indexing, linear, shapes
 from penstock.rows.sizes import Number, Size, depends_on_batch, symbol
 
@@ -35,7 +35,7 @@ class Scope(NamedTuple):
 class Walk:
     """One pass over ``model``. Raises Dependent with the name of the node that stops it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: OnnxModel) -> None:
         self._model = model
         self._unknowns = (symbol(f"?{number}") for number in itertools.count())
         self._nodes = 0
@@ -44,7 +44,7 @@ class Walk:
         """The facts of the tensors ``wanted`` of the model's graph."""
         return self._graph(self._model.graph, inputs, Scope({}, self._model.opsets, {}), wanted)
 
-    def _graph(self, graph: Graph, inputs: Mapping[str, Fact], scope: Scope, wanted: Sequence[str]) -> list[Fact]:
+    def _graph(self, graph: OnnxGraph, inputs: Mapping[str, Fact], scope: Scope, wanted: Sequence[str]) -> list[Fact]:
         if scope.depth > _MAX_DEPTH:
             stop("contains too many graphs in one another")
         known = {
@@ -66,9 +66,9 @@ class Walk:
             known.update({name: fact for name, fact in zip(node.outputs, outputs, strict=False) if name and fact})
         return [_find(known, name) for name in wanted]
 
-    def _node(self, node: Node, known: Mapping[str, Fact], scope: Scope) -> Facts:
+    def _node(self, node: OnnxNode, known: Mapping[str, Fact], scope: Scope) -> Facts:
         inputs = [_find(known, name) if name else None for name in node.inputs]
-        if any(isinstance(value, Reference) for value in node.attributes.values()):
+        if any(isinstance(value, AttributeReference) for value in node.attributes.values()):
             node = node._replace(attributes=_resolved(node.attributes, scope.attributes))
         inner = Scope(known, scope.opsets, scope.attributes, scope.depth + 1)
         if (node.domain, node.operator, node.overload) in self._model.functions:
@@ -87,7 +87,7 @@ class Walk:
         call.check(found)
         return found
 
-    def _function(self, node: Node, inputs: Facts, scope: Scope) -> Facts:
+    def _function(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         if (node.domain, node.operator) in RULES or (not node.domain and node.operator in {"If", "Loop", "Scan"}):
             stop("is a function of the model with the name of a known operator")
         function = self._model.functions[node.domain, node.operator, node.overload]
@@ -97,7 +97,7 @@ class Walk:
         found = iter(self._graph(function.body, given, inner, wanted))
         return [next(found) if outside else None for outside in node.outputs]
 
-    def _if(self, node: Node, inputs: Facts, scope: Scope) -> Facts:
+    def _if(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         condition = inputs[0]
         if not _is_constant(condition):
             stop("chooses by the rows, or by their number")
@@ -113,8 +113,8 @@ class Walk:
             else [join(one, other, self._unknowns) for one, other in zip(*found, strict=True)]
         )
 
-    def _loop(self, node: Node, inputs: Facts, scope: Scope) -> Facts:
-        body: Graph = node.attributes["body"]
+    def _loop(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
+        body: OnnxGraph = node.attributes["body"]
         if not all(fact is None or _is_constant(fact) for fact in inputs[:2]):
             stop("repeats its body by the rows, or by their number")
         names = body.inputs[2:]
@@ -125,10 +125,10 @@ class Walk:
             stop("repeats its body by the rows, or by their number")
         return [*states, *(self._stacked(fact, 0) for fact in outputs[1 + len(names) :])]
 
-    def _scan(self, node: Node, inputs: Facts, scope: Scope) -> Facts:
+    def _scan(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         if scope.opsets.get("", 1) < 9:
             stop("is a Scan before version 9")
-        body: Graph = node.attributes["body"]
+        body: OnnxGraph = node.attributes["body"]
         count = len(body.inputs) - node.attributes["num_scan_inputs"]
         scanned, fixed = _states(inputs[count:]), {}
         places = node.attributes.get("scan_input_axes") or (0,) * len(scanned)
@@ -145,7 +145,7 @@ class Walk:
 
     def _settled(
         self,
-        body: Graph,
+        body: OnnxGraph,
         names: Sequence[str],
         states: list[Fact],
         fixed: Mapping[str, Fact],
@@ -191,7 +191,7 @@ class Walk:
         return Fact([*fact.shape[:place], next(self._unknowns), *fact.shape[place:]])
 
 
-def _needed(graph: Graph, wanted: Iterable[str]) -> list[Node]:
+def _needed(graph: OnnxGraph, wanted: Iterable[str]) -> list[OnnxNode]:
     """The nodes on which the tensors ``wanted`` depend, in their order."""
     names, found = set(wanted), []
     for node in reversed(graph.nodes):
@@ -203,7 +203,7 @@ def _needed(graph: Graph, wanted: Iterable[str]) -> list[Node]:
 
 def _captured(value: Attribute) -> set[str]:
     """The names that a graph in an attribute reads, and its own."""
-    if not isinstance(value, Graph):
+    if not isinstance(value, OnnxGraph):
         return set()
     names = set(value.outputs)
     for node in value.nodes:
@@ -230,7 +230,7 @@ def _resolved(attributes: Mapping[str, Attribute], given: Mapping[str, Attribute
     """``attributes`` with those of the caller in the place of references; what the caller leaves out is absent."""
     found = {}
     for name, value in attributes.items():
-        if not isinstance(value, Reference):
+        if not isinstance(value, AttributeReference):
             found[name] = value
         elif value.name in given:
             found[name] = given[value.name]

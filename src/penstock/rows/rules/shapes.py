@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.rows.call import Call, Facts, rule
 from penstock.rows.facts import MAX_KNOWN, Fact, Shape, broadcast, stop
-from penstock.rows.graph import Tensor
+from penstock.rows.graph import OnnxTensor
 from penstock.rows.sizes import (
     BATCH,
     Number,
@@ -39,7 +39,7 @@ def shape_of(call: Call) -> Fact:
 @rule("Constant")
 def constant(call: Call) -> Fact:
     for value in call.node.attributes.values():
-        if isinstance(value, Tensor):
+        if isinstance(value, OnnxTensor):
             return Fact(value.dims, tensor=value)
         if isinstance(value, str):
             return Fact(())
@@ -54,7 +54,7 @@ def constant(call: Call) -> Fact:
 def filled(call: Call) -> Fact:
     call.makes_rows = True
     shape = call.sizes(0)
-    value: Tensor | None = call.attribute("value")
+    value: OnnxTensor | None = call.attribute("value")
     one = Fact((1,), tensor=value).value if value is not None else np.array([0.0], object)
     is_small = one is not None and all(isinstance(size, int) for size in shape) and product(shape) <= MAX_KNOWN
     return Fact(shape, np.full(shape, one[0], object) if one is not None and is_small else None)
