@@ -166,6 +166,17 @@ def test_errors_about_headers(server: ServerProcess, header: str, fill: str) -> 
         check(answer.status, answer.body)
 
 
+@pytest.mark.parametrize("fill", FILLS)
+def test_reasons_in_the_index(server: ServerProcess, fill: str) -> None:
+    with Client(server.address) as client:
+        config = json.dumps({"backend": FILLS[fill]})
+        body = json.dumps({"parameters": {"config": config, "file:1/model.onnx": "aaaa"}}).encode()
+        assert client.ask(request("POST", "/v2/repository/models/linear/load", body)).status >= 400
+        index = json.loads(client.ask(request("POST", "/v2/repository/index", b"{}")).body)
+    assert all(len(str(row.get("reason"))) < _MOST for row in index)
+    assert any(row.get("reason") for row in index)
+
+
 def _of(name: str) -> Any:
     return messages.message(f"inference.{name}")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import bounded
 from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.model_source import ModelSource
@@ -98,7 +99,7 @@ class VersionState(msgspec.Struct):
             state, reason = VersionPhase.UNAVAILABLE, "a model that it needs is not ready"
             if self.handle.instance_count:
                 reason = "its instance is being restarted"
-        row: Row = {"name": name, "version": version, "state": state.value, "reason": reason}
+        row: Row = {"name": name, "version": version, "state": state.value, "reason": bounded(reason)}
         return row | {"generation": self.generation} if self.generation else row
 
 
@@ -185,5 +186,7 @@ def rows(name: str, model: ManagedModel | None) -> list[Row]:
     if model is not None and model.versions:
         return [model.versions[number].row(name, number, model.problem) for number in sorted(model.versions, key=int)]
     if model is not None and model.problem:
-        return [{"name": name, "version": "", "state": VersionPhase.UNAVAILABLE.value, "reason": model.problem}]
+        return [
+            {"name": name, "version": "", "state": VersionPhase.UNAVAILABLE.value, "reason": bounded(model.problem)}
+        ]
     return [{"name": name}]

@@ -97,14 +97,15 @@ class WebAccess:
         return is_loopback(name) or name in self._hosts
 
     def _may_ask(self, method: bytes, sender: Sender) -> bool:
-        if sender.origin and self._allows(sender.origin):
+        if b"*" in self._origins or sender.origin in self._origins:
             return True
         if site := sender.fetch_site.lower():
             # A link that a user follows shows the answer to the user, not to the page.
             is_visit = method in (b"GET", b"HEAD") and sender.fetch_mode.lower() == b"navigate"
             return site in (b"same-origin", b"none") or is_visit
         # The scheme may differ: a proxy may have decrypted the request.
-        return not sender.origin or sender.origin.partition(b"://")[2].lower() == (sender.host or b"").lower()
+        own = (sender.host or b"").lower()
+        return not sender.origin or sender.origin.lower().partition(b"://")[1:] == (b"://", own)
 
 
 def host_name(host: bytes) -> str:
