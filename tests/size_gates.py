@@ -17,7 +17,7 @@ ROOM_LINES = {
     "": 1_910,
     "bundle": 1_810,
     "cli": 1_990,
-    "engines": 1_650,
+    "engines": 1_660,
     "offline": 670,
     "offline/compress": 14_740,
     "offline/judge": 660,
@@ -31,7 +31,7 @@ ROOM_LINES = {
     "online/server": 11_540,
     "perf": 2_430,
     "pipeline": 450,
-    "protocol": 350,
+    "protocol": 380,
     "storage": 410,
     "telemetry": 1_960,
 }
