@@ -31,7 +31,7 @@ ROOM_LINES = {
     "online/server": 11_900,
     "perf": 2_430,
     "pipeline": 450,
-    "protocol": 360,
+    "protocol": 380,
     "rows": 2_140,
     "storage": 550,
     "telemetry": 1_960,

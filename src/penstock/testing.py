@@ -46,6 +46,7 @@ class FakeModel:
         self.calls: list[dict[str, Array]] = []
         self.optional_inputs: tuple[TensorSpec, ...] = ()
         self.keeps_state = False
+        self.unranked: frozenset[str] = frozenset()
         self.left_out: Mapping[str, str] = {}
         self.loaded = True
         self._forward = forward

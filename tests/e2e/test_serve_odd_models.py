@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 import models
 from http_servers import Client, get, post
@@ -60,3 +60,25 @@ def test_a_default_may_be_replaced(tmp_path: Path) -> None:
         status, answer = ask(server, "/v2/models/scale/infer", x, tensor("w", [5], "FP32"))
         assert status == 400
         assert "input 'w' of model 'scale' must be FP32 [2], got FP32 [1]" in answer["error"]
+
+
+def test_a_tensor_of_unknown_rank_takes_any_shape_or_the_one_that_is_given(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "neg",
+        [helper.make_tensor_value_info("x", FP32, None)],
+        [helper.make_tensor_value_info("y", FP32, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    for name in ("any", "given"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.onnx").write_bytes(model)
+    (tmp_path / "given" / "config.pbtxt").write_text('input { name: "x" data_type: TYPE_FP32 dims: [ -1, 2 ] }')
+    with ServerProcess(arguments=("--json", "--model-repository", str(tmp_path))) as server:
+        for shape, expected in (([], 200), ([2], 400), ([1, 2], 200), ([2, 1, 1], 400)):
+            x = {"name": "x", "shape": shape, "datatype": "FP32", "data": [1.0] * int(np.prod(shape))}
+            status, answer = ask(server, "/v2/models/any/infer", x)
+            assert (status, answer["outputs"][0]["shape"]) == (200, shape)
+            status, answer = ask(server, "/v2/models/given/infer", x)
+            assert status == (expected if shape else 400)
+        assert ask(server, "/v2/models/given")[1]["inputs"][0]["shape"] == [-1, 2]

@@ -9,10 +9,11 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
 import models
-from penstock.protocol.onnx_scan import external_files, has_control_flow, has_external_data
+from penstock.protocol.onnx_scan import external_files, has_control_flow, has_external_data, unranked_inputs
 
 _PLACES = [
     "initializer",
@@ -148,3 +149,13 @@ def test_every_external_file_is_named_once() -> None:
 def test_control_flow_is_seen() -> None:
     assert has_control_flow(models.count_to().data)
     assert not has_control_flow(models.linear().data)
+
+
+def test_inputs_of_unknown_rank() -> None:
+    values = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("a", None), ("b", []), ("c", ["N"]))]
+    sequence = helper.make_tensor_sequence_value_info("d", 1, None)
+    graph = helper.make_graph([], "g", [*values, sequence], [helper.make_tensor_value_info("y", 1, None)])
+    model = helper.make_model(graph).SerializeToString()
+    assert unranked_inputs(model) == {"a"}
+    with pytest.raises(ValueError, match="byte"):
+        unranked_inputs(model[:4] + b"\xff")

@@ -59,6 +59,8 @@ class LoadedModel(Protocol):
     """Its answers may depend on earlier calls, so only requests may call it."""
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
+    unranked: frozenset[str] = frozenset()
+    """Inputs that take any shape; the signature has an empty one."""
     left_out: Mapping[str, str] = {}
     """Outputs that it does not give, because they are no tensors: name and type."""
 

@@ -27,7 +27,7 @@ from penstock.engines.base import (
     typed_options,
 )
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
-from penstock.protocol.onnx_scan import has_control_flow, has_external_data
+from penstock.protocol.onnx_scan import has_control_flow, has_external_data, unranked_inputs
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "string"}
@@ -113,6 +113,7 @@ class OnnxRuntimeEngine(OptionsEngine):
         model = OnnxRuntimeModel(session)
         is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
         model.predictable = model.predictable and is_steady
+        model.unranked = unranked_inputs(artifact.data)
         return model
 
 

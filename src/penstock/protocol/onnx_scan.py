@@ -67,6 +67,34 @@ def has_control_flow(model: bytes) -> bool:
     return any(message == "Attribute" and field in _GRAPHS for message, field, _ in _fields(model))
 
 
+def unranked_inputs(model: bytes) -> frozenset[str]:
+    """The inputs of ``model`` that are tensors of unknown rank. Raises ValueError if the bytes are not well-formed protobuf."""
+    found = set()
+    for graph in _entries(model, 7):
+        for value in _entries(graph, 11):
+            tensors = [tensor for kind in _entries(value, 2) for tensor in _entries(kind, 1)]
+            if tensors and not any(True for tensor in tensors for _ in _entries(tensor, 2)):
+                found.add(b"".join(_entries(value, 1)).decode("utf-8", "surrogateescape"))
+    return frozenset(found)
+
+
+def _entries(data: bytes, wanted: int) -> Iterator[bytes]:
+    """The values of field ``wanted`` of a message in ``data``, which have a length."""
+    position, end = 0, len(data)
+    while position < end:
+        tag, position = read_varint(data, position, end)
+        wire_type, size = tag & 7, {_FIXED64: 8, _FIXED32: 4}.get(tag & 7, 0)
+        if wire_type == _VARINT:
+            _, position = read_varint(data, position, end)
+        elif wire_type == _LENGTH:
+            size, position = read_varint(data, position, end)
+        elif not size:
+            raise ValueError(f"wire type {wire_type} at byte {position}")
+        if wire_type == _LENGTH and tag >> 3 == wanted:
+            yield data[position : position + size]
+        position += size
+
+
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
     """Every field where tensors can be: its message, its number, and its value if it is a number or tells of external data."""
     parents: list[tuple[str, int]] = []  # the messages around the current one: type and end of each

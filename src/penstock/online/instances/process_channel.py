@@ -58,6 +58,7 @@ class Loaded(msgspec.Struct, tag=True):
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
     keeps_state: bool = False
+    unranked: frozenset[str] = frozenset()
     left_out: dict[str, str] = {}
     """As of ``LoadedModel``."""
     decoupled: bool = False

@@ -55,6 +55,7 @@ class ModelProcess:
         self.signature: Signature
         self.optional_inputs: tuple[TensorSpec, ...]
         self.keeps_state: bool
+        self.unranked: frozenset[str]
         self.left_out: Mapping[str, str]
         self._message = message
         self._timeout_s = timeout_s
@@ -149,7 +150,7 @@ class ModelProcess:
 
     def _take_facts(self, loaded: Loaded) -> None:
         self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
-        self.keeps_state, self.left_out = loaded.keeps_state, loaded.left_out
+        self.keeps_state, self.unranked, self.left_out = loaded.keeps_state, loaded.unranked, loaded.left_out
 
     def _attach(self, child: ProcessChild) -> None:
         """Called when ``child`` has loaded the model, before its first call."""

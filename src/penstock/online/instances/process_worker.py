@@ -54,7 +54,8 @@ def _answer_calls(
     except Exception as error:  # noqa: BLE001 - the parent raises it
         channel.send(Failed.of(error))
         return
-    channel.send(Loaded(model.signature, model.optional_inputs, model.keeps_state, dict(model.left_out)))
+    facts = model.optional_inputs, model.keeps_state, model.unranked, dict(model.left_out)
+    channel.send(Loaded(model.signature, *facts))
     inputs, outputs = arenas
     while True:
         message = channel.receive()

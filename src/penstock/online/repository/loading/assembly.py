@@ -130,8 +130,8 @@ class Assembler:
         return gates
 
     def _check(self, config: ModelConfig, model: Model | None = None) -> InputCheck:
-        defaults = () if model is None or isinstance(model, RequestModel) else model.optional_inputs
-        return InputCheck(config, max(config.max_rows, self._limits.max_request_rows), defaults)
+        facts = () if model is None or isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)
+        return InputCheck(config, max(config.max_rows, self._limits.max_request_rows), *facts)
 
     def _statistics(self, config: ModelConfig, version: str, load_s: float) -> ModelStatistics:
         return ModelStatistics(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NoReturn
 
 from penstock.errors import InvalidArgument
@@ -17,19 +17,29 @@ class InputCheck:
     ``max_rows`` bounds one request if requests can be merged; they can even if their ragged inputs differ in shape.
     """
 
-    def __init__(self, config: ModelConfig, max_rows: int, defaults: Sequence[TensorSpec] = ()) -> None:
-        """``defaults`` are the inputs that have a default value in the model; the configuration need not name them."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_rows: int,
+        defaults: Sequence[TensorSpec] = (),
+        unranked: Collection[str] = (),
+    ) -> None:
+        """``defaults`` are the inputs that have a default value in the model; the configuration need not name them.
+
+        ``unranked`` inputs take any shape unless the configuration gives them one.
+        """
         self._model_name = config.name
         self._signature = signature = config.client_signature
         self._max_rows = max_rows if config.batchable else None
         self._optional = frozenset(tensor.name for tensor in config.input if tensor.optional)
         self._outputs = frozenset(signature.output_names)
         self._defaults = {spec.name: spec for spec in defaults if spec.name not in signature.input_names}
+        self._unranked = {spec.name for spec in signature.inputs if spec.name in unranked and not spec.shape}
         self._inputs = [
             (
                 spec.name,
                 spec.datatype.dtype,
-                len(spec.shape),
+                -1 if spec.name in self._unranked else len(spec.shape),
                 [(axis, size) for axis, size in enumerate(spec.shape) if size != -1],
             )
             for spec in signature.inputs
@@ -59,7 +69,7 @@ class InputCheck:
                     continue
                 self._explain(request)
             shape = array.shape
-            if len(shape) != rank:
+            if len(shape) != rank >= 0:
                 self._explain(request)
             for axis, size in fixed:
                 if shape[axis] != size:
@@ -114,7 +124,7 @@ class InputCheck:
                     f"inference input '{spec.name}' data-type is '{got.value}', "
                     f"but {model} expects '{spec.datatype.value}'"
                 )
-            if not spec.admits(shape := inputs[spec.name].shape):
+            if not spec.admits(shape := inputs[spec.name].shape) and spec.name not in self._unranked:
                 return (
                     f"unexpected shape for input '{spec.name}' for {model}. "
                     f"Expected {list(spec.shape)}, got {list(shape)}; -1 stands for any size"

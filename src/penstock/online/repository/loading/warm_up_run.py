@@ -35,8 +35,8 @@ class Runner:
     """
 
     def __init__(self, config: ModelConfig, model: Model, resolved: ResolvedVersion) -> None:
-        defaults = () if isinstance(model, RequestModel) else model.optional_inputs
-        self._check = InputCheck(config, max(config.max_rows, _MAX_ROWS), defaults)
+        facts = () if isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)
+        self._check = InputCheck(config, max(config.max_rows, _MAX_ROWS), *facts)
         signature = signature_of(model, resolved.given)
         self._made = set(signature.input_names) - {tensor.name for tensor in config.input}
         self._merges = config.batchable and not config.decoupled

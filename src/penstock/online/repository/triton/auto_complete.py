@@ -70,11 +70,19 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
 
 
 def signature_of(model: Model, given: ModelConfig) -> Signature:
-    """The model's own signature, with those of its optional inputs that ``given`` names."""
-    named = [tensor.name for tensor in given.input]
-    optional = () if isinstance(model, RequestModel) else model.optional_inputs
-    inputs = (*model.signature.inputs, *(spec for spec in optional if spec.name in named))
-    return Signature(inputs, model.signature.outputs)
+    """The model's own signature, with those of its optional inputs that ``given`` names.
+
+    An input of unknown rank gets the dims that ``given`` has.
+    """
+    if isinstance(model, RequestModel):
+        return model.signature
+    named = {tensor.name: tensor for tensor in given.input}
+    inputs = [*model.signature.inputs, *(spec for spec in model.optional_inputs if spec.name in named)]
+    for number, spec in enumerate(inputs):
+        if spec.name in model.unranked and spec.name in named and named[spec.name].dims:
+            shape = (*((-1,) if given.batchable else ()), *named[spec.name].model_dims)
+            inputs[number] = TensorSpec(spec.name, spec.datatype, shape)
+    return Signature(tuple(inputs), model.signature.outputs)
 
 
 def differences(given: Message, signature: Signature | None, *, decoupled: bool = False) -> Iterator[Finding]:
