@@ -66,11 +66,12 @@ class HttpInference:
         if isinstance(outcome, PenstockError):
             exchange.fail(outcome)
             return
-        if not self._encode.is_light(outcome, exchange.form):
+        form = exchange.form
+        if not self._encode.is_light(outcome, form):
             exchange.later(self._answer_later(exchange, handle, outcome))
             return
         try:
-            encoded = self._write(exchange.form, handle, outcome)
+            encoded = self._write(form, handle, outcome) if form.classification else self._encode(outcome, form)
         except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
             exchange.fail_unexpected(error)
             return

@@ -67,10 +67,9 @@ class HttpAnswerEncoder:
 
     def is_light(self, response: InferResponse, form: AnswerForm) -> bool:
         """True if encoding ``response`` takes the event loop less time than a change of threads."""
-        if form.binary is ALL and not form.classification:
-            # Raw tensors are sent as they are in memory.
-            return is_light([array for array in response.outputs.values() if array.dtype.hasobject])
-        return is_light(response.outputs.values())
+        # Raw tensors without texts are sent as they are in memory.
+        is_raw = form.binary is ALL and not form.classification
+        return is_light(response.outputs.values(), is_raw)
 
     def _prepare(self, key: tuple[object, ...], response: InferResponse) -> _Template:
         head = _head(response)
@@ -85,11 +84,16 @@ class HttpAnswerEncoder:
         return self._templates.remember(key, _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES))
 
 
-def is_light(arrays: Iterable[Array]) -> bool:
-    """True if writing ``arrays`` as JSON takes the event loop less time than a change of threads."""
+def is_light(arrays: Iterable[Array], is_raw: bool = False) -> bool:
+    """True if writing ``arrays`` as JSON takes the event loop less time than a change of threads; ``is_raw``: only texts count."""
     size = 0
     for array in arrays:
-        size += array.nbytes
+        if array.dtype.hasobject:
+            size += array.nbytes
+            if size <= INLINE_BYTES:
+                size += sum([len(one) for one in array.ravel().tolist() if isinstance(one, bytes | str)])
+        elif not is_raw:
+            size += array.nbytes
     return size <= INLINE_BYTES
 
 
