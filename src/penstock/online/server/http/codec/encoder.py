@@ -89,12 +89,17 @@ def is_light(arrays: Iterable[Array], is_raw: bool = False) -> bool:
     size = 0
     for array in arrays:
         if array.dtype.hasobject:
-            size += array.nbytes
-            if size <= INLINE_BYTES:
-                size += sum([len(one) for one in array.ravel().tolist() if isinstance(one, bytes | str)])
+            size += array.nbytes if array.nbytes > INLINE_BYTES else weight(array)
         elif not is_raw:
             size += array.nbytes
     return size <= INLINE_BYTES
+
+
+def weight(array: Array) -> int:
+    """Bytes that ``array`` takes in memory, with its texts."""
+    if not array.dtype.hasobject:
+        return array.nbytes
+    return array.nbytes + sum([len(one) for one in array.ravel().tolist() if isinstance(one, bytes | str)])
 
 
 def encode_error(message: str) -> bytes:
