@@ -215,6 +215,25 @@ def test_others_are_answered_while_an_answer_is_encoded(server: GatedServer, pat
     assert answer.body.count(b"1.5") == 50_000
 
 
+def test_others_are_answered_while_one_long_text_is_encoded(server: GatedServer) -> None:
+    attacker, innocent = server.connect(), server.connect()
+    text = b"a" * 3_000
+    body = b'{"x":[["%b","%b"]]}' % (text, text[:900])
+    with held(server) as executor:
+        attacker.send(post(body, path="/v2/models/bytes/generate"))
+        assert not executor.asked.acquire(blocking=False)
+        assert innocent.ask(infer(1)).data == [2, 0]
+        executor.gate.set()
+        assert attacker.read().body.count(b"a" * 900) == 4
+    with held(server) as executor:
+        attacker.send(post(b'{"x":[["%b"]]}' % (text * 2), path="/v2/models/bytes/generate"))
+        for _ in ("decode", "encode"):
+            assert executor.asked.acquire(timeout=PATIENCE_S)
+            assert innocent.ask(infer(1)).data == [2, 0]
+            executor.gate.set()
+        assert text * 2 in attacker.read().body
+
+
 @pytest.mark.parametrize("path", ["/v2/logging", "/v2/trace/setting", "/v2/repository/index", "/v2", "/nothing"])
 def test_bodies_without_tensors_are_short(server: GatedServer, path: str) -> None:
     client = server.connect()

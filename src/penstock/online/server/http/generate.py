@@ -21,7 +21,7 @@ from penstock.online.repository.handle import Handle
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec import large_json
-from penstock.online.server.http.codec.encoder import encode_error, is_light
+from penstock.online.server.http.codec.encoder import encode_error, is_light, weight
 from penstock.online.server.http.codec.json_tensor import from_json, to_json
 from penstock.online.server.http.exchange import Exchange, as_error
 from penstock.online.server.http.routes import Resource, Route
@@ -126,16 +126,20 @@ class _Responses(ABC):
         self._exchange = exchange
         self._is_over = False
         self._waiting: deque[Outcome] = deque()
+        self._waiting_bytes = 0
 
     def __call__(self, outcome: Outcome) -> None:
+        if self._is_over:
+            return
         if not self._waiting and (isinstance(outcome, PenstockError) or is_light(outcome.outputs.values())):
             self._take(outcome)
             return
         # Responses stay in order; those that follow a large one wait for its encoding.
         self._waiting.append(outcome)
+        self._waiting_bytes += _size(outcome)
         if len(self._waiting) == 1:
             self._exchange.later(self._take_waiting())
-        elif sum(map(_size, self._waiting)) > self._exchange.sink.context.config.max_unsent_bytes:
+        elif self._waiting_bytes > self._exchange.sink.context.config.max_unsent_bytes:
             self._take(ResourceExhausted("the responses are larger than the server can encode in time"))
 
     async def _take_waiting(self) -> None:
@@ -147,7 +151,7 @@ class _Responses(ABC):
                 except Exception as error:  # noqa: BLE001 - as in ``_take``
                     outcome = as_error(error)
             self._take(outcome, data)
-            self._waiting.popleft()
+            self._waiting_bytes -= _size(self._waiting.popleft())
 
     def _take(self, outcome: Outcome, data: bytes = b"") -> None:
         """Continue with ``outcome``; ``data`` are its outputs if they are encoded already."""
@@ -235,7 +239,7 @@ def _input(spec: TensorSpec, value: Any) -> Array:
 
 
 def _size(outcome: Outcome) -> int:
-    return 0 if isinstance(outcome, PenstockError) else sum(array.nbytes for array in outcome.outputs.values())
+    return 0 if isinstance(outcome, PenstockError) else sum(map(weight, outcome.outputs.values()))
 
 
 def _not_one(what: str) -> PenstockError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from penstock.errors import PenstockError
@@ -21,6 +21,7 @@ from penstock.tensor import Array, Buffer
 
 Write = Callable[[Mapping[str, Array]], bytes]
 """Encodes outputs as JSON. Raises PenstockError."""
+_TINY_BYTES = 512
 
 
 class HttpInference:
@@ -66,30 +67,31 @@ class HttpInference:
         if isinstance(outcome, PenstockError):
             exchange.fail(outcome)
             return
-        if not self._encode.is_light(outcome, exchange.form):
-            exchange.later(self._answer_later(exchange, handle, outcome))
-            return
+        form = exchange.form
+        for array in outcome.outputs.values():
+            # Most answers are so small that the exact check would cost more than it tells.
+            if (array.nbytes > _TINY_BYTES or array.dtype.char == "O") and not self._encode.is_light(outcome, form):
+                exchange.later(self._answer_later(exchange, handle, outcome))
+                return
         try:
-            encoded = self._write(exchange.form, handle, outcome)
+            if form.classification:
+                classify_outputs(outcome, form.classification, handle)
+            headers, text, tensors = self._encode(outcome, form)
         except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
             exchange.fail_unexpected(error)
             return
-        self._reply(exchange, *encoded)
+        if exchange.head.accepted or form.lease is not None:
+            exchange.reply(200, headers, text, tensors)
+        else:
+            exchange.sink.answered(exchange, 200, headers, text, tensors)
 
     async def _answer_later(self, exchange: Exchange, handle: Handle, outcome: InferResponse) -> None:
-        self._reply(exchange, *await run(partial(self._write, exchange.form, handle, outcome)))
+        exchange.reply(200, *await run(partial(self._write, exchange.form, handle, outcome)))
 
     def _write(self, form: AnswerForm, handle: Handle, response: InferResponse) -> Encoded:
         if form.classification:
             classify_outputs(response, form.classification, handle)
         return self._encode(response, form)
-
-    @staticmethod
-    def _reply(exchange: Exchange, headers: bytes, text: bytes, tensors: Sequence[Buffer]) -> None:
-        if exchange.head.accepted or exchange.form.lease is not None:
-            exchange.reply(200, headers, text, tensors)
-        else:
-            exchange.sink.answered(exchange, 200, headers, text, tensors)
 
 
 def ask(

@@ -68,10 +68,9 @@ class HttpAnswerEncoder:
 
     def is_light(self, response: InferResponse, form: AnswerForm) -> bool:
         """True if encoding ``response`` takes the event loop less time than a change of threads."""
-        if form.binary is ALL and not form.classification:
-            # Raw tensors are sent as they are in memory.
-            return is_light([array for array in response.outputs.values() if array.dtype.hasobject])
-        return is_light(response.outputs.values())
+        # Raw tensors without texts are sent as they are in memory.
+        is_raw = form.binary is ALL and not form.classification
+        return is_light(response.outputs.values(), is_raw)
 
     def _prepare(self, key: tuple[object, ...], response: InferResponse) -> _Template:
         head = _head(response)
@@ -86,12 +85,22 @@ class HttpAnswerEncoder:
         return self._templates.remember(key, _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES))
 
 
-def is_light(arrays: Iterable[Array]) -> bool:
-    """True if writing ``arrays`` as JSON takes the event loop less time than a change of threads."""
+def is_light(arrays: Iterable[Array], is_raw: bool = False) -> bool:
+    """True if writing ``arrays`` as JSON takes the event loop less time than a change of threads; ``is_raw``: only texts count."""
     size = 0
     for array in arrays:
-        size += array.nbytes
+        if array.dtype.hasobject:
+            size += array.nbytes if array.nbytes > INLINE_BYTES else weight(array)
+        elif not is_raw:
+            size += array.nbytes
     return size <= INLINE_BYTES
+
+
+def weight(array: Array) -> int:
+    """Bytes that ``array`` takes in memory, with its texts."""
+    if not array.dtype.hasobject:
+        return array.nbytes
+    return array.nbytes + sum([len(one) for one in array.ravel().tolist() if isinstance(one, bytes | str)])
 
 
 def encode_error(message: str) -> bytes:
