@@ -128,6 +128,20 @@ def dependency(payload: bytes, flags: int = 0) -> int:
     return int.from_bytes(payload[start : start + 4]) & MAX_STREAM_ID
 
 
+def parse_window_update(payload: bytes) -> int:
+    """The increment of a WINDOW_UPDATE frame. Raises ConnectionFault."""
+    check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, f"a WINDOW_UPDATE of {len(payload)} bytes")
+    increment: int = UINT32.unpack(payload)[0]
+    return increment & MAX_WINDOW
+
+
+def priority_fault(stream_id: int, payload: bytes) -> ErrorCode | None:
+    """The error of a PRIORITY frame for ``stream_id``; None if it has none."""
+    if len(payload) != 5:
+        return ErrorCode.FRAME_SIZE_ERROR
+    return ErrorCode.PROTOCOL_ERROR if dependency(payload) == stream_id else None
+
+
 def parse_settings(payload: bytes) -> list[tuple[int, int]]:
     """Identifiers and values of SETTINGS, all of them allowed ones or unknown. Raises ConnectionFault."""
     check(len(payload) % SETTING.size == 0, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken length")

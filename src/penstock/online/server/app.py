@@ -148,14 +148,13 @@ def build(
         Models(repository.find, dataplane.call),
         limiter=RateLimiter(resources) if config.rate_limit != "off" else None,
     )
-    is_explicit = config.model_control_mode == "explicit"
     manager = Manager(
         repository,
         assembler,
         layout,
         _load_options(config),
         preloaded,
-        is_explicit=is_explicit,
+        is_explicit=config.model_control_mode == "explicit",
         # With a keys file the access table lets only clients with ``admin`` load.
         takes_files=config.allow_model_upload or access.enabled,
     )

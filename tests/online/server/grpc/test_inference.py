@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,8 @@ from penstock.testing import DOUBLER
 
 
 class Lease:
+    placements: Mapping[str, Any] = {}
+
     def __init__(self) -> None:
         self.releases = 0
 

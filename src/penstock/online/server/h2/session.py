@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Protocol
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, ResourceExhausted
@@ -18,6 +17,7 @@ from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.guard import CALL, FloodGuard
 from penstock.online.server.h2.headers import RESPONSE, TABLE_SIZE_ZERO, CallHead, HeaderReader, trailers
 from penstock.online.server.h2.outbox import Outbox
+from penstock.online.server.h2.owner import Owner
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.unread import Unread
 from penstock.protocol import h2_frames as h2
@@ -41,19 +41,6 @@ _STREAMS_A_UNIT = 8
 _STREAMS_A_FRAME = 64
 
 
-class Owner(Protocol):
-    """The connection, as its session uses it."""
-
-    def hang_up_later(self) -> None:
-        """Called when the last stream has ended and no new ones are accepted."""
-
-    def continue_later(self) -> None:
-        """Give the session further units, and call ``go_on``, in a later iteration of the event loop."""
-
-    def fail_later(self, fault: ConnectionFault) -> None:
-        """End the connection after the running callback."""
-
-
 class H2Session:
     """Handles the frames of one client, and is the ``Carrier`` of its streams. Belongs to the event loop.
 
@@ -61,29 +48,10 @@ class H2Session:
     """
 
     __slots__ = (
-        "_allowance",
-        "_budget",
-        "_clock",
-        "_closed",
-        "_head_bytes",
-        "_headers",
-        "_held",
-        "_initial_window",
-        "_lone",
-        "_max_message_bytes",
-        "_max_streams",
-        "_owner",
-        "_waiting",
-        "ending",
-        "guard",
-        "last_id",
-        "max_unsent_bytes",
-        "outbox",
-        "ready",
-        "streams",
-        "units",
-        "unread",
-    )
+        "_allowance", "_budget", "_clock", "_closed", "_head_bytes", "_headers", "_held", "_initial_window",
+        "_lone", "_max_message_bytes", "_max_streams", "_owner", "_waiting", "ending", "guard", "last_id",
+        "max_unsent_bytes", "outbox", "ready", "streams", "units", "unread",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -456,10 +424,7 @@ class H2Session:
 
     def _on_priority(self, stream_id: int, payload: bytes) -> None:
         h2.check(stream_id != 0, ErrorCode.PROTOCOL_ERROR, "a PRIORITY on stream 0")
-        code = ErrorCode.FRAME_SIZE_ERROR if len(payload) != 5 else None
-        if code is None and h2.dependency(payload) == stream_id:
-            code = ErrorCode.PROTOCOL_ERROR
-        if code is not None:
+        if (code := h2.priority_fault(stream_id, payload)) is not None:
             # An idle stream cannot be reset.
             h2.check(stream_id <= self.last_id, code, "a faulty PRIORITY on an idle stream")
             raise StreamFault(stream_id, code)
@@ -477,8 +442,7 @@ class H2Session:
         self._look_whether_empty()
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
-        h2.check(len(payload) == 4, ErrorCode.FRAME_SIZE_ERROR, f"a WINDOW_UPDATE of {len(payload)} bytes")
-        increment = h2.UINT32.unpack(payload)[0] & h2.MAX_WINDOW
+        increment = h2.parse_window_update(payload)
         if stream_id == 0:
             h2.check(increment > 0, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
             window = self.outbox.window + increment
@@ -499,8 +463,8 @@ class H2Session:
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+        h2.check(not (payload and flags & h2.ACK), ErrorCode.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
         if flags & h2.ACK:
-            h2.check(not payload, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS ACK with a payload")
             return
         h2.check(len(payload) <= _MAX_SETTINGS * h2.SETTING.size, ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
         values = dict(h2.parse_settings(payload))  # of repeated ones the last counts
