@@ -45,7 +45,7 @@ class TestIntermediateRepresentation(EngineConformance):
 def test_an_ir_needs_its_weights_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "m.xml"
     path.write_bytes(openvino_models.linear().data)
-    with pytest.raises(InvalidModel, match=r"'m\.bin' is missing.*put it beside the model"):
+    with pytest.raises(InvalidModel, match=r"'m\.bin' is missing.*put it in the model's folder"):
         OpenVinoEngine().load(Artifact.from_file(path), {})
 
 

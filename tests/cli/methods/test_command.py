@@ -59,7 +59,7 @@ def bad_files(folder: Path) -> None:
         (("linear.onnx", "--evaluate", "named.npz"), 2, "no array for input(s) ['x']"),
         (("linear.onnx", "--evaluate", "shaped.npz"), 2, "has shape"),
         (("linear.onnx", "--evaluate", "typed.npz"), 2, "the data is float64"),
-        (("linear.onnx", "--evaluate", "nan.npz"), 2, "holds NaN or infinity"),
+        (("linear.onnx", "--evaluate", "nan.npz"), 2, "contains NaN or infinity"),
         (("linear.onnx", "--evaluate", "empty.npz"), 2, "has no samples"),
         (("linear.onnx", "--evaluate", "classes.npz"), 2, "on samples of 'classes.npz'"),
         (("linear.onnx", "-o", "linear.onnx"), 2, "would overwrite"),

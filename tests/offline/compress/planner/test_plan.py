@@ -178,11 +178,11 @@ def test_out_of_time(original: Artifact, data: Dataset, tmp_path: Path) -> None:
         ("original", "better", "kept"),
     ]
     assert found.attempts[1].reason == "out of time: 60% of the budget of 100 s is spent"
-    assert "1 step(s) of the plan were not tried, because the time was over" in found.notes[-1]
+    assert "1 step(s) of the plan were not tried, because the budget was used up" in found.notes[-1]
     more = PlanOptions(contract=Contract(0.2), target="size", budget_s=1000, epochs=1)
     again = plan(original, data, more, route=route, clock=clock, folder=tmp_path)
     assert [name for _, name, outcome in told(again) if outcome == "kept"] == ["slow", "better", "best", "better"]
-    assert not any("the time was over" in note for note in again.notes)
+    assert not any("the budget was used up" in note for note in again.notes)
 
 
 def test_a_step_that_takes_far_too_long_is_broken_off_and_goes_on(
